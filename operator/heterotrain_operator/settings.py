@@ -77,6 +77,10 @@ class Settings:
         default="",
         metadata=_about("Shares of namespaces in nodes that jobs compete for, as NAMESPACE=WEIGHT,…; others have 1."),
     )
+    network_policy: bool = field(
+        default=False,
+        metadata=_about("Give each job a NetworkPolicy: only its own workers reach its workers, others their metrics."),
+    )
     health_port: int = field(default=8080, metadata=_about("Port of the health probes."))
     metrics_port: int = field(default=9090, metadata=_about("Port of the operator's own metrics."))
     metrics_tls_dir: Path | None = field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import json
 from collections.abc import Callable
@@ -37,7 +38,7 @@ from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.handlers import register
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Unavailable
 from heterotrain_operator.settings import Settings
-from support.fake_cluster import FakeCluster, a_running_job, job_body, node_body, pool
+from support.fake_cluster import JOB_UID, FakeCluster, a_running_job, job_body, node_body, pool
 from support.fakes import FakeKube
 
 KEY = JobKey("ns", "job")
@@ -72,6 +73,7 @@ async def test_objects_that_pods_need_are_written_before_them_and_the_status_aft
         ("apply", "services"),
         ("apply", "poddisruptionbudgets"),
         ("create", "configmaps"),
+        ("create", "secrets"),
         ("create", "pods"),
         ("create", "pods"),
         ("create", "pods"),
@@ -91,7 +93,7 @@ async def test_the_operator_s_own_writes_count_before_their_watch_events() -> No
     assert len(kube.writes) == 1
 
 
-@pytest.mark.parametrize("crash_after", range(8))
+@pytest.mark.parametrize("crash_after", range(9))
 async def test_the_next_operator_recovers_from_a_crash_after_any_write(crash_after: int) -> None:
     kube = FakeKube()
 
@@ -103,7 +105,7 @@ async def test_the_next_operator_recovers_from_a_crash_after_any_write(crash_aft
             raise Crash
 
     kube.fail = fail
-    with pytest.raises(Crash) if crash_after < 7 else nullcontext():
+    with pytest.raises(Crash) if crash_after < 8 else nullcontext():
         await an_app(kube).reconciler.run_once(KEY)
     kube.fail = lambda *_: None
     successor = without_competition(kube, status_interval_s=0.0)
@@ -114,6 +116,68 @@ async def test_the_next_operator_recovers_from_a_crash_after_any_write(crash_aft
         await successor.reconciler.run_once(KEY)
     assert sorted(name for plural, _, name in kube.objects if plural == "pods") == ["job-w0", "job-w1", "job-w2"]
     assert ("configmaps", "ns", "job-plan") in kube.objects
+
+
+async def test_a_job_has_one_secret_for_its_whole_life() -> None:
+    """A second operator finds it and leaves it alone; nothing else shows its value."""
+    kube = FakeKube()
+    await an_app(kube).reconciler.run_once(KEY)
+    made = copy.deepcopy(kube.objects["secrets", "ns", "job-secret"])
+    assert made["immutable"]
+    assert len(base64.b64decode(made["data"][keys.SECRET_KEY])) == keys.SECRET_BYTES
+    assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == [JOB_UID]
+    for name in ("job-w0", "job-w1", "job-w2"):
+        del kube.objects["pods", "ns", name]
+    successor = an_app(kube)
+    await relist(kube, successor.store)
+    await successor.reconciler.run_once(KEY)
+    assert ("pods", "ns", "job-w0") in kube.objects
+    assert kube.objects["secrets", "ns", "job-secret"] == made
+    others = [body for (plural, _, _), body in kube.objects.items() if plural != "secrets"]
+    assert made["data"][keys.SECRET_KEY] not in json.dumps(others)
+
+
+async def test_a_secret_of_somebody_else_is_neither_used_nor_changed() -> None:
+    """Whoever made it knows its value: no worker starts with it, and the status says what to do."""
+    kube = FakeKube()
+    foreign = {"metadata": {"name": "job-secret", "namespace": "ns", "uid": "x"}, "data": {keys.SECRET_KEY: "AAAA"}}
+    kube.objects["secrets", "ns", "job-secret"] = copy.deepcopy(foreign)
+    app = an_app(kube)
+    for _ in range(2):
+        await app.reconciler.run_once(KEY)
+    assert kube.objects["secrets", "ns", "job-secret"] == foreign
+    assert not [name for plural, _, name in kube.objects if plural == "pods"]
+    status = json.dumps(kube.objects["heterotrainjobs", "ns", "job"]["status"])
+    assert "a Secret named job-secret exists and does not belong to this job" in status
+
+
+async def test_without_the_right_to_make_secrets_no_worker_starts() -> None:
+    """With a chart that is older than the operator, the status tells the refusal."""
+    kube = FakeKube()
+    kube.fail = failing("create", "secrets", Rejected("secrets is forbidden", status_code=403))
+    app = an_app(kube)
+    for _ in range(2):
+        await app.reconciler.run_once(KEY)
+    assert not [name for plural, _, name in kube.objects if plural == "pods"]
+    assert "secrets is forbidden" in json.dumps(kube.objects["heterotrainjobs", "ns", "job"]["status"])
+
+
+async def test_each_job_gets_a_network_policy_where_that_is_switched_on() -> None:
+    """Its own workers reach all its ports, everybody the metrics; a policy of somebody else's is left alone."""
+    kube = FakeKube()
+    app = an_app(kube)
+    app.actor._network_policy = True
+    await app.reconciler.run_once(KEY)
+    spec = kube.objects["networkpolicies", "ns", "job-workers"]["spec"]
+    workers = {"matchLabels": {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: "job"}}
+    assert spec == {
+        "podSelector": workers,
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": workers}]},
+            {"ports": [{"protocol": "TCP", "port": 9400, "endPort": 9415}]},
+        ],
+    }
 
 
 async def test_the_status_counts_a_failed_worker_before_its_pod_is_removed() -> None:

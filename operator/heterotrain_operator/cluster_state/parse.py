@@ -147,6 +147,10 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         disruption=_disruption(conditions, status),
         requests=pod_requests(spec),
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
+        has_secret=not any(
+            volume.get("name") == keys.CONTAINER_PLAN_VOLUME and "projected" not in volume
+            for volume in spec.get("volumes") or ()
+        ),
         fatal_probes=_fatal_probes(spec, annotations),
         image=_image(spec, annotations),
     )

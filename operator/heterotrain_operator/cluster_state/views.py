@@ -81,6 +81,7 @@ class PodView:
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
         plan_version: version of the plan in the pod's annotation.
         requests: resources that the scheduler reserves for the pod.
+        has_secret: whether the job's secret is mounted in it; pods of older operators have none.
         fatal_probes: probes whose failure makes the kubelet end the training container.
     """
 
@@ -115,6 +116,7 @@ class PodView:
     disruption: str = ""
     requests: Mapping[str, float] = field(default_factory=dict)
     plan_version: str = ""
+    has_secret: bool = True
     fatal_probes: tuple[str, ...] = ()
 
     @property

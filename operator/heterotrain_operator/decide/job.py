@@ -72,6 +72,7 @@ class Decision:
         plan: ConfigMap to write: a replacement for its ``resourceVersion`` or, without one, only if there is none yet.
         plan_version: version that the pods in ``touch`` have to name.
         touch: pods whose annotation gets ``plan_version``, so that the kubelet refreshes their mounted plan at once.
+        secret: whether ``create`` needs the job's Secret.
         create: pods to create.
         status: status to write; ``None`` leaves it as it is.
         remove: pods to delete, only after the status is written, because their ends are counted there.
@@ -86,6 +87,7 @@ class Decision:
     plan: dict[str, Any] | None = None
     plan_version: str = ""
     touch: tuple[PodView, ...] = ()
+    secret: bool = False
     create: tuple[dict[str, Any], ...] = ()
     status: HeteroTrainJobStatus | None = None
     remove: tuple[PodView, ...] = ()
@@ -138,6 +140,7 @@ class _ActivePass:
         planned: their shares and the plan to write.
         replicas: workers that should exist.
         create: manifests of the pods to create now.
+        with_secret: whether they mount the job's Secret.
         delay_s: seconds for which no pod may be created because workers failed or were killed.
     """
 
@@ -146,6 +149,7 @@ class _ActivePass:
     planned: _Planned
     replicas: ReplicaDecision
     create: tuple[dict[str, Any], ...]
+    with_secret: bool
     delay_s: float
 
 
@@ -198,8 +202,10 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
         creating = creating[:1]  # a single pod shows whether the quota or the policy still refuses
     indices = next_indices(inputs.pods, len(creating), taken=inputs.taken_indices)
     version = version_text(plan) if plan else ""
+    # Ranks with a secret and ranks without one refuse each other: a job that an older operator began goes on without.
+    with_secret = all(worker.pod.has_secret for worker in workers if not worker.ended)
     create = tuple(
-        build_pod(job, pool, index, plan_version=version, avoid=avoid.get(pool.name, ()))
+        build_pod(job, pool, index, plan_version=version, avoid=avoid.get(pool.name, ()), with_secret=with_secret)
         for pool, index in zip(creating, indices, strict=True)
     )
 
@@ -214,6 +220,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
             planned=planned,
             replicas=replicas,
             create=create,
+            with_secret=with_secret,
             delay_s=delay_s,
         ),
         faults,
@@ -332,6 +339,7 @@ def _build_active(
         plan=decided.planned.body,
         plan_version=version,
         touch=_pods_to_touch(derived.workers, plan),
+        secret=decided.with_secret and bool(decided.create),
         create=decided.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_objec
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.job import Decision
+from heterotrain_operator.decide.objects.objects import build_network_policy, build_secret
 from heterotrain_operator.decide.status.events import workers_created
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
@@ -32,7 +34,7 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.kube.errors import Conflict, NotFound, Rejected
 from heterotrain_operator.kube.merge_patch import merge_patch
-from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS
+from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS, SECRETS
 from heterotrain_operator.kube.verbs import Kube
 
 # These fields of the status change with every step: they alone are written at most every ``status_interval_s``.
@@ -57,6 +59,7 @@ class Actor:
 
     Args:
         status_interval_s: least seconds between two status updates that only bring new numbers.
+        network_policy: whether each job gets a NetworkPolicy.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Actor:
         *,
         clocks: Clocks,
         status_interval_s: float,
+        network_policy: bool = False,
     ) -> None:
         self._kube = kube
         self._store = store
@@ -75,6 +79,7 @@ class Actor:
         self._metrics = metrics
         self._clocks = clocks
         self._status_interval_s = status_interval_s
+        self._network_policy = network_policy
         self._undeclared: frozenset[str] = frozenset()
         """Fields of the status that the API server's definition of jobs lacks."""
 
@@ -91,7 +96,9 @@ class Actor:
         created: list[str] = []
         before = {step: refusal.message for step, refusal in memory.refusals.items()}
         # 1. Write what the pods need.
-        await self._try("objects", memory, [partial(self._apply, job, body, memory) for body in decision.apply])
+        policy = [build_network_policy(job)] if self._network_policy and decision.apply else []
+        bodies = [*decision.apply, *policy]
+        await self._try("objects", memory, [partial(self._apply, job, body, memory) for body in bodies])
         # 2. Write the plan, and patch the pods so that their kubelets deliver it.
         if decision.plan is not None:
             if not await self._try("plan", memory, [partial(self._write_plan, job, decision.plan)]):
@@ -103,8 +110,11 @@ class Actor:
         )
         if touched and decision.plan is not None:
             self._metrics.plan_delivery_seconds.observe(self._clocks.monotonic() - started_s)
-        # 3. Create pods; a refusal stands until the next attempt.
-        if decision.create:
+        # 3. Create pods, which mount the job's secret; a refusal stands until the next attempt.
+        secret = not decision.secret or await self._try("secret", memory, [partial(self._make_secret, job, memory)])
+        if decision.create and not secret:
+            pass  # its refusal is in the status
+        elif decision.create:
             creations = [partial(self._create, job, pod, memory, created) for pod in decision.create]
             await self._try("pods", memory, creations, first_batch=FIRST_BATCH)
         elif memory.may_try("pods", now_s=started_s) or not decision.apply:  # the job wants no pods
@@ -169,6 +179,26 @@ class Actor:
                 raise _name_in_use(body)
             await self._kube.apply(resource, body)  # overwrite edits of the operator's fields
         memory.applied[body["kind"]] = digest
+
+    async def _make_secret(self, job: JobView, memory: JobMemory) -> None:
+        """Create the job's Secret unless it has one. Its value is never read, written again or logged.
+
+        Raises:
+            Conflict: it belongs to a deleted job of the same name, so it will be deleted soon.
+            Rejected: a Secret of that name does not belong to the job.
+        """
+        if "Secret" in memory.applied:
+            return
+        body = build_secret(job, secrets.token_bytes(keys.SECRET_BYTES))
+        try:
+            await self._kube.create(SECRETS, body)
+        except Conflict:
+            found = await self._kube.get(SECRETS, body["metadata"]["namespace"], body["metadata"]["name"])
+            if _left_by_predecessor(job, found):
+                raise Conflict(f"{body['metadata']['name']} belongs to a deleted job of the same name") from None
+            if not _controls(job, found):
+                raise _name_in_use(body) from None
+        memory.applied[body["kind"]] = body["metadata"]["name"]
 
     async def _write_plan(self, job: JobView, body: dict[str, Any]) -> None:
         if "resourceVersion" in body["metadata"]:

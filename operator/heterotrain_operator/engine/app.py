@@ -75,6 +75,7 @@ class App:
             self.publisher,
             clocks=clocks,
             status_interval_s=settings.status_interval_s,
+            network_policy=settings.network_policy,
         )
         self.poller = Poller(prom, self.store, self.queue, self.metrics, settings.prometheus, clocks=clocks)
         self.allocator = Allocator(

@@ -1,7 +1,8 @@
-"""The job's objects other than pods: headless Service, PodDisruptionBudget and the plan's ConfigMap."""
+"""The job's objects other than pods: Service, PodDisruptionBudget, NetworkPolicy, Secret and the plan's ConfigMap."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.pools import CapacityType
+from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS
 from heterotrain_operator.cluster_state.views import Departed, JobView, ValidJob
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -96,6 +98,41 @@ def build_disruption_budget(job: ValidJob, workers: Iterable[Worker]) -> dict[st
                 }
             },
         },
+    }
+
+
+def build_network_policy(job: JobView) -> dict[str, Any]:
+    """Return the policy that lets only the job's own workers reach its workers, and anybody the metrics ports.
+
+    Policies add up: a user who needs further ports opens them by a policy of his own. The address of Prometheus is not
+    known here, so the metrics ports are open to all. The kubelet's probes use the first of them.
+    """
+    workers = {"matchLabels": {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: job.key.name}}
+    last = keys.METRICS_PORT + MAX_NUM_PROC_PER_WORKER - 1
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job, keys.network_policy_name(job.key.name)),
+        "spec": {
+            "podSelector": workers,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": workers}]},
+                {"ports": [{"protocol": "TCP", "port": keys.METRICS_PORT, "endPort": last}]},
+            ],
+        },
+    }
+
+
+def build_secret(job: JobView, value: bytes) -> dict[str, Any]:
+    """Return the Secret by which the job's workers know each other; it cannot be changed once it exists."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, keys.secret_name(job.key.name)),
+        "type": "Opaque",
+        "immutable": True,
+        "data": {keys.SECRET_KEY: base64.b64encode(value).decode()},
     }
 
 

@@ -149,7 +149,13 @@ def selector_keys(job: JobView) -> frozenset[str]:
 
 
 def build_pod(
-    job: ValidJob, pool: WorkerPool, index: int, *, plan_version: str, avoid: Sequence[str] = ()
+    job: ValidJob,
+    pool: WorkerPool,
+    index: int,
+    *,
+    plan_version: str,
+    avoid: Sequence[str] = (),
+    with_secret: bool = True,
 ) -> dict[str, Any]:
     """Return the manifest of a worker's pod.
 
@@ -159,6 +165,7 @@ def build_pod(
         index: the worker's number.
         plan_version: version of the newest plan.
         avoid: names of nodes that it must not be placed on.
+        with_secret: whether it gets the job's secret.
     """
     template = copy.deepcopy(dict(job.template))
     metadata, spec = template.get("metadata") or {}, template["spec"]
@@ -178,7 +185,10 @@ def build_pod(
         spec["affinity"] = _avoiding(spec.get("affinity") or {}, avoid)
     main = _container(spec, main_name)
     main["resources"] = _resources(main, pool)
-    main["env"] = [*_environment(job, ranks=ranks, grace_s=grace_s, main=main), *(main.get("env") or [])]
+    own = _environment(job, ranks=ranks, grace_s=grace_s, main=main)
+    if with_secret:
+        own.append({"name": env.SECRET_DIR, "value": env.DEFAULT_PLAN_DIR})
+    main["env"] = [*own, *(main.get("env") or [])]
     main["ports"] = [
         *(main.get("ports") or []),
         *(
@@ -199,7 +209,7 @@ def build_pod(
     }
     mounts = main["volumeMounts"] = [*(main.get("volumeMounts") or [])]
     volumes = spec["volumes"] = [*(spec.get("volumes") or [])]
-    volumes.append({"name": keys.CONTAINER_PLAN_VOLUME, "configMap": {"name": keys.plan_name(job.key.name)}})
+    volumes.append({"name": keys.CONTAINER_PLAN_VOLUME, **_plan_and_secret(job, with_secret=with_secret)})
     mounts.append({"name": keys.CONTAINER_PLAN_VOLUME, "mountPath": env.DEFAULT_PLAN_DIR, "readOnly": True})
     if all(mount.get("mountPath") != _SHM_PATH for mount in mounts):
         volumes.append({"name": keys.CONTAINER_SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
@@ -239,6 +249,16 @@ def _avoiding(affinity: Mapping[str, Any], avoid: Sequence[str]) -> dict[str, An
     own: Sequence[Mapping[str, Any]] = required.get("nodeSelectorTerms") or ({},)
     terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *excluded]} for term in own]
     return {**affinity, "nodeAffinity": {**node, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
+
+
+def _plan_and_secret(job: JobView, *, with_secret: bool) -> dict[str, Any]:
+    """Return the source of the volume with the plan, and with the job's secret beside it."""
+    plan = {"name": keys.plan_name(job.key.name)}
+    if not with_secret:
+        return {"configMap": plan}
+    key = {"key": keys.SECRET_KEY, "path": keys.SECRET_KEY}
+    secret = {"name": keys.secret_name(job.key.name), "items": [key]}
+    return {"projected": {"sources": [{"configMap": plan}, {"secret": secret}]}}
 
 
 def _container(spec: Mapping[str, Any], name: str) -> dict[str, Any]:

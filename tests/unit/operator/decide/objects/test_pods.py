@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import decode_config
-from heterotrain_operator.cluster_state.parse import parse_job
+from heterotrain_operator.cluster_state.parse import parse_job, parse_pod
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.objects.pods import build_pod, num_proc_per_worker, template_problem
 from support import pod_security
@@ -99,7 +99,7 @@ def test_the_user_s_environment_comes_after_the_operator_s() -> None:
     assert entries[-1] == {"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}
     names = [entry["name"] for entry in entries]
     defined = {value for value in vars(env).values() if isinstance(value, str) and value.startswith(env.PREFIX)}
-    set_elsewhere = {env.PREFIX, env.LOCAL_RANK, env.RUNTIME, *env.USER_SETTABLE}
+    set_elsewhere = {env.PREFIX, env.SECRET, env.LOCAL_RANK, env.RUNTIME, *env.USER_SETTABLE}
     assert defined - set_elsewhere == {name for name in names if name.startswith(env.PREFIX)}
     assert len(names) == len(set(names))
 
@@ -139,9 +139,24 @@ def test_a_folder_for_the_plan_and_memory_for_shm() -> None:
     pod = built()
     mounts = {each["mountPath"]: each["name"] for each in main_of(pod)["volumeMounts"]}
     volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
-    assert volumes[mounts[env.DEFAULT_PLAN_DIR]]["configMap"] == {"name": "job-plan"}
+    plan, secret = volumes[mounts[env.DEFAULT_PLAN_DIR]]["projected"]["sources"]
+    assert plan == {"configMap": {"name": "job-plan"}}
+    assert secret == {"secret": {"name": "job-secret", "items": [{"key": "key", "path": "key"}]}}
     assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
     assert all("subPath" not in each for each in main_of(pod)["volumeMounts"]), "a subPath is never refreshed"
+
+
+def test_a_job_that_began_without_a_secret_goes_on_without() -> None:
+    """A pod without it is as an older operator makes it, and is recognised as such."""
+    job = parse_job(job_body(pool("a")))
+    assert isinstance(job, ValidJob)
+    old = build_pod(job, job.spec.worker_pools[0], 3, plan_version="", with_secret=False)
+    assert {"name": keys.CONTAINER_PLAN_VOLUME, "configMap": {"name": "job-plan"}} in old["spec"]["volumes"]
+    assert all(each["name"] != env.SECRET_DIR for each in main_of(old)["env"])
+    for pod, expected in ((old, False), (built(), True)):
+        view = parse_pod({**pod, "metadata": {**pod["metadata"], "uid": "u", "resourceVersion": "1"}})
+        assert view is not None
+        assert view.has_secret is expected
 
 
 def test_the_user_s_own_shm_mount_stays() -> None:
