@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode, read_config, read_identity
-from heterotrain_core.contract import env
+from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 
 POD = {
@@ -59,3 +61,26 @@ def test_configuration() -> None:
     assert read_config({}) is None
     with pytest.raises(UsageError, match="unknown fields"):
         read_config({env.CONFIG: '{"future": 1}'})
+
+
+def test_the_mounted_secret_is_read_and_not_shown(tmp_path: Path) -> None:
+    """Without the variable, as with an older operator, there is none; a damaged one is refused."""
+    assert read_identity(POD).secret == b""
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_identity(POD | {env.SECRET_DIR: str(tmp_path)})
+    (tmp_path / keys.SECRET_KEY).write_bytes(b"short")
+    with pytest.raises(UsageError, match="5 bytes instead of 32"):
+        read_identity(POD | {env.SECRET_DIR: str(tmp_path)})
+    (tmp_path / keys.SECRET_KEY).write_bytes(b"q" * 32)
+    found = read_identity(POD | {env.SECRET_DIR: str(tmp_path)})
+    assert found.secret == b"q" * 32
+    assert "qqq" not in repr(found)
+
+
+def test_a_secret_given_to_torchrun_is_not_too_short() -> None:
+    """It becomes a key; without one, the ranks draw one."""
+    given = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert read_identity(given).secret == b""
+    assert len(read_identity(given | {env.SECRET: "sixteen letters!"}).secret) == 32
+    with pytest.raises(UsageError, match="at least 16"):
+        read_identity(given | {env.SECRET: "hunter2"})
