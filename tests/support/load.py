@@ -12,6 +12,7 @@ from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.quantity import pod_requests
 from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.kube.resources import JOBS, PODS, Resource
 from heterotrain_operator.settings import Settings
 from lab.scale.workload import Size, job, nodes
@@ -44,17 +45,20 @@ class EchoKube(FakeKube):
 class LoadTest:
     """A busy cluster: jobs that together want more than its capacity, up to their ready workers."""
 
-    def __init__(self, size: Size, *, more_nodes: int = 0, unschedulable: bool = False) -> None:
+    def __init__(
+        self, size: Size, *, more_nodes: int = 0, unschedulable: bool = False, clocks: Clocks | None = None
+    ) -> None:
         """Make the cluster.
 
         Args:
             size: of the workload.
             more_nodes: nodes that no pool selects.
             unschedulable: whether the scheduler reports pods for which there is no node.
+            clocks: of the operator.
         """
         self._reports_unschedulable = unschedulable
         self.kube = EchoKube()
-        self.app = App(self.kube, Settings(leader_election=False, gather_s=0.0, status_interval_s=0.0))
+        self.app = App(self.kube, Settings(leader_election=False, gather_s=0.0, status_interval_s=0.0), clocks=clocks)
         self.passes = 0
         self.events = 0
         self._free: dict[str, int] = {}

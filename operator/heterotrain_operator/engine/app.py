@@ -30,6 +30,7 @@ from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.allocator import Allocator, wait_at_most
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.layout_planner import LayoutPlanner
+from heterotrain_operator.engine.loop_delay import watch_delay
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.publisher import Publisher
@@ -245,6 +246,7 @@ class App:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._observe(), name="observe")
+                tasks.create_task(watch_delay(self.metrics.loop_delay_seconds.observe), name="loop-delay")
                 tasks.create_task(self._list_foreign_pods(), name="foreign-pods")
                 tasks.create_task(_every(RELEASE_S, self._release_nodes), name="held-nodes")
                 await self._synced.wait()

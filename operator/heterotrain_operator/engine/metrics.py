@@ -53,6 +53,12 @@ class OperatorMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.loop_delay_seconds = Histogram(
+            "heterotrain_operator_event_loop_delay_seconds",
+            "Seconds by which the event loop, which serves all jobs, runs what is due late.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self.decision_seconds = Histogram(
             "heterotrain_operator_decision_duration_seconds",
             "Seconds of the decision within a pass.",

@@ -45,6 +45,8 @@ PLANNING_PART = 20
 """New telemetry may keep the processor busy with new shares for one part in this many, however large the job."""
 FAULT_RETRY_S = 60.0
 """Seconds until a part of a pass that failed by a bug is computed again, if nothing changes before."""
+EARLY_S = 0.001
+"""A timer may fire this much too early: then the pass does its work, instead of asking for another one."""
 ACCEPTED_S = 300.0
 """Seconds for which the answer to a dry run holds for pods of other jobs that are the same otherwise."""
 _FORBIDDEN = 403
@@ -258,9 +260,9 @@ class Reconciler:
         telemetry = self._sources.telemetry_of(job)
         news = memory.planned_for != (job.generation, telemetry.sequence)
         due_s = max(memory.planning_due_s, started_s + memory.revisions.wait_s(started_s))
-        if news and started_s >= due_s:
+        if news and started_s >= due_s - EARLY_S:
             due_s = self._planning_slot_s(job, telemetry, memory, now_s=started_s)
-        due = started_s >= due_s
+        due = started_s >= due_s - EARLY_S
         in_thread = fits_take_long(telemetry)
         nodes, used = self._store.nodes.all(), self._store.used
         if in_thread:  # the store may change meanwhile

@@ -1,7 +1,8 @@
 """``make bench-scale``: the operator with a thousand jobs and ten thousand pods, and the loss of its leader.
 
-Nodes and pods are simulated (KWOK). Everything else is real: etcd, API server, scheduler, controller manager, and two
-replicas of the operator with the chart's rights. The jobs together request more workers than the nodes can hold, so one
+Nodes and pods are simulated (KWOK), and so is the telemetry of every rank, from a stand-in for Prometheus. Everything
+else is real: etcd, API server, scheduler, controller manager, and two replicas of the operator with the chart's rights.
+The jobs together request more workers than the nodes can hold, so one
 allocation decides about all of them.
 """
 
@@ -29,7 +30,8 @@ from local_cluster import toolchain
 from local_cluster.bare import ControlPlane
 from local_cluster.process import Problem, say, wait_until
 
-from lab.scale.place import Replica, cpu_s, peak_mib, quantile, replica, running, wait_leads
+from lab.scale.exporters import SCRAPE_S
+from lab.scale.place import Replica, cpu_s, exporters, peak_mib, quantile, replica, running, wait_leads
 from lab.scale.workload import Size, job, nodes, teams
 
 PARALLEL_CREATES = 16
@@ -142,16 +144,28 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> 
     return rows
 
 
-def rest(leader: Replica, *, for_s: float = 20.0) -> list[Row]:
-    """Return the operator's cost without changes in the cluster."""
+def with_news(leader: Replica, size: Size, *, for_s: float = 60.0) -> list[Row]:
+    """Return the operator's cost while every job delivers telemetry every few seconds."""
     assert leader.process is not None  # noqa: S101  # it was started
-    time.sleep(for_s)  # until the delayed status updates are written
     before_s, before = cpu_s(leader.process.pid), leader.metrics()
     time.sleep(for_s)
-    name = 'heterotrain_operator_reconcile_total{result="ok"}'
-    passes = leader.metrics()[name] - before[name]
+    after = leader.metrics()
     used = (cpu_s(leader.process.pid) - before_s) / for_s
-    return [Row("operator at rest", f"{used:.1%} of a core, {passes / for_s:.1f} passes/s")]
+    since = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    reads = since['heterotrain_operator_telemetry_reads_total{result="ok"}'] / for_s
+    passes = sum(value for name, value in since.items() if name.startswith("heterotrain_operator_reconcile_total"))
+    delay = "heterotrain_operator_event_loop_delay_seconds"
+    return [
+        Row(f"telemetry of {size.jobs:,} jobs each {SCRAPE_S:.0f} s: the leader", f"{used:.0%} of a core", "≤ 100%"),
+        Row("… reads of a job's telemetry, passes", f"{reads:.0f} and {passes / for_s:.0f} a second"),
+        Row(
+            "… a pass over one job, p99",
+            seconds(quantile(since, "heterotrain_operator_reconcile_duration_seconds", 0.99)),
+            "≤ 1 s",
+        ),
+        Row("… event loop late by, p99", seconds(quantile(since, delay, 0.99)), "≤ 0.05 s"),
+        Row("… event loop late by, longest", longest(since, delay)),
+    ]
 
 
 def suspend(plane: ControlPlane, number: int) -> Callable[[], bool]:
@@ -250,14 +264,19 @@ def measure(plane: ControlPlane, size: Size, *, outage_s: float) -> Iterator[Row
 
     wait_until(ready, "nodes", timeout_s=120, every_s=1)
     say(f"    {sum(size.nodes.values()):,} nodes are ready")
-    first, second = replica(plane, "first"), replica(plane, "second")
+    with exporters(plane) as (url, _):
+        yield from with_operators(plane, size, url, outage_s=outage_s)
+
+
+def with_operators(plane: ControlPlane, size: Size, url: str, *, outage_s: float) -> Iterator[Row]:
+    """Yield what two replicas do: they fill the cluster, use its telemetry, and take over from each other."""
+    first, second = replica(plane, "first", url), replica(plane, "second", url)
     try:
         first.start()
         wait_leads(first)
         second.start()
         yield from fill(plane, size, first, second)
-        wait_idle(first)
-        yield from rest(first)
+        yield from with_news(first, size)
         yield crash(plane, first, 0)
         wait_idle(second)
         first.start()

@@ -26,11 +26,16 @@ ACCOUNT = "heterotrain-operator"
 
 @dataclass(slots=True)
 class Replica:
-    """One operator process: the real entry point, with the chart's rights and without Prometheus."""
+    """One operator process: the real entry point, with the chart's rights.
+
+    Attributes:
+        prometheus_url: where it reads telemetry.
+    """
 
     identity: str
     kubeconfig: Path
     log: Path
+    prometheus_url: str
     process: subprocess.Popen[bytes] | None = None
     metrics_port: int = 0
 
@@ -41,7 +46,7 @@ class Replica:
             sys.executable, "-m", "heterotrain_operator", "run",
             "--namespace", OPERATOR_NAMESPACE, "--identity", self.identity,
             "--kubeconfig", str(self.kubeconfig), "--listen", LOOPBACK, "--health-port", str(free_port()),
-            "--metrics-port", str(self.metrics_port),
+            "--metrics-port", str(self.metrics_port), "--prometheus-url", self.prometheus_url,
         ]  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -99,7 +104,24 @@ def running(folder: Path) -> Iterator[ControlPlane]:
         yield plane
 
 
-def replica(plane: ControlPlane, identity: str) -> Replica:
+@contextlib.contextmanager
+def exporters(plane: ControlPlane) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run the stand-in for Prometheus; yield its URL and its process."""
+    port = free_port()
+    command = [
+        sys.executable, "-m", "lab.scale.exporters", "--port", str(port),
+        "--kubectl", str(paths.programs() / "kubectl"), "--kubeconfig", str(plane.kubeconfig),
+    ]  # fmt: skip
+    with (plane.folder / "exporters.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        yield f"http://{LOOPBACK}:{port}", process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def replica(plane: ControlPlane, identity: str, prometheus_url: str) -> Replica:
     """Return an operator with a token of the chart's service account, not yet started."""
     token = plane.kubectl("create", "token", ACCOUNT, "--namespace", OPERATOR_NAMESPACE, "--duration=2h").strip()
     path = plane.folder / f"{identity}.kubeconfig"
@@ -107,7 +129,12 @@ def replica(plane: ControlPlane, identity: str) -> Replica:
     own = ["config", f"--kubeconfig={path}"]
     plane.kubectl(*own, "set-credentials", "operator", f"--token={token}")
     plane.kubectl(*own, "set-context", "--current", "--user=operator")
-    return Replica(identity=identity, kubeconfig=path, log=plane.folder / f"{identity}.log")
+    return Replica(
+        identity=identity,
+        kubeconfig=path,
+        log=plane.folder / f"{identity}.log",
+        prometheus_url=prometheus_url,
+    )
 
 
 def wait_leads(one: Replica, *, timeout_s: float = 60) -> float:

@@ -1,0 +1,86 @@
+"""Many jobs with telemetry, from the stand-in for Prometheus: queries are counted, and shares follow the speeds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import structlog
+from heterotrain_core.contract import keys
+from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.metrics import RECONCILE_RESULTS
+from heterotrain_operator.engine.poller import Poller
+from heterotrain_operator.prom.queries import Series, parse_answer
+from heterotrain_operator.settings import PrometheusSettings
+from lab.scale.exporters import SCRAPE_S, SPEEDS, StandIn
+from lab.scale.workload import Size
+from support.fake_cluster import NOW_S
+from support.load import LoadTest
+
+pytestmark = pytest.mark.looptime
+JOBS = 8
+SPAN_S = 30
+
+
+class Telemetry:
+    """The stand-in, without HTTP, in the loop's time."""
+
+    def __init__(self, load: LoadTest) -> None:
+        loop = asyncio.get_running_loop()
+        self._load = load
+        self.stand_in = StandIn(lambda: NOW_S + loop.time())
+        self.queries: Counter[str] = Counter()
+        for (plural, _, _), body in load.kube.objects.items():
+            if plural == "configmaps":
+                self.stand_in.take(body["data"][keys.PLAN_KEY])
+
+    async def query(self, promql: str) -> tuple[Series, ...]:
+        self.queries[promql.partition("(")[0].partition("{")[0] or "everything"] += 1
+        changes, self._load.kube.changes = self._load.kube.changes, []
+        for plural, body, _ in changes:
+            if plural == "configmaps":
+                self.stand_in.take(body["data"][keys.PLAN_KEY])
+        return parse_answer(json.dumps(self.stand_in.answer(promql)).encode())
+
+
+async def test_each_scrape_of_each_job_is_read_once_and_shares_follow_the_speeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def at_once(call: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    loop = asyncio.get_running_loop()
+    clocks = Clocks(loop.time, lambda: NOW_S + loop.time())
+    load = LoadTest(Size(jobs=JOBS, pods=10 * JOBS), clocks=clocks)
+    await load.settle()
+    telemetry, app = Telemetry(load), load.app
+    app.poller = Poller(telemetry, app.store, app.queue, app.metrics, PrometheusSettings(url="http://x"), clocks=clocks)
+    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
+    tasks = [asyncio.create_task(each) for each in (app.poller.run(), app.reconciler.work())]
+    await asyncio.sleep(SPAN_S)
+    for task in tasks:
+        task.cancel()
+    structlog.reset_defaults()
+    passes = sum(app.metrics.reconciles.labels(result=each)._value.get() for each in RECONCILE_RESULTS)
+    assert passes <= 4 * JOBS * SPAN_S / SCRAPE_S, "no job asks for passes again and again"
+    rounds, scrapes = telemetry.queries["sum by "], JOBS * SPAN_S / SCRAPE_S
+    assert rounds == pytest.approx(SPAN_S / PrometheusSettings().poll_s, abs=2), "one query a round, for all jobs"
+    for kind in ("timestamp", "everything"):
+        assert scrapes - JOBS <= telemetry.queries[kind] <= scrapes + 2 * JOBS, kind
+    pools = {name: speed.per_sample_s for name, speed in SPEEDS.items()}
+    compared = 0
+    for (plural, _, _), body in load.kube.objects.items():
+        if plural != "configmaps":
+            continue
+        plan = json.loads(body["data"][keys.PLAN_KEY])
+        by_pool = {member["pool"]: member["share_samples"] for member in plan["members"]}
+        if len(by_pool) > 1:
+            compared += 1
+            assert sorted(by_pool, key=by_pool.__getitem__) == sorted(by_pool, key=pools.__getitem__, reverse=True)
+    assert compared >= JOBS // 4
