@@ -19,6 +19,8 @@ def usable_bytes(device: torch.device, *, ranks: int, limits: Sequence[Path] = L
 
     On a CPU that is the container's limit, or the host's memory, divided among the ranks, without what this process
     uses already. Libraries that are mapped from files do not count: the kernel drops such pages when memory is short.
+    Half of the rest is left for copies of the state, which an accelerator has in the host's memory: the one from which
+    a checkpoint is written, and the parts that arrive when the model is cut differently.
 
     Args:
         device: of this rank.
@@ -34,7 +36,7 @@ def usable_bytes(device: torch.device, *, ranks: int, limits: Sequence[Path] = L
             whole = min(whole, int(path.read_text()))
         except (OSError, ValueError):  # there is none, or "max"
             continue
-    return max(1, whole * USABLE_PERCENT // 100 // ranks - _own_bytes())
+    return max(1, (whole * USABLE_PERCENT // 100 // ranks - _own_bytes()) // 2)
 
 
 def _own_bytes() -> int:

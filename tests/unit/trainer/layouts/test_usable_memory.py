@@ -18,8 +18,8 @@ def test_the_containers_limit_counts_and_is_divided_among_its_ranks(
     monkeypatch.setattr(usable_memory, "_own_bytes", lambda: 1000)
     limit = tmp_path / "memory.max"
     limit.write_text("100000\n")
-    assert usable_bytes(CPU, ranks=1, limits=[limit]) == 84_000
-    assert usable_bytes(CPU, ranks=2, limits=[tmp_path / "missing", limit]) == 41_500
+    assert usable_bytes(CPU, ranks=1, limits=[limit]) == 42_000
+    assert usable_bytes(CPU, ranks=2, limits=[tmp_path / "missing", limit]) == 20_750
 
 
 @pytest.mark.parametrize("text", ["max\n", "", "9" * 30])
