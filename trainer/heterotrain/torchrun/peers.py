@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 STATE_PATH = "/launcher"
 FINISHED_PATH = "/launcher/finished"
 _LONGEST_STATE = 32
+_TELLS = 3
 _MOST_QUESTIONS_AT_ONCE = 32
 _OK = 200
 
@@ -95,9 +96,12 @@ def absent(others: Sequence[Rank], *, timeout_s: float) -> tuple[str, ...]:
 def tell_finished(others: Sequence[Rank], *, timeout_s: float) -> None:
     """Tell the other launchers that the script has ended with exit code 0 here.
 
-    This launcher is about to end. Its silence must not look like the loss of a worker.
+    This launcher is about to end. Its silence must not look like the loss of a worker, so a busy one is told again.
     """
-    _asked(others, FINISHED_PATH, timeout_s)
+    left = list(others)
+    for _ in range(_TELLS):
+        answers = _asked(left, FINISHED_PATH, timeout_s)
+        left = [rank for rank, answer in zip(left, answers, strict=True) if not answer]
 
 
 def _asked(others: Sequence[Rank], path: str, timeout_s: float) -> list[bool]:

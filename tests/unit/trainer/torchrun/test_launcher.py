@@ -124,7 +124,7 @@ def test_a_failure_after_the_loss_of_another_worker_is_no_failure(make: Make) ->
 
 def test_a_failure_after_the_script_has_ended_elsewhere_is_the_script_s(make: Make) -> None:
     """The launcher of a worker that has finished is gone, too, but no plan will follow."""
-    job = make("say()\nif os.environ['RANK'] == '1':\n    wait_for('end')\n    sys.exit(1)")
+    job = make("say()\nif os.environ['RANK'] == '1':\n    wait_for('end')\n    sys.exit(1)\nwait_for('1of2')")
     job.start("a")
     job.start("b")
     job.plan("a", "b")
