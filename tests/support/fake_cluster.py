@@ -11,6 +11,8 @@ from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_outcome
+from heterotrain_core.layout.problem import Problem
+from heterotrain_core.layout.result import Cover, Infeasible
 from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.node_changes import NodeChanges
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_plan_object, parse_pod, rfc3339
@@ -80,6 +82,19 @@ def node_body(
     }
 
 
+def remembering_planner() -> CoverOf:
+    """Return a layout planner that answers at once, and the same question only once."""
+    known: dict[str, Cover | Infeasible] = {}
+
+    def cover_of(problem: Problem) -> Cover | Infeasible:
+        key = repr(problem)
+        if key not in known:
+            known[key] = solve(None, problem)[1]
+        return known[key]
+
+    return cover_of
+
+
 class FakeCluster:
     """A cluster in memory with one job: it carries decisions out like the API server and the kubelets.
 
@@ -99,7 +114,7 @@ class FakeCluster:
         self.blocked = ""
         self.grant = UNLIMITED
         self.replan = True
-        self.cover_of: CoverOf = lambda problem: solve(None, problem)[1]
+        self.cover_of: CoverOf = remembering_planner()
         self.foreign: dict[str, dict[str, float]] = {}
         self.deleted_job = False
         self.events: list[str] = []

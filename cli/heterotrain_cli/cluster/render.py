@@ -67,6 +67,8 @@ def summary(view: JobView) -> Table:
         table.add_row(name, number(value))
     table.add_row("speed", _speed(view))
     table.add_row("batch", _batch(view))
+    if status.plan.layout is not None:
+        table.add_row("layout", Text(status.plan.layout))
     table.add_row("workers", f"{status.ready} ready, {status.disruptions} disruptions, {status.restarts} failures")
     spent = cost(view)
     if spent is not None:

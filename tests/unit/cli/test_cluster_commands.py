@@ -57,7 +57,8 @@ def job(name: str = "digits", **status: Any) -> dict[str, Any]:
 RUNNING: dict[str, Any] = {
     "state": "Running", "reason": "5 of 5 workers train", "ready": "5/5", "epoch": 3, "step": 1200,
     "progress": "41%", "progressPercentage": 41, "samplesPerSecond": 652.0, "stepSeconds": 0.092, "loss": 0.31,
-    "efficiency": 0.62, "plan": {"efficiencyCeiling": 0.97}, "estimatedRemainingSeconds": 3700,
+    "efficiency": 0.62, "plan": {"efficiencyCeiling": 0.97, "layout": "1 member: [a100: units 0-17 | t4: 18-23]"},
+    "estimatedRemainingSeconds": 3700,
     "pricePerHour": "9.50", "globalBatchSize": 60, "disruptions": 1, "startTime": "2026-11-22T10:00:10Z",
     "lastCheckpoint": {"step": 1100, "time": "2026-11-22T11:58:00Z"},
     "conditions": [condition("SpeedsLearned", "True", "Learned"), condition("Accepted", "True", "Accepted")],
@@ -130,7 +131,8 @@ def test_describe_tells_why_a_job_is_slow(stub: ApiStub) -> None:
         "epoch 3 of 8, step 1,200", "652 samples/s, 0.092 s a step, efficiency 0.62 of 0.97 possible",
         "9.50 an hour, about 9.76 until the end", "the workers are only 62 % busy, where 97 % are possible",
         "2 workers, the slowest digits-w2 (80 samples/s): its computation takes the whole step",
-        "digits-w0 (500 samples/s): the gradient exchange", "worker digits-w2: its node is tainted", "PlanChanged",
+        "digits-w0 (500 samples/s): the gradient exchange", "layout 1 member: [a100: units 0-17 | t4: 18-23]",
+        "worker digits-w2: its node is tainted", "PlanChanged",
     ):  # fmt: skip
         assert part in text, part
     assert "every epoch is committed" not in text  # a worker that is done is no problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -316,3 +317,41 @@ def test_a_pipeline_s_speed_is_not_kept_as_that_of_a_worker() -> None:
     cluster = a_cluster(pool("a", maxReplicas=2), profiles=alike).start()
     assert plan_of(cluster).members[0].compute is not None
     assert cluster.status["internal"]["pools"] == [{"name": "a", "exhaustedTries": 0}]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_losses_and_returns_leave_a_sound_plan(seed: int) -> None:
+    """Each ready worker is in one member or a spare, the job settles, and it trains whenever a member can be formed."""
+    rng = random.Random(seed)  # noqa: S311  # reproducible
+    profiles = {
+        name: profile(name, units_that_fit=rng.choice((1.2, 2.3, 3.4, 6.5)), slowness=rng.uniform(0.5, 4))
+        for name in "abc"
+    }
+    pools = [pool(name, maxReplicas=rng.randint(1, 3), numProcPerWorker=rng.randint(1, 2)) for name in "abc"]
+    cluster = a_cluster(*pools, profiles=profiles).start()
+    for _ in range(6):
+        names = sorted(cluster.pods)
+        for name in rng.sample(names, rng.randint(0, min(2, len(names)))):
+            cluster.vanish(name)
+            if rng.random() < 0.5:
+                cluster.settle()
+        cluster.settle()
+        if rng.random() < 0.7:
+            cluster.schedule().run()
+        cluster.pass_time(6).settle()
+        plan = plan_of(cluster)
+        if not plan.members:
+            assert cluster.condition("LayoutPlanned")[0] == "False"
+            continue
+        ready = {view.name: view for view in cluster.pod_views if view.ready}
+        devices = dict.fromkeys(profiles, 0)
+        for view in ready.values():
+            devices[view.pool] += view.ranks
+        fits = sum(int(profiles[name].memory_bytes / (STATE + 2**22)) * count for name, count in devices.items())
+        gone = {rank.worker for rank in plan.ranks} - set(ready)
+        if fits >= UNITS:
+            assert not gone, "a member with a lost rank is formed again where that is possible"
+            assert {rank.worker for rank in plan.ranks} | set(plan.spares) == set(ready)
+            assert sum(plan.shares) == 100
+        else:
+            assert cluster.condition("Running")[0] == "False" or not gone
