@@ -91,7 +91,15 @@ class TorchrunJob:
         return self.workers[name]
 
     def plan(self, *names: str, **fields: Any) -> Plan:
-        """Write a plan of the next generation with these workers, as the operator would, and return it."""
+        """Write a plan of the next generation with these workers once they are ready, as the operator would."""
+        for name in names:
+            ready = self.workers[name]
+            wait_until(
+                lambda ready=ready: ready.get("/ready") == "ready\n",  # type: ignore[misc]  # binds the loop's value
+                f"{name} to be ready",
+                timeout_s=LIMIT_S,
+                evidence=self.logs,
+            )
         self.generation += 1
         ranks: list[Rank] = []
         for name in names:
