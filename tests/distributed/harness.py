@@ -163,13 +163,15 @@ class Operator:
         uid = f"{name}-uid-{incarnation}"
         home = self.folder / (f"{uid}-{local_rank}" if local_rank else uid)
         (home / "plan").mkdir(parents=True)
+        if not (secret := self.folder / keys.SECRET_KEY).exists():  # running workers may be about to read it
+            secret.write_bytes(b"secret of the tests".ljust(keys.SECRET_BYTES))
         peer_port, metrics_port = free_port(), metrics_port or free_port()
         environ = {
             env.JOB_UID: JOB_UID, env.JOB_NAME: "test", env.WORKER: name, env.WORKER_UID: uid,
             env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(peer_port - local_rank),
             env.METRICS_PORT: str(metrics_port - local_rank), env.LOCAL_RANK: str(local_rank),
             env.NUM_PROC_PER_WORKER: str(ranks),
-            env.PLAN_DIR: str(home / "plan"), env.CONFIG: encode_config(self.config),
+            env.SECRET_DIR: str(self.folder), env.PLAN_DIR: str(home / "plan"), env.CONFIG: encode_config(self.config),
             env.TERMINATION_PATH: str(home / "termination"), env.SAMPLE_LOG_DIR: str(self.folder / "samples"),
         }  # fmt: skip
         command = {
