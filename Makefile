@@ -89,6 +89,7 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 	@$(COMPILE) -c requirements/dev.txt --extra trainer --group guides pyproject.toml -o requirements/guides.txt
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group go -o requirements/go.txt
+	@$(COMPILE) --group stores -o requirements/stores.txt
 
 ##@ Style and generated files
 
@@ -140,6 +141,23 @@ test-guides: setup ## the guides' scripts before and after; installs Accelerate,
 	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/guides.txt > $(VENV)/guides.txt
 	@$(INSTALL) --no-deps --require-hashes -r $(VENV)/guides.txt
 	@$(PYTEST) tests/guides
+
+$(VENV)/stores/.installed: requirements/stores.txt | $(VENV)/.installed
+	@echo "==> Python packages of requirements/stores.txt, for test-stores only"
+	@$(INSTALL) --require-hashes --target $(VENV)/stores -r requirements/stores.txt
+	@touch $@
+
+test-stores: setup $(VENV)/stores/.installed ## checkpoints and shards in S3, with a real client and server
+	@PYTHONPATH=$(VENV)/stores $(PYTEST) tests/stores tests/unit/trainer/checkpoints/test_checkpoint.py
+
+OLDEST := $(VENV)-oldest-torch
+test-oldest-torch: setup ## the trainer's tests with the lowest PyTorch that it accepts, in an environment of 6 GB of its own
+	@test -x $(OLDEST)/bin/python || $(UV) venv --quiet --python $(PY) $(OLDEST)
+	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/dev.txt > $(OLDEST)/rest.txt
+	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --require-hashes -r requirements/trainer-cu12.txt
+	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --require-hashes -r $(OLDEST)/rest.txt
+	@$(OLDEST)/bin/pytest -q $(PARALLEL) tests/unit/trainer
+	@$(OLDEST)/bin/pytest -q tests/distributed
 
 test-cuda: setup ## tests on a GPU; not part of `make test`
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, but \

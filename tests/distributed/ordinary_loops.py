@@ -53,9 +53,11 @@ class Recipe:
     Attributes:
         model: the model.
         optimizer: its optimizer.
+        scheduler: of the learning rate, if the job steps it.
     """
 
     model: Net = field(default_factory=a_net)
+    scheduler: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.optimizer = self.make_optimizer()
@@ -74,8 +76,8 @@ class Recipe:
     def inside(self, epoch: int, number: int) -> None:
         """Run at the beginning of a step."""
 
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of a micro-batch."""
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, float]:
+        """Return the mean loss of a micro-batch, or a sum and its weight."""
         return ((self.model(x) - y) ** 2).mean()
 
     def gradients(self, number: int) -> None:
@@ -166,19 +168,17 @@ class Plateau(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            self.optimizer, patience=0, factor=0.5, threshold=1.0
-        )
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, patience=0, factor=0.5, threshold=1.0)
         self.average = torch.optim.swa_utils.AveragedModel(self.model)
 
     def extras(self) -> dict[str, Any]:
         """Return scheduler and average."""
-        return {"plateau": self.scheduler, "average": self.average}
+        return {"plateau": self.plateau, "average": self.average}
 
     def epoch_end(self, _epoch: int, total: Callable[[float], float]) -> None:
         """Step everything once, around a sum over ranks."""
         self.average.update_parameters(self.model)
-        self.scheduler.step(total(1.0))
+        self.plateau.step(total(1.0))
 
 
 class Averaging(Recipe):
@@ -282,14 +282,26 @@ RECIPES: dict[str, type[Recipe]] = {
 }
 
 
-def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None) -> None:
-    """Train by a recipe in a worker and write what it ends with."""
+def recipes() -> dict[str, type[Recipe]]:
+    """Return all loops by name."""
+    from distributed.finer_loops import FINER  # noqa: PLC0415  # it imports this module
+
+    return RECIPES | FINER
+
+
+def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None, epochs: int = 1) -> None:
+    """Train by a recipe in a worker, under torchrun or alone, and write what it ends with.
+
+    ``epochs`` counts outside a worker only, where a plan does not say it.
+    """
     injector = FaultInjector(fault)
-    job = heterotrain.init()
-    loop = (RECIPES | {"Apart": Apart, "ApartAlike": ApartAlike})[recipe]()
+    job = heterotrain.init(epochs=epochs, batch_samples=BATCH)
+    loop = (recipes() | {"Apart": Apart, "ApartAlike": ApartAlike})[recipe]()
     model, optimizer = job.wrap(loop.model), job.optimizer(loop.optimizer)
     for name, extra in loop.extras().items():
         job.register(name, extra)
+    if loop.scheduler is not None:
+        job.scheduler(loop.scheduler)
     install_faults(injector)
 
     @job.on_epoch_end
@@ -311,26 +323,34 @@ def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None) -> None
             injector.at("step", step.number)
             loop.inside(step.epoch, step.number)
             for x, y in step.micro_batches():
-                step.backward(loop.loss(x, y))
+                found = loop.loss(x, y)
+                if isinstance(found, tuple):
+                    step.backward(found[0], weight=found[1])
+                else:
+                    step.backward(found)
             loop.gradients(step.number)
             step.apply(optimizer)
             loop.after(step.number)
-    torch.save(result_of(loop), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    name = os.environ.get("HETEROTRAIN_WORKER") or f"{recipe}-{os.environ.get('RANK', 'alone')}"
+    torch.save(result_of(loop), f"{out}/{name}.pt")
     assert model is loop.model
 
 
 def alone(recipe: str, *, epochs: int) -> dict[str, torch.Tensor]:
     """Train by a recipe with plain torch and return what it ends with."""
-    loop = RECIPES[recipe]()
+    loop = recipes()[recipe]()
     x, y = problem(SAMPLES).tensors
     for number, (epoch, chosen) in enumerate(batches(epochs)):
         loop.before(epoch, number)
         loop.inside(epoch, number)
         loop.optimizer.zero_grad()
-        loop.loss(x[chosen], y[chosen]).backward()
+        found = loop.loss(x[chosen], y[chosen])
+        (found[0] / found[1] if isinstance(found, tuple) else found).backward()
         torch.manual_seed(shared_seed(seed=0, steps=number, place="update"))  # as in a job
         loop.gradients(number)
         loop.optimizer.step()
+        if loop.scheduler is not None:
+            loop.scheduler.step()
         loop.after(number)
         if (number + 1) % EVALUATE_STEPS == 0:
             loop.evaluate()

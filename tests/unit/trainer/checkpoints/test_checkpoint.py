@@ -24,11 +24,16 @@ from heterotrain.state.tensors import Flat, flatten
 from pyftpdlib.authorizers import DummyAuthorizer
 from pyftpdlib.handlers import FTPHandler
 from pyftpdlib.servers import FTPServer
+from support.s3_server import HAS_S3, s3_bucket
 
 
-@pytest.fixture(params=["file", "memory", "ftp"])
+@pytest.fixture(params=["file", "memory", "ftp", *(["s3"] if HAS_S3 else [])])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A folder of the local file system, one of a store without renaming, and one of a real server."""
+    """A folder of the local file system, one of a store without renaming, and one of each kind of real server."""
+    if request.param == "s3":
+        with s3_bucket() as bucket:
+            yield f"s3://{bucket}/checkpoints"
+        return
     if request.param == "file":
         yield f"file://{tmp_path}/checkpoints"
         return

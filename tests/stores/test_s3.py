@@ -1,0 +1,98 @@
+"""Checkpoints and shards in S3: a real client, a real server, and a training that is killed and continued."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from heterotrain import ShardCache, Shards
+from heterotrain.checkpoints.storage import CHUNK_BYTES, Storage
+from support.s3_server import s3_bucket
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import os, signal, sys, torch, heterotrain
+torch.manual_seed(0)
+job = heterotrain.init(epochs=2, batch_samples=8, checkpoint_uri=sys.argv[1], checkpoint_interval_s=0)
+model = job.wrap(torch.nn.Linear(2, 1))
+optimizer = job.optimizer(torch.optim.AdamW(model.parameters()))
+data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(32, 2), torch.ones(32, 1))
+for step in job.steps(data):
+    if step.number == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGTERM)
+    with step:
+        for x, y in step.micro_batches():
+            step.backward(((model(x) - y) ** 2).mean())
+        step.apply(optimizer)
+torch.save(model.state_dict(), sys.argv[3])
+"""
+
+
+def test_a_large_object_comes_back(tmp_path: Path) -> None:
+    """It is uploaded in several parts, and exists only when the last one is there."""
+    with s3_bucket() as bucket:
+        storage = Storage(f"s3://{bucket}/folder")
+        data = os.urandom(CHUNK_BYTES + 5_000_000)
+        stored = storage.put("large.bin", [data])
+        assert storage.names() == ["large.bin"]
+        found = bytearray(len(data))
+        storage.get_into(stored, [memoryview(found)])
+        assert found == data
+        storage.remove(["large.bin", "missing.bin"])
+        assert storage.names() == []
+
+
+def test_a_writer_that_fails_leaves_no_object() -> None:
+    """An upload that has begun is given up."""
+
+    def chunks() -> object:
+        yield bytes(CHUNK_BYTES)
+        raise RuntimeError("lost")
+
+    with s3_bucket() as bucket:
+        storage = Storage(f"s3://{bucket}/folder")
+        with pytest.raises(RuntimeError, match="lost"):
+            storage.put("large.bin", chunks())  # type: ignore[arg-type]  # a generator
+        assert storage.names() == []
+
+
+def test_a_training_continues_from_s3(tmp_path: Path) -> None:
+    """It ends with the weights of one that was not stopped."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    paths = [str(ROOT / part) for part in ("core", "trainer")]
+    with s3_bucket() as bucket:
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+
+        def run(folder: str, stop: int) -> subprocess.CompletedProcess[str]:
+            arguments = [f"s3://{bucket}/{folder}", str(stop), str(tmp_path / f"{folder}.pt")]
+            return subprocess.run(
+                [sys.executable, str(tmp_path / "train.py"), *arguments], env=environ, capture_output=True, text=True,
+                check=False, timeout=240,
+            )  # fmt: skip
+
+        assert run("whole", -1).returncode == 0
+        assert run("stopped", 5).returncode == 143
+        continued = run("stopped", -1)
+        assert continued.returncode == 0, continued.stderr[-3000:]
+        assert "continuing from the checkpoint of step 6" in continued.stderr + continued.stdout
+    whole, stopped = (torch.load(tmp_path / f"{name}.pt") for name in ("whole", "stopped"))
+    torch.testing.assert_close(stopped, whole, rtol=0, atol=0)
+
+
+def test_shards_are_read_through_a_cache(tmp_path: Path) -> None:
+    """Each object is fetched once."""
+    with s3_bucket() as bucket:
+        files = fsspec.filesystem("s3", skip_instance_cache=True)
+        for number in range(3):
+            files.pipe(f"{bucket}/shards/{number}.bin", bytes([number]) * 100)
+        fsspec.filesystem("s3").clear_instance_cache()
+        cache = ShardCache(tmp_path, max_bytes=1000)
+        uris = [f"s3://{bucket}/shards/{number}.bin" for number in range(3)]
+        shards = Shards(uris, [100] * 3, lambda path: Path(path).read_bytes(), cache=cache)
+        assert sorted(shards.read(0, 0, 300)) == sorted([0] * 100 + [1] * 100 + [2] * 100)
+        assert len(list(tmp_path.glob("*.bin"))) == 3
