@@ -95,7 +95,7 @@ class TorchrunJob:
         for name in names:
             ready = self.workers[name]
             wait_until(
-                lambda ready=ready: ready.get("/ready") == "ready\n",  # type: ignore[misc]  # binds the loop's value
+                lambda ready=ready: ready.get("/ready") == "ready\n",
                 f"{name} to be ready",
                 timeout_s=LIMIT_S,
                 evidence=self.logs,
