@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +39,17 @@ def usable_bytes(device: torch.device, *, ranks: int, limits: Sequence[Path] = L
         except (OSError, ValueError):  # there is none, or "max"
             continue
     return max(1, (whole * USABLE_PERCENT // 100 // ranks - _own_bytes()) // 2)
+
+
+def give_back(device: torch.device) -> None:
+    """Give memory that nothing uses any more back to the host or the device, after a part of the model was dropped."""
+    gc.collect()  # a model's hooks refer to each other
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps freed blocks
+    if trim is not None:
+        trim(0)
 
 
 def _own_bytes() -> int:

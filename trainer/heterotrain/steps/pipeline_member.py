@@ -17,6 +17,7 @@ from heterotrain.errors import UsageError
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.layout import is_whole
 from heterotrain.layouts.stage import Stage
+from heterotrain.layouts.usable_memory import give_back
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.heartbeat import PeerKey, key_of
@@ -54,6 +55,7 @@ class PipelineMember:
         self._stage: Stage | None = None
         self._cuts: tuple[int, ...] = ()
         self._connected: tuple[PeerKey, ...] = ()
+        self._has_leftovers = False
 
     @property
     def stage(self) -> Stage:
@@ -88,6 +90,9 @@ class PipelineMember:
         self._group = MemberGroup(rank=rank.stage, world_size=layout.stages)
         self._group.check_open = self.check_open
         self._connected = ()
+        if self._stage is not None:
+            for _, parameter in self._stage.named_parameters():
+                parameter.grad = None  # only the state of the earlier part is needed
         stage = self._model.stage(cuts, self._group)
         _log.info(
             "stage %d of %d: units %d to %d of %d", rank.stage + 1, layout.stages, cuts[rank.stage],
@@ -103,6 +108,7 @@ class PipelineMember:
             optimizer.move(parameters)
         training.optimizers = [optimizer.optimizer for optimizer in self._optimizers]
         self._stage, self._cuts, self.ranks = stage, cuts, layout.stages
+        self._has_leftovers = True
         self.on_model(stage.model, whole)
 
     def form(self, active_group: ActiveGroup, cap_samples: int | None) -> int | None:
@@ -118,6 +124,9 @@ class PipelineMember:
         Raises:
             PeerLost: a rank was lost meanwhile.
         """
+        if self._has_leftovers:
+            self._has_leftovers = False
+            give_back(self._device)
         roster, group = active_group.roster, active_group.group
         if group is None or all(member.layout.ranks == 1 for member in roster.members):
             return cap_samples
