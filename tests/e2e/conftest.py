@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract import env
-from lab.cluster import REPOSITORY, Cluster, ClusterError, wait_for
-from lab.install import OPERATOR_NAMESPACE, install, this_cluster
+from lab.cluster import REPOSITORY, Cluster, wait_for
+from lab.install import install, this_cluster
 from lab.jobs import Job, committed_steps, example, fresh_folder, script
+from support.on_cluster import diagnostics, remove_namespace
 
 EPOCH_SAMPLES = 1792
 EPOCHS = 4
@@ -220,27 +221,3 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     outcome: Any = yield
     if outcome.get_result().when == "call" and outcome.get_result().failed:
         item.failed_call = True  # type: ignore[attr-defined]  # an additional mark on pytest's object
-
-
-def remove_namespace(cluster: Cluster, *, waits: bool = True) -> None:
-    """Delete the cluster's namespace; with ``waits``, return only when it is gone."""
-    options = ["--timeout=90s"] if waits else ["--wait=false"]
-    cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", *options, timeout_s=100)
-
-
-def diagnostics(job: Job) -> str:
-    """Return the object, its pods, its events, and the last log lines of the pods and of the operator."""
-    commands = [
-        ("get", "htj", job.name, "-o", "yaml"),
-        ("get", "pods", "-o", "wide"),
-        ("get", "events", "--sort-by=.lastTimestamp"),
-        ("logs", "-l", f"heterotrain.dev/job={job.name}", "--tail=40", "--prefix", "--ignore-errors"),
-        ("-n", OPERATOR_NAMESPACE, "logs", "deployment/heterotrain-operator", "--tail=60"),
-    ]
-    outputs = []
-    for command in commands:
-        try:
-            outputs.append(f"$ kubectl {' '.join(command)}\n{job.cluster.kubectl(*command)}")
-        except ClusterError as error:
-            outputs.append(str(error))
-    return "\n".join(outputs)

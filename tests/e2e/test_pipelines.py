@@ -20,8 +20,8 @@ from lab.jobs import Job, committed_steps, fresh_folder
 
 pytestmark = pytest.mark.timeout(600)
 EXAMPLE = REPOSITORY / "deploy/examples/language-model"
-MEMORY = {"a100": "832Mi", "v100": "592Mi", "t4": "592Mi"}
-"""Sizes of models below suit processes that take 200 to 300 MiB before they have a model."""
+MEMORY = {"a100": "1480Mi", "v100": "1000Mi", "t4": "1000Mi"}
+"""Sizes of models below suit processes that take some 430 MB before they have a model, and leave half of the rest."""
 CPU = {"a100": "500m", "v100": "300m", "t4": "300m"}
 
 

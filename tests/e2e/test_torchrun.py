@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import diagnostics, remove_namespace
 from lab.cluster import REPOSITORY, Cluster, wait_for
 from lab.jobs import Job, fresh_folder
+from support.on_cluster import diagnostics, remove_namespace
 
 EXAMPLE = REPOSITORY / "deploy/examples/torchrun"
 EPOCHS = 60

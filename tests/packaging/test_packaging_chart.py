@@ -248,7 +248,11 @@ def test_prometheus_credentials_reach_the_operator() -> None:
     names = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
     assert names["HETEROTRAIN_OPERATOR_PROMETHEUS_AUTH_DIR"] == "/etc/heterotrain/prometheus-auth"
     assert names["HETEROTRAIN_OPERATOR_PROMETHEUS_CA_FILE"] == "/etc/heterotrain/prometheus-ca/ca.crt"
-    assert {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume} == {"secret", "ca"}
+    assert {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume} == {
+        "secret",
+        "ca",
+        "tls",
+    }
 
 
 def test_the_pod_of_helm_test_pulls_runs_and_reads_prometheus_as_the_operator_does() -> None:

@@ -113,9 +113,17 @@ class Elector:
         if self._lease is None:
             return
         lease, self._lease = self._lease, None
-        lease["spec"].update({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._wall_clock()})
         async with asyncio.timeout(self._settings.renew_s):
-            await self._kube.replace(LEASES, lease)
+            try:
+                await self._kube.replace(LEASES, self._released(lease))
+            except Conflict:  # a renewal was on its way when it was cancelled
+                lease = await self._kube.get(LEASES, self._settings.namespace, self._settings.name)
+                if lease["spec"].get("holderIdentity") == self._settings.identity:
+                    await self._kube.replace(LEASES, self._released(lease))
+
+    def _released(self, lease: Body) -> Body:
+        spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._wall_clock()}
+        return {**lease, "spec": {**lease["spec"], **spec}}
 
     async def _try_acquire(self) -> bool:
         settings = self._settings

@@ -1,0 +1,31 @@
+"""What end-to-end tests do on the real cluster around their jobs."""
+
+from __future__ import annotations
+
+from lab.cluster import Cluster, ClusterError
+from lab.install import OPERATOR_NAMESPACE
+from lab.jobs import Job
+
+
+def remove_namespace(cluster: Cluster, *, waits: bool = True) -> None:
+    """Delete the cluster's namespace; with ``waits``, return only when it is gone."""
+    options = ["--timeout=90s"] if waits else ["--wait=false"]
+    cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", *options, timeout_s=100)
+
+
+def diagnostics(job: Job) -> str:
+    """Return the object, its pods, its events, and the last log lines of the pods and of the operator."""
+    commands = [
+        ("get", "htj", job.name, "-o", "yaml"),
+        ("get", "pods", "-o", "wide"),
+        ("get", "events", "--sort-by=.lastTimestamp"),
+        ("logs", "-l", f"heterotrain.dev/job={job.name}", "--tail=40", "--prefix", "--ignore-errors"),
+        ("-n", OPERATOR_NAMESPACE, "logs", "deployment/heterotrain-operator", "--tail=60"),
+    ]
+    outputs = []
+    for command in commands:
+        try:
+            outputs.append(f"$ kubectl {' '.join(command)}\n{job.cluster.kubectl(*command)}")
+        except ClusterError as error:
+            outputs.append(str(error))
+    return "\n".join(outputs)
