@@ -56,6 +56,16 @@ class Training:
 
         return wait_for(probe, f"a plan: {self.job.condition('LayoutPlanned')}", timeout_s=timeout_s, every_s=0.5)
 
+    def wait_members(self, *kinds: str, timeout_s: float = 240) -> Plan:
+        """Wait for a plan with members of these kinds: workers that are ready late join it later."""
+
+        def probe() -> Plan | None:
+            plan = self.job.plan()
+            found = [] if plan is None else sorted(member.layout.kind.value for member in plan.members)
+            return plan if found == sorted(kinds) else None
+
+        return wait_for(probe, f"{kinds}: {self.job.condition('LayoutPlanned')}", timeout_s=timeout_s, every_s=0.5)
+
 
 def language_model(name: str, *, blocks: int, folder: Path) -> dict[str, Any]:
     """Return the example's job with a model of so many layers, divided over three unequal workers."""
@@ -134,9 +144,7 @@ def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
 def test_a_whole_member_continues_when_a_stage_of_another_one_is_killed(train: Any) -> None:
     """26 layers take 330 MB: a100 holds them alone, v100 and t4 together. The lost stage comes back by a new plan."""
     training: Training = train(blocks=26)
-    plan = training.wait_plan()
-    kinds = sorted(member.layout.kind.value for member in plan.members)
-    assert kinds == ["Pipeline", "Replicated"], training.job.status()["plan"]["layout"]
+    plan = training.wait_members("Pipeline", "Replicated")
     training.wait_steps(10, timeout_s=240)
     stage = next(rank for rank in plan.ranks if rank.stage == 1)
     spot_node.kill(training.job, stage.worker)

@@ -59,7 +59,7 @@ def test_configuration() -> None:
     config = TrainingConfig(epochs=9)
     assert read_config({env.CONFIG: encode_config(config)}) == config
     assert read_config({}) is None
-    with pytest.raises(UsageError, match="unknown fields"):
+    with pytest.raises(UsageError, match="does not know future: use an image of the operator's version"):
         read_config({env.CONFIG: '{"future": 1}'})
 
 

@@ -213,8 +213,9 @@ def unpacked(skeleton: bytes) -> dict[str, Any]:
     Raises:
         HeterotrainError: it is not one made by ``flatten``.
     """
-    with torch.serialization.safe_globals([bytes]):  # without arguments, for an empty value
-        found = torch.load(io.BytesIO(skeleton), weights_only=True)
+    # Without arguments, for an empty value. Not for this call only: torch's list is shared by all threads.
+    torch.serialization.add_safe_globals([bytes])
+    found = torch.load(io.BytesIO(skeleton), weights_only=True)
     if not isinstance(found, dict):
         raise HeterotrainError("a state's skeleton has to be a dictionary")
     return found

@@ -150,7 +150,7 @@ def test_bindings_show_what_would_help() -> None:
                 assert share == 0 or min(others) < member_step_s(member, share, exchange)
             else:
                 assert share != member.cap_samples or not could_take_more
-    assert met == set(Binding)
+    assert met == set(Binding) - {Binding.FILL}, "the fill binds pipelines only, which another planner divides"
 
 
 def test_equal_members_at_their_floors_are_bound_by_compute() -> None:

@@ -16,6 +16,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.network.authentication import REFUSALS
 from heterotrain.telemetry.report import Report, StepTimes, serve
 from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.plan import SCHEMA_VERSION
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from support.ports import free_port
@@ -72,6 +73,7 @@ def test_missing_is_missing() -> None:
     found = rendered(Report(IDENTITY))
     assert found == {
         f"{names.READY}{{}}": 0.0,
+        f"{names.PLAN_SCHEMA}{{}}": float(SCHEMA_VERSION),
         f"{names.REPEATED_STEPS}{{}}": 0.0,
         f"{names.NON_FINITE_STEPS}{{}}": 0.0,
         f"{names.DIVERGENCES}{{}}": 0.0,

@@ -55,7 +55,7 @@ def test_an_abandoned_operation_that_gloo_ends_later_keeps_neither_threads_nor_d
 
     pair().clear()  # what the first group of a process leaves for all later ones
     before = held()
-    ranks = pair(time_out_s=0.5)
+    ranks = pair(time_out_s=5.0)
     watched = BoundedWait(ranks[0].allreduce([torch.ones(3)]), is_over=lambda: True, belongs_to=ranks[0])
     with pytest.raises(RuntimeError):
         watched.wait()
