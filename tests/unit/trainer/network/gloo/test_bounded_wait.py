@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from heterotrain.network.connection_setup import c10d
+from heterotrain.network.gloo import bounded_wait
 from heterotrain.network.gloo.bounded_wait import BoundedWait, release_abandoned
 from support.waiting import wait_until
 
@@ -54,14 +55,14 @@ def test_an_abandoned_operation_that_gloo_ends_later_keeps_neither_threads_nor_d
         return len(list(Path("/proc/self/task").iterdir())), len(list(Path("/proc/self/fd").iterdir()))
 
     pair().clear()  # what the first group of a process leaves for all later ones
-    before = held()
+    before, abandoned = held(), len(bounded_wait._ABANDONED)
     ranks = pair(time_out_s=5.0)
     watched = BoundedWait(ranks[0].allreduce([torch.ones(3)]), is_over=lambda: True, belongs_to=ranks[0])
     with pytest.raises(RuntimeError):
         watched.wait()
     del watched
     ranks.clear()
-    assert held() > before
+    assert len(bounded_wait._ABANDONED) > abandoned
 
     def released() -> bool:
         release_abandoned()
