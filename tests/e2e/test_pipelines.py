@@ -1,4 +1,4 @@
-"""A model whose training state fits no worker, and members of different shapes that survive a loss.
+"""A model whose training state fits no worker.
 
 Memory limits of the pods are enforced by the kernel. A layer takes about 12.6 MB of training state.
 """
@@ -14,7 +14,6 @@ import pytest
 import yaml
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.plan import LayoutKind, Plan
-from lab import spot_node
 from lab.cluster import REPOSITORY, Cluster, wait_for
 from lab.jobs import Job, committed_steps, fresh_folder
 
@@ -55,16 +54,6 @@ class Training:
             return plan if plan is not None and plan.generation > after else None
 
         return wait_for(probe, f"a plan: {self.job.condition('LayoutPlanned')}", timeout_s=timeout_s, every_s=0.5)
-
-    def wait_members(self, *kinds: str, timeout_s: float = 240) -> Plan:
-        """Wait for a plan with members of these kinds: workers that are ready late join it later."""
-
-        def probe() -> Plan | None:
-            plan = self.job.plan()
-            found = [] if plan is None else sorted(member.layout.kind.value for member in plan.members)
-            return plan if found == sorted(kinds) else None
-
-        return wait_for(probe, f"{kinds}: {self.job.condition('LayoutPlanned')}", timeout_s=timeout_s, every_s=0.5)
 
 
 def language_model(name: str, *, blocks: int, folder: Path) -> dict[str, Any]:
@@ -139,20 +128,3 @@ def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
     assert status["plan"]["predictedStepSeconds"] > 0
     assert training.job.is_true("LayoutPlanned")
     assert status["restarts"] == 0, status.get("lastFailure")
-
-
-def test_a_whole_member_continues_when_a_stage_of_another_one_is_killed(train: Any) -> None:
-    """26 layers take 330 MB: a100 holds them alone, v100 and t4 together. The lost stage comes back by a new plan."""
-    training: Training = train(blocks=26)
-    plan = training.wait_members("Pipeline", "Replicated")
-    training.wait_steps(10, timeout_s=240)
-    stage = next(rank for rank in plan.ranks if rank.stage == 1)
-    spot_node.kill(training.job, stage.worker)
-    training.wait_steps(training.steps + 5, timeout_s=120)
-    wait_for(
-        lambda: (found := training.wait_plan(after=plan.generation)) and len(found.ranks) == len(plan.ranks),
-        "the lost stage in a new plan",
-        timeout_s=240,
-    )
-    training.wait_steps(training.steps + 5, timeout_s=240)
-    assert training.job.status()["restarts"] == 1
