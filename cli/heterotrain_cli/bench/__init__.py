@@ -1,0 +1,1 @@
+"""``heterotrain bench``: how a script scales on this machine."""

@@ -1,0 +1,88 @@
+"""Speed-up, efficiency and a profile from the measurements. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heterotrain_core.perf.counters import Observation
+from heterotrain_core.perf.exchange import fit_exchange
+from heterotrain_core.perf.fit import fit_member
+from heterotrain_core.perf.model import FitQuality
+
+from heterotrain_cli.bench.ranks import samples_per_s, step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One number of workers.
+
+    Attributes:
+        workers: ranks that trained together.
+        batch_samples: the global batch.
+        step_s: mean seconds of a step.
+        samples_per_s: throughput of all workers.
+        speed_up: throughput over that of one worker.
+        efficiency: ``speed_up / workers``, the scaling efficiency.
+    """
+
+    workers: int
+    batch_samples: int
+    step_s: float
+    samples_per_s: float
+    speed_up: float
+    efficiency: float
+
+
+def table(runs: Sequence[tuple[int, int, Sequence[Observation]]]) -> list[Row]:
+    """Return a row for each run of (workers, global batch, observations); the first one has one worker."""
+    alone = samples_per_s(runs[0][2])
+    found = []
+    for workers, batch_samples, observations in runs:
+        rate = samples_per_s(observations)
+        speed_up = rate / alone if alone > 0 else 0.0
+        found.append(
+            Row(
+                workers=workers, batch_samples=batch_samples, step_s=step_s(observations), samples_per_s=rate,
+                speed_up=speed_up, efficiency=speed_up / workers,
+            )
+        )  # fmt: skip
+    return found
+
+
+def profile(
+    name: str, workers: int, solo: Sequence[Sequence[Observation]], together: Sequence[Observation]
+) -> tuple[dict[str, Any] | None, str]:
+    """Return the profile that ``heterotrain forecast`` reads, and how well it is known; ``None`` if it is unknown.
+
+    The times of a worker come from steps of one worker alone: on a shared machine, several slow each other down.
+
+    Args:
+        name: of the member; in a forecast of a job, the name of a pool.
+        workers: how many equal members the profile has.
+        solo: observations of one worker alone, for several batches.
+        together: observations of the largest number of workers; empty if there was only one.
+    """
+    everything = [each for run in solo for each in run]
+    model = fit_member(everything)
+    if model.compute is None or model.quality is FitQuality.DEGENERATE:
+        return None, model.reason
+    c = model.compute
+    exchange = fit_exchange(list(together)).communication if together else None
+    member = {
+        "name": name,
+        "count": workers,
+        "perSampleSeconds": c.per_sample_s,
+        "fixedSeconds": c.fixed_s + c.update_s,
+        "backwardPerSampleSeconds": c.backward_per_sample_s,
+        "backwardFixedSeconds": c.backward_fixed_s,
+    }
+    communication = {
+        "overlappedSeconds": exchange.overlapped_s,
+        "lastBucketSeconds": exchange.last_bucket_s,
+        "gamma": exchange.gamma,
+    } if exchange is not None else {}  # fmt: skip
+    return {"description": f"measured by heterotrain bench: {model.reason}"} | (
+        {"communication": communication} if communication else {}
+    ) | {"members": [member]}, model.reason
