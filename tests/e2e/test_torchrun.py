@@ -14,7 +14,7 @@ from lab.jobs import Job, fresh_folder
 from support.on_cluster import diagnostics, remove_namespace
 
 EXAMPLE = REPOSITORY / "deploy/examples/torchrun"
-EPOCHS = 60
+EPOCHS = 20
 
 
 @pytest.fixture
