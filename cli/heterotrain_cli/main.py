@@ -14,7 +14,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "get": "cluster.show",
     "describe": "cluster.show", "top": "cluster.show", "logs": "cluster.logs", "suspend": "cluster.change",
     "resume": "cluster.change", "scale": "cluster.change", "delete": "cluster.change", "forecast": "forecast.command",
-    "simulate": "simulate.command", "bench": "bench.command", "export": "export",
+    "simulate": "simulate.command", "bench": "bench.command", "preflight": "preflight", "export": "export",
     "plot": "cluster.plot", "completion": "completion",
 }  # fmt: skip
 """The module of each command, in the order of the help. It is loaded when the command is used."""

@@ -335,3 +335,60 @@ def test_numbers() -> None:
     assert [number(value) for value in (None, 0.0921, 652.0, 1234.5, 98_765.4)] == [
         "–", "0.0921", "652", "1,234", "98,765",
     ]  # fmt: skip
+
+
+JOB_FILE = """
+apiVersion: heterotrain.dev/v1alpha1
+kind: HeteroTrainJob
+metadata: {name: digits, labels: {team: vision}}
+spec:
+  training: {globalBatchSize: 60, epochs: 8}
+  elasticPolicy: {minReplicas: 2}
+  checkpoint: {uri: "s3://bucket/digits"}
+  workerPools:
+  - {name: a100, maxReplicas: 2, nodeSelector: {gpu: a100}}
+  template:
+    spec:
+      containers:
+      - {name: trainer, image: my/training, command: [heterotrain-run], args: [train.py], env: [{name: A, value: b}]}
+"""
+CHECKS = "ok       versions       heterotrain\nfailed   store          denied\n1 of 2 checks failed"
+
+
+@pytest.mark.parametrize("state", ["Succeeded", "Failed"])
+def test_preflight_of_a_job_checks_its_own_pools_and_image(stub: ApiStub, tmp_path: Path, state: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    made = f"{JOBS}/digits-preflight"
+    ended = {"state": state, "reason": "over", "conditions": [condition(state, "True", "Completed")]}
+    pods = [
+        {"metadata": {"name": f"digits-preflight-w{i}"}, "spec": {"containers": [{"name": "trainer"}]}}
+        for i in range(2)
+    ]
+    stub.lists[PODS] = pods
+    stub.logs = {"digits-preflight-w0": "starting\n", "digits-preflight-w1": f"starting\n{CHECKS}\n"}
+    answer = stub.answer
+
+    def with_status(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        status, found = answer(method, path, query, body)
+        return status, {**found, "status": ended} if (method, path) == ("GET", made) else found
+
+    stub.answer = with_status  # type: ignore[method-assign]  # the operator's part
+    done = run("preflight", str(file))
+    assert done.exit_code == (0 if state == "Succeeded" else 3), done.output
+    assert "failed   store          denied" in done.stdout
+    (body,) = [body for method, path, _, body in stub.requests if (method, path) == ("POST", JOBS)]
+    assert body["metadata"] == {"name": "digits-preflight", "labels": {"team": "vision"}}
+    spec = body["spec"]
+    assert spec["runtime"] == "Torchrun"
+    assert {"training", "checkpoint"} & spec.keys() == set(), "the API refuses them for this runtime"
+    assert spec["workerPools"] == [{"name": "a100", "maxReplicas": 2, "nodeSelector": {"gpu": "a100"}}]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container == {
+        "name": "trainer", "image": "my/training", "env": [{"name": "A", "value": "b"}],
+        "command": ["heterotrain-run", "-m", "heterotrain.preflight", "--store", "s3://bucket/digits"],
+    }  # fmt: skip
+    checked = tmp_path / "checked.yaml"
+    checked.write_text(yaml.safe_dump(body))
+    assert "is valid" in told("validate", str(checked))
+    assert made not in stub.objects, "it is deleted"

@@ -1,0 +1,172 @@
+"""``heterotrain preflight``: checks of this machine, or of a job's workers in its pools, before a training."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, Final
+
+import click
+from heterotrain_core.contract import env
+from heterotrain_operator.cluster_state.parse import main_container
+from rich.console import Console
+
+from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.logs import training_container
+from heterotrain_cli.cluster.submit import until_ended
+from heterotrain_cli.errors import InputError, UnavailableError
+from heterotrain_cli.job_file import JobFile, read_job_file
+
+MODULE: Final = "heterotrain.preflight"
+FAILED: Final = 3
+"""Exit status when a check failed."""
+SUFFIX: Final = "-preflight"
+LIMIT_S: Final = 600
+"""Time for the checks on a cluster, with the start of the workers."""
+_MOST_NAME = 40
+_VERDICTS = ("ok ", "skipped ", "warning ", "failed ")
+_KEPT = ("elasticPolicy", "workerPools", "template", "managedBy")
+_END_S = 10.0
+
+
+@click.command()
+@click.argument("path", metavar="[JOB.YAML]", required=False)
+@click.option(
+    "--store", metavar="URI", help="Folder of the checkpoints to write to and read from  [default: the job's]"
+)
+@click.option("--ranks", type=click.IntRange(1, 64), help="Without a job: ranks on this machine  [default: its GPUs]")
+@click.option("--keep", is_flag=True, help="Keep the job that ran the checks.")
+@click.option("--timeout", type=click.FloatRange(1), default=LIMIT_S, show_default=True, metavar="SECONDS",
+              help="Longest time of the checks.")  # fmt: skip
+@target_options
+def preflight(
+    *, path: str | None, store: str | None, ranks: int | None, keep: bool, timeout: float, **target: Any
+) -> None:
+    """Check driver, CUDA, kernels, GPU memory, NCCL, /dev/shm, store, DNS, clock and network before a training.
+
+    Without a job, it checks this machine. With one, it runs the checks in the job's own image and pools, as a short
+    job of its own that is deleted afterwards, and measures the network between all of its workers.
+
+    \b
+    Examples:
+      heterotrain preflight --store s3://bucket/digits
+      heterotrain preflight job.yaml
+
+    Exit status: 0 when no check failed; 1 without an answer from the cluster, or after --timeout; 2 for a mistake in
+    the job; 3 when a check failed.
+    """  # noqa: D301  # click reads the character \b
+    if path is None:
+        raise SystemExit(FAILED if _here(store, ranks, timeout) else 0)
+    if ranks is not None:
+        raise InputError("--ranks is for this machine: the pools of a job set the ranks of its workers")
+    job = read_job_file(path)
+    chosen = Target(**target)
+    cluster = Cluster(replace(chosen, namespace=chosen.namespace or job.namespace))
+    body = checking_job(job, store)
+    name = str(cluster.create(body)["metadata"]["name"])
+    click.echo(f"job {name} checks the workers in namespace {cluster.namespace}", err=True)
+    try:
+        view = until_ended(cluster, name, console=Console(stderr=True), timeout_s=timeout)
+        found = list(results(cluster, name))
+    finally:
+        if not keep:
+            cluster.delete(name)
+    click.echo("\n".join(found) if found else f"the workers wrote no results: {view.status.reason}")
+    if view.status.state != "Succeeded":
+        raise SystemExit(FAILED)
+
+
+def checking_job(job: JobFile, store: str | None) -> dict[str, Any]:
+    """Return the job that runs the checks in the workers of another one: its pools, its pods, its image.
+
+    Args:
+        job: the other one.
+        store: folder of the checkpoints; ``None`` for the job's own.
+    """
+    spec = {field: copy.deepcopy(job.body["spec"][field]) for field in _KEPT if field in job.body["spec"]}
+    uri = store or (job.spec.checkpoint.uri if job.spec.checkpoint is not None else None)
+    command = ["heterotrain-run", "-m", MODULE, *(["--store", uri] if uri else [])]
+    template = spec["template"]
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    chosen = main_container(template["spec"], annotations)
+    for container in template["spec"]["containers"]:
+        if container["name"] == chosen:
+            container["command"] = command
+            container.pop("args", None)
+    spec |= {
+        "runtime": "Torchrun", "backoffLimit": 0, "activeDeadlineSeconds": LIMIT_S, "cleanPodPolicy": "None",
+        "preRunningDeadlineSeconds": LIMIT_S, "ttlSecondsAfterFinished": LIMIT_S,
+    }  # fmt: skip
+    metadata: Mapping[str, Any] = {
+        key: job.body["metadata"][key] for key in ("namespace", "labels") if key in job.body["metadata"]
+    }
+    name = f"{job.name[:_MOST_NAME].rstrip('-.')}{SUFFIX}"
+    return {
+        **{key: job.body[key] for key in ("apiVersion", "kind")},
+        "metadata": {**metadata, "name": name},
+        "spec": spec,
+    }
+
+
+def results(cluster: Cluster, name: str) -> list[str]:
+    """Return the lines that the checks of a job wrote: those of the worker with rank 0, which has all of them."""
+    best: list[str] = []
+    for pod in cluster.pods(name):
+        try:
+            lines = cluster.log_lines(
+                pod["metadata"]["name"], training_container(pod), follow=False, tail=None, previous=False, since_s=None
+            )
+            found = [line for line in lines if line.startswith(_VERDICTS)]
+        except (InputError, UnavailableError):  # a pod that never started has no log
+            continue
+        best = max(best, found, key=len)
+    return best
+
+
+def _here(store: str | None, ranks: int | None, timeout_s: float) -> bool:
+    """Check this machine; return whether a check failed.
+
+    Raises:
+        InputError: PyTorch is not installed.
+        UnavailableError: the checks took too long.
+    """
+    if find_spec("torch") is None or find_spec("fsspec") is None:
+        raise InputError("heterotrain preflight needs PyTorch: run pip install 'heterotrain[cli,trainer]'")
+    count = ranks or max(1, _gpus())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", MODULE, *(["--store", store] if store else [])]
+    children = []
+    for rank in range(count):
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(env.PREFIX)}
+        environ |= {name: str(value) for name, value in own.items()} if count > 1 else {}
+        children.append(subprocess.Popen(command, env=environ, stderr=None if rank == 0 else subprocess.DEVNULL))
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        codes = [child.wait(max(0.0, deadline_s - time.monotonic())) for child in children]
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"the checks did not end within {timeout_s:.0f} s: --timeout gives more time") from None
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    return any(codes)
+
+
+def _gpus() -> int:
+    """Return the GPUs of this machine as its driver lists them, without loading PyTorch here."""
+    try:
+        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=_END_S)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return len(done.stdout.splitlines())
