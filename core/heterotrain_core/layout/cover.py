@@ -6,6 +6,7 @@ join as further templates.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.cut import finalists, layout_of, slowest_with_room
-from heterotrain_core.layout.level import ROUGH, Level, Menu, least_level, menu_of
+from heterotrain_core.layout.level import FINE, ROUGH, Level, Menu, Relaxed, Search, menu_of
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Member, Template
 from heterotrain_core.layout.schedule import passes, share_seconds
@@ -29,6 +30,8 @@ NOTICED_EXCHANGE = 0.005
 exchanges, only its own stage."""
 NOTICED_LOSS = 0.1
 """Part of a member's time from which on a loss counts as its limit."""
+MOST_ROUGH = 3
+"""Choices of templates for which whole members are looked for, the best by members in parts."""
 MOST_FINALISTS = 2
 """Choices of templates that are worked out, the best by the formula."""
 NEAR = 1.005
@@ -58,12 +61,21 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Rough:
-    """A choice of templates before their layouts are worked out."""
+    """A choice of templates before their layouts are worked out.
+
+    Attributes:
+        menu: the templates.
+        search: for members out of them.
+        relaxed: members in parts.
+        level: whole members, once they were looked for.
+        step_s: by the formula, exchange included; of members in parts until there are whole ones.
+    """
 
     menu: Menu
-    level: Level
-    exchange_s: float
+    search: Search
+    relaxed: Relaxed
     step_s: float
+    level: Level | None = None
 
 
 def cover(
@@ -87,20 +99,31 @@ def cover(
     """
     counts = [kind.count for kind in book.problem.kinds]
     left = counts if devices is None else [max(0, min(pair)) for pair in zip(devices, counts, strict=True)]
-    rough = _rough(book, left, kinds, further, 1)
-    if isinstance(rough, Infeasible):
-        return rough
-    tried = {1: rough}
-    if rough.exchange_s > NOTICED_EXCHANGE * rough.step_s and LayoutKind.PIPELINE in kinds:
+
+    def rough(least_stages: int, guess_s: float = 0.0) -> _Rough | None:
+        return _rough(book, left, menu_of(book, further, kinds, least_stages), guess_s)
+
+    first = rough(1)
+    if first is None:
+        return _too_few(book, left, kinds, further)
+    tried = {1: first}
+    exchange_s = first.step_s - first.relaxed.bound_s
+    if exchange_s > NOTICED_EXCHANGE * first.step_s and LayoutKind.PIPELINE in kinds:
         # By factors of two first, then on either side of the best.
         for numbers in ((2, 4, 8, 16, 32, 64), (-1, 1)):
             best = min(tried, key=lambda stages: tried[stages].step_s)
             for stages in numbers if numbers[0] > 0 else (best * 3 // 4, best * 3 // 2):
                 if stages not in tried and 1 < stages <= min(book.problem.most_stages, sum(left)):
-                    other = _rough(book, left, kinds, further, stages)
-                    tried |= {stages: other} if isinstance(other, _Rough) else {}
+                    other = rough(stages, first.relaxed.bound_s)
+                    tried |= {} if other is None else {stages: other}
+    # Whole members for the most promising ones only.
     ranked = sorted(tried.values(), key=lambda each: each.step_s)
-    near = [each for each in ranked[:MOST_FINALISTS] if each.step_s <= NEAR * ranked[0].step_s]
+    found = (_with_members(book.problem, each) for each in ranked)
+    wholes = list(itertools.islice((each for each in found if each is not None), MOST_ROUGH))
+    if not wholes:
+        return _too_few(book, left, kinds, further)
+    wholes.sort(key=lambda each: each.step_s)
+    near = [each for each in wholes[:MOST_FINALISTS] if each.step_s <= NEAR * wholes[0].step_s]
     results = [_worked_out(book, left, each) for each in near]
     covers = [each for each in results if isinstance(each, Cover)]
     return min(covers, key=lambda each: each.step_s) if covers else results[0]
@@ -136,25 +159,30 @@ def _gradient_bytes(problem: Problem, layout: Layout) -> list[tuple[str, float]]
     return found
 
 
-def _rough(
-    book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template], least_stages: int
-) -> _Rough | Infeasible:
-    """Return the choice of templates with at least so many stages, and its step by the formula."""
-    problem = book.problem
-    menu = menu_of(book, further, kinds, least_stages)
-    found = least_level(menu, np.array(left, dtype=np.int64), problem.least_members, ROUGH)
-    if isinstance(found, int):
-        return _too_few(book, left, kinds, found)
-    exchange_s = _rough_exchange(problem, menu, found)
-    return _Rough(menu=menu, level=found, exchange_s=exchange_s, step_s=found.level_s + exchange_s)
+def _rough(book: Book, left: Sequence[int], menu: Menu, guess_s: float) -> _Rough | None:
+    """Return the step of members in parts by the formula."""
+    search = Search(menu, np.array(left, dtype=np.int64), book.problem.least_members)
+    relaxed = search.relaxed(guess_s)
+    if relaxed is None:
+        return None
+    step_s = relaxed.bound_s + _rough_exchange(book.problem, menu, relaxed.amounts)
+    return _Rough(menu=menu, search=search, relaxed=relaxed, step_s=step_s)
 
 
-def _rough_exchange(problem: Problem, menu: Menu, found: Level) -> float:
+def _with_members(problem: Problem, rough: _Rough) -> _Rough | None:
+    """Return the choice with whole members, ``None`` where there are none."""
+    level = rough.search.whole(rough.relaxed, ROUGH)
+    if level is None:
+        return None
+    return replace(rough, level=level, step_s=level.level_s + _rough_exchange(problem, rough.menu, level.amounts))
+
+
+def _rough_exchange(problem: Problem, menu: Menu, amounts: Mapping[int, float]) -> float:
     """Return about the seconds of the exchange between members whose stages hold equal parts of the model."""
-    members = sum(found.amounts.values())
+    members = sum(amounts.values())
     link = max((problem.default_link, *problem.links.values()), key=lambda each: each.seconds(1e9))
     exchange_s = 0.0
-    for column in found.amounts if members > 1 else ():
+    for column in amounts if members > 1 else ():
         held = sum(unit.parameter_bytes for unit in problem.units) / int(menu.need_JK[column].sum())
         exchange_s = max(exchange_s, 2 * (members - 1) * link.seconds(held / members))
     return exchange_s
@@ -162,10 +190,11 @@ def _rough_exchange(problem: Problem, menu: Menu, found: Level) -> float:
 
 def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infeasible:
     """Return the cover with cuts, simulated schedules and shares."""
-    fine = least_level(rough.menu, np.array(left, dtype=np.int64), book.problem.least_members)
     level = rough.level
+    assert level is not None, "whole members were found"  # noqa: S101  # by the caller
+    fine = rough.search.whole(rough.relaxed, FINE, level)
     # A lower level may be one of more members, whose exchange outweighs it.
-    if isinstance(fine, Level) and fine.level_s + _rough_exchange(book.problem, rough.menu, fine) <= rough.step_s:
+    if fine is not None and fine.level_s + _rough_exchange(book.problem, rough.menu, fine.amounts) <= rough.step_s:
         level = fine
     amounts = level.amounts
     choices = {column: _work_out(book, rough.menu, level.level_s, column) for column in amounts}
@@ -177,7 +206,10 @@ def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infea
     return _result(book, left, level, taken, padding)
 
 
-def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], members: int) -> Infeasible:
+def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template]) -> Infeasible:
+    """Return why these devices form too few members."""
+    menu = menu_of(book, further, kinds, 1)
+    members = Search(menu, np.array(left, dtype=np.int64), 0).most_members()
     problem = book.problem
     if members:
         return Infeasible(
@@ -185,9 +217,10 @@ def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], memb
             f"{problem.least_members}: add devices, or accept fewer members"
         )
     counted = tuple(replace(kind, count=count) for kind, count in zip(problem.kinds, left, strict=True))
-    fewer = book_of(replace(problem, kinds=counted))
-    if isinstance(fewer, Infeasible):
-        return fewer
+    if not (np.isfinite(book.fill_BU).any(axis=0) & (book.family.counts_UK <= np.array(left)).all(axis=1)).any():
+        fewer = book_of(replace(problem, kinds=counted))
+        if isinstance(fewer, Infeasible):
+            return fewer
     names = " or ".join(sorted(kind.value.lower() for kind in kinds))
     return Infeasible(reason=f"the model fits on these devices, but no {names} layout does: allow other layouts")
 

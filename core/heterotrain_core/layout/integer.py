@@ -88,9 +88,13 @@ def choose(
             then = taken + Counter({column: more})
             left = left_K - more * need_JK[column]
             rest = allowed_J if more else allowed_J[allowed_J != column]
+            rest = rest[(need_JK[rest] <= left).all(axis=1)]
             child = search.relaxed(left, rest, then.total())
             if child is not None:
                 value = child.value + search.sum_of(then)
+                goal = max(search.value, wanted if np.isfinite(wanted) else search.value)
+                if value >= goal * (1 - _TOLERANCE):
+                    rest = rest[child.loss_J <= (value - goal) + _TOLERANCE * abs(goal)]
                 heapq.heappush(nodes, (-value, next(counter), then, left, rest, child))
     return Chosen(search.value, search.amounts, max(bound, search.value))
 
@@ -107,11 +111,10 @@ class _Search:
         self._least = least
 
     def relaxed(self, left_K: Ints, allowed_J: Ints, members: int) -> Optimum | None:
-        """Return the relaxation for the devices that are left, after so many members."""
-        fits = allowed_J[(self._need_JK[allowed_J] <= left_K).all(axis=1)]
+        """Return the relaxation for the devices that are left, after so many members, out of templates that fit."""
         limit = left_K.astype(float)
-        found = maximise(self._value_J[fits], self._need_KJ[:, fits], limit, least=self._least - members)
-        return None if found is None else found._replace(columns=fits[found.columns])
+        found = maximise(self._value_J[allowed_J], self._need_KJ[:, allowed_J], limit, least=self._least - members)
+        return None if found is None else found._replace(columns=allowed_J[found.columns])
 
     def sum_of(self, amounts: Mapping[int, int]) -> float:
         """Return the value of members by template."""

@@ -9,18 +9,17 @@ Legend: ``J`` multisets and further templates, ``B`` sizes of micro-batches, ``K
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from heterotrain_core.layout.book import Book
 from heterotrain_core.layout.costs import Floats, Ints
-from heterotrain_core.layout.integer import choose
+from heterotrain_core.layout.integer import Chosen, choose
 from heterotrain_core.layout.result import LayoutKind, Template
-from heterotrain_core.layout.simplex import maximise
+from heterotrain_core.layout.simplex import Optimum, maximise
 
 TOLERANCE = 1e-5
 """Relative width at which the search for the bound ends."""
@@ -46,6 +45,8 @@ class Effort(NamedTuple):
 
 ROUGH, FINE = Effort(0.002, 30), Effort(0.0005, 60)
 """To compare choices; to work one out."""
+_PROOF = 1e-9
+"""Relative distance below the batch at which a bound counts as a proof."""
 MOST_MEMBERS = 1024
 """Members of one job."""
 
@@ -102,11 +103,30 @@ class Menu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Members by template that take the global batch within ``level_s``; ``bound_s`` is the bound of the relaxation."""
+    """Members by template that take the global batch within ``level_s``.
+
+    Attributes:
+        level_s: the time.
+        bound_s: no whole members take less: the time that the relaxation needs, raised by what branch and bound proved.
+        amounts: members by template.
+    """
 
     level_s: float
     bound_s: float
     amounts: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxed:
+    """The least time of members in parts.
+
+    Attributes:
+        bound_s: no whole members take less.
+        amounts: members by template.
+    """
+
+    bound_s: float
+    amounts: Mapping[int, float]
 
 
 def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind], least_stages: int) -> Menu:
@@ -145,74 +165,136 @@ def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind
     )
 
 
-def least_level(menu: Menu, devices_K: Ints, least_members: int, effort: Effort = FINE) -> Level | int:
-    """Return the least time for a whole batch and the members that take it, within ``effort.close`` of the least one.
+class Search:
+    """Looks for the least time in which members take a whole batch, first in parts, then whole.
 
-    It is further away only where the integer programme ended without a proof; ``Level.bound_s`` holds in any case.
-    Where there is no such time, return how many members the devices can form.
+    Args:
+        menu: the templates.
+        devices_K: to form members of.
+        least_members: that there have to be.
     """
-    fits = np.flatnonzero((menu.need_JK <= devices_K).all(axis=1) & np.isfinite(menu.first_BJ).any(axis=0))
-    if not len(fits):
-        return 0
-    least_BJ = menu.least_BJ * menu.samples_BJ
-    limits = menu.limits(devices_K)
-    smallest_J = np.where(np.isfinite(menu.first_BJ), least_BJ, np.iinfo(np.int64).max // 2).min(axis=0)
-    most = choose(np.ones(len(fits)), menu.needs(smallest_J)[fits], limits)
-    if most.value < least_members:
+
+    def __init__(self, menu: Menu, devices_K: Ints, least_members: int) -> None:
+        self._menu, self._least = menu, least_members
+        self._fits = np.flatnonzero((menu.need_JK <= devices_K).all(axis=1) & np.isfinite(menu.first_BJ).any(axis=0))
+        self._least_BJ = menu.least_BJ * menu.samples_BJ
+        self._limits = menu.limits(devices_K)
+        self._longest_s = float(
+            np.max(np.where(np.isfinite(menu.first_BJ), menu.first_BJ + menu.next_BJ * menu.batch_samples, 0))
+        )
+        self._basis: tuple[int, ...] = ()
+
+    def most_members(self) -> int:
+        """Return how many members the devices can form."""
+        if not len(self._fits):
+            return 0
+        possible = np.isfinite(self._menu.first_BJ)
+        smallest_J = np.where(possible, self._least_BJ, np.iinfo(np.int64).max // 2).min(axis=0)
+        most = choose(np.ones(len(self._fits)), self._menu.needs(smallest_J)[self._fits], self._limits)
         return max(0, int(most.value))
 
-    def offers(at_s: float) -> tuple[Floats, Ints]:
-        """Return samples and needs of the templates in ``fits``."""
-        samples_J, choice_J = menu.samples(at_s)
-        needs = menu.needs(np.take_along_axis(least_BJ, choice_J[None], axis=0)[0])
-        return samples_J[fits], needs[fits]
+    def relaxed(self, guess_s: float = 0.0) -> Relaxed | None:
+        """Return the least time of members in parts, ``None`` where there are none.
 
-    def relaxed(at_s: float) -> bool:
-        samples_J, needs = offers(at_s)
-        found = maximise(samples_J, needs.T.astype(float), limits.astype(float), least=least_members)
-        return found is not None and found.value >= menu.batch_samples
+        Args:
+            guess_s: about the least time, where it is known; any number is right.
+        """
+        if not len(self._fits):
+            return None
+        shortest_s = float(np.min(self._menu.first_BJ[:, self._fits]))
+        bound_s = _too_short(shortest_s, self._longest_s, guess_s, lambda at_s: self._relaxed(at_s) is not None)
+        # Just above the bound, there are members.
+        found = self._relaxed(bound_s * (1 + 2 * TOLERANCE)) or self._relaxed(self._longest_s)
+        if found is None:
+            return None
+        amounts = {int(self._fits[j]): float(x) for j, x in zip(found.columns, found.amounts, strict=True)}
+        return Relaxed(bound_s=bound_s, amounts=amounts)
 
-    longest = float(np.max(np.where(np.isfinite(menu.first_BJ), menu.first_BJ + menu.next_BJ * menu.batch_samples, 0)))
-    bound_s = _too_short(float(np.min(menu.first_BJ[:, fits])), longest, relaxed)
-    low_s = bound_s
-    members: dict[int, int] = {}
-    level_s = math.inf
+    def whole(self, relaxed: Relaxed, effort: Effort = FINE, known: Level | None = None) -> Level | None:
+        """Return whole members and their time, within ``effort.close`` of the least one.
 
-    def whole(at_s: float) -> float:
-        """Return the samples that whole members take, and keep the members if they take all."""
-        nonlocal members, level_s, low_s
-        value_J, needs = offers(at_s)
-        used = np.flatnonzero(value_J > 0)
-        wanted = float(menu.batch_samples)
-        found = choose(value_J[used], needs[used], limits, least=least_members, wanted=wanted, most_nodes=effort.nodes)
-        if found.value >= menu.batch_samples:
-            members, level_s = {int(fits[used[key]]): number for key, number in found.amounts.items() if number}, at_s
-        else:
+        It is further away only where the integer programme ended without a proof; ``Level.bound_s`` holds in any case.
+
+        Args:
+            relaxed: the result of ``relaxed``.
+            effort: how far to search.
+            known: a result of less effort.
+        """
+        low_s = bound_s = relaxed.bound_s if known is None else known.bound_s
+        best = known
+        at_s = low_s
+        for trial in range(MOST_TRIALS + MOST_HALVINGS + 1):
+            if best is not None:
+                if best.level_s <= low_s * (1 + effort.close) or trial > MOST_TRIALS + MOST_HALVINGS:
+                    break
+                at_s = (low_s + best.level_s) / 2
+            elif trial == MOST_TRIALS:
+                at_s = max(at_s, self._longest_s)
+            found, amounts = self._chosen(at_s, effort.nodes)
+            if amounts:
+                best = Level(level_s=at_s, bound_s=bound_s, amounts=amounts)
+                continue
             low_s = at_s
-        return found.value
+            if found.bound < self._menu.batch_samples * (1 - _PROOF):
+                bound_s = max(bound_s, at_s)
+            # Time grows as the missing samples ask, or doubles where there are too few members so far.
+            more = self._menu.batch_samples / found.value if found.value > 0 else 2.0
+            at_s *= max(1 + LEAST_STEP, min(2.0, more))
+        return None if best is None else replace(best, bound_s=min(bound_s, best.level_s))
 
-    at_s = bound_s
-    for _ in range(MOST_TRIALS):
-        taken = whole(at_s)
-        if members:
-            break
-        # Time grows as the missing samples ask, or doubles where there are too few members so far.
-        at_s *= max(1 + LEAST_STEP, min(2.0, menu.batch_samples / taken if taken > 0 else 2.0))
-    if not members:
-        whole(max(at_s, longest))
-    for _ in range(MOST_HALVINGS):
-        if members and level_s > low_s * (1 + effort.close):
-            whole((low_s + level_s) / 2)
-    if not members:
-        return int(most.value)
-    return Level(level_s=level_s, bound_s=bound_s, amounts=members)
+    def _offers(self, at_s: float) -> tuple[Floats, Ints]:
+        """Return samples and needs of the templates that fit."""
+        samples_J, choice_J = self._menu.samples(at_s)
+        needs = self._menu.needs(np.take_along_axis(self._least_BJ, choice_J[None], axis=0)[0])
+        return samples_J[self._fits], needs[self._fits]
+
+    def _relaxed(self, at_s: float) -> Optimum | None:
+        """Return members in parts that take the batch within a time."""
+        samples_J, needs = self._offers(at_s)
+        found = maximise(
+            samples_J, needs.T.astype(float), self._limits.astype(float), least=self._least, start=self._basis
+        )
+        if found is None:
+            return None
+        self._basis = found.basis
+        return found if found.value >= self._menu.batch_samples * (1 - _PROOF) else None
+
+    def _chosen(self, at_s: float, nodes: int) -> tuple[Chosen, dict[int, int]]:
+        """Return the best whole members within a time, and their amounts if they take the batch."""
+        value_J, needs = self._offers(at_s)
+        used = np.flatnonzero(value_J > 0)
+        wanted = float(self._menu.batch_samples)
+        found = choose(value_J[used], needs[used], self._limits, least=self._least, wanted=wanted, most_nodes=nodes)
+        taken = found.amounts if found.value >= wanted * (1 - _PROOF) else {}
+        return found, {int(self._fits[used[key]]): number for key, number in taken.items() if number}
 
 
-def _too_short(start_s: float, longest_s: float, enough: Callable[[float], bool]) -> float:
+def least_level(menu: Menu, devices_K: Ints, least_members: int, effort: Effort = FINE) -> Level | int:
+    """Return the least time for a whole batch and the members that take it, as ``Search.whole``.
+
+    Where there is no such time, return how many members the devices can form.
+    """
+    search = Search(menu, devices_K, least_members)
+    relaxed = search.relaxed()
+    found = None if relaxed is None else search.whole(relaxed, effort)
+    return search.most_members() if found is None else found
+
+
+def _too_short(start_s: float, longest_s: float, guess_s: float, enough: Callable[[float], bool]) -> float:
     """Return the longest time that is not enough, within the tolerance."""
-    low = high = start_s
-    while high < longest_s and not enough(high):
-        low, high = high, high * 2
+    low = high = max(start_s, guess_s)
+    if guess_s > start_s:
+        # Away from the guess by growing steps, until one side is enough and the other is not.
+        step = 1.01
+        if enough(high):
+            while low > start_s and enough(low := max(start_s, low / step)):
+                high, step = low, step * step
+        else:
+            while high < longest_s and not enough(high := high * step):
+                low, step = high, min(2.0, step * step)
+    else:
+        while high < longest_s and not enough(high):
+            low, high = high, high * 2
     while high > low * (1 + TOLERANCE):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)

@@ -161,7 +161,8 @@ class Cover:
         unused: devices by kind that are in no member.
         step_s: predicted seconds of a step: the slowest member by simulation of its schedule, then the exchange.
         exchange_s: seconds of the exchange of gradients between members, none of it hidden.
-        bound_s: no members out of the same templates take less than that before the exchange, by linear relaxation.
+        bound_s: no members out of the same templates take less than that before the exchange, by linear relaxation
+            and branch and bound.
         gap_ratio: how much longer than ``bound_s`` the chosen templates take.
         cut_gap_ratio: how much shorter the share of a chosen template could at most be with another cut.
         samples_per_s: the global batch over ``step_s``.

@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from heterotrain_core.layout.costs import Floats
 from heterotrain_core.layout.result import Stage
 
 MOST_SIMULATED = 256
 """Micro-batches that are simulated one by one. Beyond them, the time grows as it did over the second half."""
+_ROUNDING = 1e-12
+"""Relative difference of times that counts as rounding."""
 
 
 class Passes(NamedTuple):
@@ -44,42 +49,62 @@ def share_seconds(stages: Sequence[Passes], micro_batches: int) -> float:
     return end_s + (micro_batches - MOST_SIMULATED) * period_s
 
 
-def order_of(position: int, stages: int, micro_batches: int) -> list[tuple[str, int]]:
-    """Return the passes of one stage in their order: ("F" or "B", micro-batch).
-
-    Args:
-        position: of the stage from the end, 1 for the last.
-        stages: of the pipeline.
-        micro_batches: of the share.
-    """
-    ahead = micro_batches if micro_batches < stages else position
-    order = [("F", index) for index in range(ahead)]
-    for index in range(micro_batches - ahead):
-        order += [("B", index), ("F", index + ahead)]
-    return order + [("B", index) for index in range(micro_batches - ahead, micro_batches)]
-
-
 def _simulate(stages: Sequence[Passes], micro_batches: int) -> float:
+    """Return the end of the last pass.
+
+    Round i runs the backward passes of micro-batch i, from the last stage to the first, then each stage's next forward
+    pass. All of it follows from the ends of the forward passes of the round before. So once every stage ends a round
+    later than the one before by the same time, it does so until the first stage has no forward pass left.
+    """
     size = len(stages)
-    orders = [order_of(size - stage, size, micro_batches) for stage in range(size)]
-    done_s: dict[tuple[str, int, int], float] = {}
-    free_s = [0.0] * size
-    following = [0] * size
-    ready = list(range(size - 1, -1, -1))
-    while ready:
-        stage = ready.pop()
-        while following[stage] < len(orders[stage]):
-            what, index = orders[stage][following[stage]]
-            forward = what == "F"
-            source = stage - 1 if forward else stage + 1
-            # The last stage turns each micro-batch round; its forward pass precedes in its own order.
-            start_s = 0.0 if source in (-1, size) else done_s.get((what, source, index))
-            if start_s is None:
-                break
-            seconds = stages[stage].forward_s if forward else stages[stage].backward_s
-            free_s[stage] = done_s[what, stage, index] = max(free_s[stage], start_s) + seconds
-            following[stage] += 1
-            target = stage + 1 if forward else stage - 1
-            if 0 <= target < size and target not in ready:
-                ready.append(target)
-    return max(free_s)
+    if micro_batches < size:
+        return _all_forward_first(stages, micro_batches)
+    forward_S, backward_S = (np.array(seconds) for seconds in zip(*stages, strict=True))
+    upward_S = np.cumsum(backward_S[::-1])  # from the last stage
+    ended_S = _fill(stages)
+    skipped_s, index = 0.0, 0
+    while index < micro_batches:
+        # B_s = b_s + max(F_s, B_{s+1}): the largest of F_t + b_t + … + b_s over the stages t from s on.
+        from_last_S = np.maximum.accumulate(ended_S[::-1] - upward_S + backward_S[::-1]) + upward_S
+        turned_S = from_last_S[::-1]
+        then_S = turned_S.copy()
+        # The forward pass of the stage in front ended one round earlier; the first stage has none in front.
+        finished = max(0, index + size - micro_batches + 1)  # stages in front that have run all forward passes
+        arrived_S = np.concatenate([[0.0], ended_S[:-1]])
+        then_S[finished:] = (np.maximum(turned_S, arrived_S) + forward_S)[finished:]
+        step_S = then_S - ended_S
+        left = micro_batches - size - 1 - index
+        if left > 0 and float(np.ptp(step_S)) <= _ROUNDING * float(step_S[0]):
+            skipped_s += left * float(step_S[0])
+            index += left
+        ended_S, index = then_S, index + 1
+    return float(ended_S.max()) + skipped_s
+
+
+def _fill(stages: Sequence[Passes]) -> Floats:
+    """Return when each stage has run the forward passes that precede its first backward pass."""
+    ends = [0.0] * len(stages)  # of the stage in front, by micro-batch
+    last = []
+    for position, stage in zip(range(len(stages), 0, -1), stages, strict=True):
+        end_s = 0.0
+        for index in range(position):
+            end_s = ends[index] = max(end_s, ends[index]) + stage.forward_s
+        last.append(end_s)
+    return np.array(last)
+
+
+def _all_forward_first(stages: Sequence[Passes], micro_batches: int) -> float:
+    """Return the end of the last pass where each stage runs all forward passes, then all backward passes."""
+    ends = [0.0] * micro_batches
+    free = []
+    for stage in stages:
+        end_s = 0.0
+        for index in range(micro_batches):
+            end_s = ends[index] = max(end_s, ends[index]) + stage.forward_s
+        free.append(end_s)
+    ends = [0.0] * micro_batches
+    for stage, free_s in zip(reversed(stages), reversed(free), strict=True):
+        end_s = free_s
+        for index in range(micro_batches):
+            end_s = ends[index] = max(end_s, ends[index]) + stage.backward_s
+    return ends[-1]

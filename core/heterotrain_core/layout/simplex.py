@@ -8,6 +8,7 @@ Legend: ``R`` rows, ``J`` columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,18 +30,29 @@ class Optimum(NamedTuple):
         columns: indices of the columns in use.
         amounts: of each of them, above 0.
         loss_J: how much the value falls, at least, for each whole amount of a column that is used.
+        basis: columns of the last basis, for a programme with other values.
     """
 
     value: float
     columns: Ints
     amounts: Floats
     loss_J: Floats
+    basis: tuple[int, ...] = ()
 
 
-def maximise(value_J: Floats, need_RJ: Floats, limit_R: Floats, *, least: int = 0) -> Optimum | None:
+def maximise(
+    value_J: Floats, need_RJ: Floats, limit_R: Floats, *, least: int = 0, start: Sequence[int] = ()
+) -> Optimum | None:
     """Return the largest ``Σ value x`` with ``need x ≤ limit``, ``Σ x ≥ least`` and x ≥ 0; ``None`` if there is none.
 
     Each column has to need something, so that the programme is bounded. ``limit_R`` may not be negative.
+
+    Args:
+        value_J: of the columns.
+        need_RJ: by row and column.
+        limit_R: by row.
+        least: sum of all amounts, at least.
+        start: basis of an optimum with the same needs and limits, to start from; values may differ.
     """
     size = len(value_J)
     rows = len(limit_R)
@@ -50,29 +62,46 @@ def maximise(value_J: Floats, need_RJ: Floats, limit_R: Floats, *, least: int = 
     if least <= 0:
         matrix = np.hstack([need_RJ, np.eye(rows)])
         cost = np.concatenate([value_J / scale, np.zeros(rows)])
-        basis, amounts, reduced = _iterate(matrix, cost, limit_R, list(range(size, size + rows)))
+        slack = list(range(size, size + rows))
+        basis, amounts, reduced = _iterate(matrix, cost, limit_R, _feasible(matrix, limit_R, start) or slack)
     else:
         count = np.concatenate([np.ones(size), np.zeros(rows), [-1.0, 1.0]])  # surplus, then artificial
         matrix = np.vstack([np.hstack([need_RJ, np.eye(rows), np.zeros((rows, 2))]), count])
         limit = np.append(limit_R, float(least))
-        artificial = size + rows + 1
-        start = [*range(size, size + rows), artificial]
-        basis, amounts, _ = _iterate(matrix, -(np.arange(artificial + 1) == artificial).astype(float), limit, start)
-        if any(
-            column == artificial and amount > _TOLERANCE * least for column, amount in zip(basis, amounts, strict=True)
-        ):
-            return None
         cost = np.concatenate([value_J / scale, np.zeros(rows + 2)])
-        # The artificial column may be left in the basis at zero. The surplus column, its negative, takes its place.
-        basis = [artificial - 1 if column == artificial else column for column in basis]
-        basis, amounts, reduced = _iterate(matrix[:, :artificial], cost[:artificial], limit, basis)
+        artificial = size + rows + 1
+        begin = _feasible(matrix, limit, start) or _any_basis(matrix, limit, artificial, least)
+        if begin is None:
+            return None
+        basis, amounts, reduced = _iterate(matrix[:, :artificial], cost[:artificial], limit, begin)
     used = [
         (column, amount) for column, amount in zip(basis, amounts, strict=True) if column < size and amount > _TOLERANCE
     ]
     columns = np.array([column for column, _ in used], dtype=np.int64)
     amount_J = np.array([amount for _, amount in used])
     value = float(value_J[columns] @ amount_J) if used else 0.0
-    return Optimum(value, columns, amount_J, np.maximum(0.0, -scale * reduced[:size]))
+    return Optimum(value, columns, amount_J, np.maximum(0.0, -scale * reduced[:size]), tuple(basis))
+
+
+def _feasible(matrix: Floats, limit: Floats, basis: Sequence[int]) -> list[int] | None:
+    """Return a basis if it is a basis of this matrix with amounts that are not negative."""
+    if len(basis) != len(limit) or max(basis) >= matrix.shape[1]:
+        return None
+    try:
+        amounts = np.linalg.solve(matrix[:, list(basis)], limit)
+    except np.linalg.LinAlgError:
+        return None
+    return list(basis) if (amounts >= 0).all() else None
+
+
+def _any_basis(matrix: Floats, limit: Floats, artificial: int, least: int) -> list[int] | None:
+    """Return a basis with ``least`` members, ``None`` where there is none: the artificial column is driven out."""
+    start = [*range(artificial - len(limit), artificial - 1), artificial]
+    basis, amounts, _ = _iterate(matrix, -(np.arange(artificial + 1) == artificial).astype(float), limit, start)
+    if any(column == artificial and amount > _TOLERANCE * least for column, amount in zip(basis, amounts, strict=True)):
+        return None
+    # The artificial column may be left in the basis at zero. The surplus column, its negative, takes its place.
+    return [artificial - 1 if column == artificial else column for column in basis]
 
 
 def _iterate(matrix: Floats, cost: Floats, limit: Floats, basis: list[int]) -> tuple[list[int], Floats, Floats]:

@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from heterotrain_core.layout.schedule import MOST_SIMULATED, Passes, order_of, share_seconds
+from heterotrain_core.layout.schedule import MOST_SIMULATED, Passes, share_seconds
 
 
 def by_relaxation(stages: list[Passes], micro_batches: int) -> float:
@@ -59,14 +59,11 @@ def test_the_simulation_is_the_longest_path(seed: int) -> None:
     assert share_seconds(stages, micro_batches) == pytest.approx(by_relaxation(stages, micro_batches), rel=1e-9)
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (3, 1), (3, 2), (3, 3), (4, 9), (8, 8)])
-def test_every_pass_runs_once_and_a_stage_keeps_no_more_than_its_position(stages: int, micro_batches: int) -> None:
-    for position in range(1, stages + 1):
-        order = order_of(position, stages, micro_batches)
-        assert sorted(order) == sorted((what, index) for what in "FB" for index in range(micro_batches))
-        kept = list(itertools.accumulate(1 if what == "F" else -1 for what, _ in order))
-        assert min(kept) == 0
-        assert max(kept) == (micro_batches if micro_batches < stages else position)
+@pytest.mark.parametrize("seed", range(5))
+def test_rounds_that_repeat_are_skipped_without_an_error(seed: int) -> None:
+    rng = random.Random(seed)
+    stages = [Passes(rng.uniform(0, 2), rng.uniform(0.1, 4)) for _ in range(4)]
+    assert share_seconds(stages, 200) == pytest.approx(by_relaxation(stages, 200), rel=1e-9)
 
 
 @pytest.mark.parametrize("micro_batches", [8, 9, 64, 256])
