@@ -1,4 +1,4 @@
-"""A model whose training state fits no worker.
+"""A model whose training state fits no worker, and members of different shapes that survive a loss.
 
 Memory limits of the pods are enforced by the kernel. A layer takes about 12.6 MB of training state.
 """
@@ -14,6 +14,7 @@ import pytest
 import yaml
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.plan import LayoutKind, Plan
+from lab import spot_node
 from lab.cluster import REPOSITORY, Cluster, wait_for
 from lab.jobs import Job, committed_steps, fresh_folder
 
@@ -56,14 +57,14 @@ class Training:
         return wait_for(probe, f"a plan: {self.job.condition('LayoutPlanned')}", timeout_s=timeout_s, every_s=0.5)
 
 
-def language_model(name: str, *, blocks: int, folder: Path) -> dict[str, Any]:
-    """Return the example's job with a model of so many layers, divided over three unequal workers."""
+def language_model(name: str, *, blocks: int, folder: Path, members: int = 1) -> dict[str, Any]:
+    """Return the example's job: a model of so many layers, at least so many members, three unequal workers."""
     job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     job["metadata"]["name"] = name
     spec = job["spec"]
     spec["parallelism"] = {"mode": "Pipeline", "linkMbitPerSecond": 100_000}
     spec["training"] = {"globalBatchSize": 8, "epochs": 1000}
-    spec["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 3}
+    spec["elasticPolicy"] = {"minReplicas": members, "maxReplicas": 3}
     template = spec["workerPools"][0]
     spec["workerPools"] = [_pool(template, pool) for pool in MEMORY]
     pod = spec["template"]["spec"]
@@ -88,11 +89,11 @@ def _pool(template: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def train(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Yield a function that starts a job of so many layers in a namespace of its own."""
+    """Yield a function that starts a job of so many layers and members in a namespace of its own."""
     name = "pipelines-" + str(request.node.name).removeprefix("test_").replace("_", "-")[:30].strip("-")
     cluster = Cluster(environment=installed.environment, namespace=f"e2e-{name}")
 
-    def start(*, blocks: int) -> Training:
+    def start(*, blocks: int, members: int = 1) -> Training:
         cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", timeout_s=100)
         cluster.run("kubectl", "create", "namespace", cluster.namespace)
         data = {"train.py": (EXAMPLE / "train.py").read_text()}
@@ -101,7 +102,7 @@ def train(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
         folder = fresh_folder(cluster.namespace)
         (folder / "samples").mkdir()
         (folder / "samples").chmod(0o777)
-        cluster.apply(language_model("gpt", blocks=blocks, folder=folder))
+        cluster.apply(language_model("gpt", blocks=blocks, folder=folder, members=members))
         return Training(Job(cluster, "gpt"), folder)
 
     yield start
@@ -128,3 +129,17 @@ def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
     assert status["plan"]["predictedStepSeconds"] > 0
     assert training.job.is_true("LayoutPlanned")
     assert status["restarts"] == 0, status.get("lastFailure")
+
+
+def test_a_whole_member_goes_on_when_a_stage_of_another_one_is_killed(train: Any) -> None:
+    """26 layers take 330 MB: a100 holds them alone, v100 and t4 only together. Two members can have no other shapes."""
+    training: Training = train(blocks=26, members=2)
+    plan = training.wait_plan()
+    assert sorted(member.layout.kind.value for member in plan.members) == ["Pipeline", "Replicated"]
+    training.wait_steps(10, timeout_s=240)
+    stage = next(rank for rank in plan.ranks if rank.stage == 1)
+    spot_node.kill(training.job, stage.worker)
+    training.wait_steps(training.steps + 5, timeout_s=120)
+    again = training.wait_plan(after=plan.generation)
+    assert sorted(member.layout.kind.value for member in again.members) == ["Pipeline", "Replicated"]
+    training.wait_steps(training.steps + 5, timeout_s=240)

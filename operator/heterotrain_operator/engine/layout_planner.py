@@ -1,7 +1,8 @@
 """Plans layouts in a thread: a search takes seconds, and the event loop has to serve every job meanwhile.
 
 Passes ask and get ``None`` until the answer is there; then the job is queued again. The templates of a job's newest
-model are kept, so that after a loss only a cover of the devices that are left has to be found.
+model are kept, so that after a loss only a cover of the devices that are left has to be found. While nothing else is
+asked, the covers after the loss of any one node are found in advance: most losses are a look-up.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MOST_JOBS = 64
 """Jobs whose templates are kept, those that were asked about last."""
 MOST_COVERS = 32
 """Answers that are kept for each job, the newest ones."""
+MOST_AHEAD = 8
+"""Losses that are answered in advance for each job: of a node of each of the first kinds."""
 Answer = Cover | Infeasible
 
 log = structlog.get_logger()
@@ -59,6 +62,8 @@ class LayoutPlanner:
         self._known: OrderedDict[JobKey, _Known] = OrderedDict()
         self._open: dict[JobKey, Problem] = {}
         """The newest question of each job."""
+        self._ahead: dict[JobKey, list[Problem]] = {}
+        """Questions that a loss would raise; they wait for those that were asked."""
         self._task: asyncio.Task[None] | None = None
 
     def cover_of(self, key: JobKey) -> CoverOf:
@@ -88,23 +93,47 @@ class LayoutPlanner:
 
     async def _work(self) -> None:
         """Answer until no question is left."""
-        while self._open:
-            key = next(iter(self._open))
-            problem = self._open.pop(key)
+        while self._open or self._ahead:
+            asked = bool(self._open)
+            if asked:
+                key = next(iter(self._open))
+                problem = self._open.pop(key)
+            else:
+                key = next(iter(self._ahead))
+                problem = self._ahead[key].pop()
+                if not self._ahead[key]:
+                    del self._ahead[key]
             known = self._known.get(key)
-            if known is None:
+            if known is None or known.model != _model(problem):
                 continue
-            try:
-                book, answer = await asyncio.to_thread(solve, known.book, problem)
-            except Exception as error:  # a bug in one job's search must not end the operator
-                log.exception("the search for layouts failed by a bug", job=key.name, namespace=key.namespace)
-                book, answer = known.book, Infeasible(reason=f"the search for layouts failed by a bug: {error!r}")
-            if known.model == _model(problem):
-                known.book = book
-                known.answers[_counts(problem)] = answer
-                while len(known.answers) > MOST_COVERS:
-                    known.answers.popitem(last=False)
-            self._answered(key)
+            if _counts(problem) not in known.answers:
+                await self._search(key, known, problem)
+            if asked:
+                if isinstance(known.answers.get(_counts(problem)), Cover):
+                    self._ahead[key] = _after_losses(problem)
+                self._answered(key)
+
+    async def _search(self, key: JobKey, known: _Known, problem: Problem) -> None:
+        """Find an answer in a thread and keep it."""
+        try:
+            known.book, answer = await asyncio.to_thread(solve, known.book, problem)
+        except Exception as error:  # a bug in one job's search must not end the operator
+            log.exception("the search for layouts failed by a bug", job=key.name, namespace=key.namespace)
+            answer = Infeasible(reason=f"the search for layouts failed by a bug: {error!r}")
+        known.answers[_counts(problem)] = answer
+        while len(known.answers) > MOST_COVERS:
+            known.answers.popitem(last=False)
+
+
+def _after_losses(problem: Problem) -> list[Problem]:
+    """Return the questions after the loss of one node of each kind."""
+    found = []
+    for index, kind in enumerate(problem.kinds):
+        left = max(0, kind.count - kind.devices_per_node)
+        kinds = (*problem.kinds[:index], replace(kind, count=left), *problem.kinds[index + 1 :])
+        if kind.count and any(each.count for each in kinds):
+            found.append(replace(problem, kinds=kinds))
+    return found[:MOST_AHEAD]
 
 
 def solve(book: Book | None, problem: Problem) -> tuple[Book | None, Answer]:

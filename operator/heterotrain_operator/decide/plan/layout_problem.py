@@ -44,6 +44,7 @@ def problem_of(
                 count=counts.get(pool.name, 0),
                 memory_bytes=profiles[pool.name].memory_bytes,
                 price_per_hour=float(pool.price_per_hour or 0),
+                devices_per_node=pool.num_proc_per_worker or 1,
             )
             for pool in pools
         ),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import Boundary, Plan
 
+from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import JobView, PlanObject
 from heterotrain_operator.decide.plan.membership import MembershipDecision
@@ -55,7 +56,7 @@ def next_plan(
     """
     generation, revision = in_force.newest
     current = in_force.plan
-    boundary, min_replicas = _boundary(spec), spec.elastic_policy.min_replicas
+    boundary, min_replicas = _boundary(spec), least_to_go_on(spec)
     if membership.workers is not None and shares is not None:
         named = {rank.worker for rank in shares.arrangement.ranks}
         return Plan(
@@ -96,6 +97,15 @@ def next_plan(
     reason = "; ".join(filter(None, reasons)) or "the spec changed"
     kept = generation if current.members else 0  # a plan without members is always of generation 0
     return replace(wanted, generation=kept, revision=revision + 1, reason=reason)
+
+
+def least_to_go_on(spec: HeteroTrainJobSpec) -> int:
+    """Return the fewest members with which a formation may go on.
+
+    Planned members are at least ``minReplicas`` when a plan is made, so that a loss leaves a whole one. That one goes
+    on: else two members would survive a loss no better than one.
+    """
+    return 1 if spec.parallelism.mode in PLANNED_MODES else spec.elastic_policy.min_replicas
 
 
 def _spares_text(before: Collection[str], after: Collection[str]) -> str:

@@ -15,6 +15,7 @@ from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs
 from heterotrain_operator.decide.lifecycle import Life, Stage
 from heterotrain_operator.decide.plan.arrangement import identity_of
+from heterotrain_operator.decide.plan.plan import least_to_go_on
 from heterotrain_operator.decide.plan.shares import Shares
 from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.workers.failures import Accounts
@@ -136,7 +137,7 @@ class JobContext:
         """Whether training goes on: enough members of the plan are running."""
         if self.spec is None or self.life.stage not in (Stage.ACTIVE, Stage.FINISHING):
             return False
-        return self.life.stage is Stage.FINISHING or self.members_left >= self.spec.elastic_policy.min_replicas
+        return self.life.stage is Stage.FINISHING or self.members_left >= least_to_go_on(self.spec)
 
     @property
     def members_left(self) -> int:

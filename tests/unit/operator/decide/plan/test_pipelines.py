@@ -224,6 +224,28 @@ def test_the_minimum_counts_members() -> None:
     assert "these devices form 1 member and least_members is 2" in cluster.message("LayoutPlanned")
 
 
+def test_two_planned_members_survive_the_loss_of_a_stage() -> None:
+    """The whole member goes on although minReplicas is 2; the lost stage comes back by a new plan of two members."""
+    profiles = {
+        "a": profile("a", units_that_fit=6.1),
+        "b": profile("b", units_that_fit=4.1, slowness=2),
+        "c": profile("c", units_that_fit=2.3, slowness=2),
+    }
+    pools = tuple(pool(name, maxReplicas=1) for name in profiles)
+    cluster = a_cluster(*pools, profiles=profiles, elasticPolicy={"minReplicas": 2}).start()
+    first = plan_of(cluster)
+    assert sorted(member.layout.stages for member in first.members) == [1, 2]
+    assert first.min_replicas == 1
+    (lost,) = (rank.worker for rank in first.ranks if rank.stage == 1)
+    cluster.vanish(lost).settle()
+    assert plan_of(cluster).generation == first.generation, "one member is fewer than a plan has to have"
+    assert cluster.condition("Running")[0] == "True"
+    cluster.schedule().run().settle()
+    again = plan_of(cluster)
+    assert again.generation == first.generation + 1
+    assert sorted(member.layout.stages for member in again.members) == [1, 2]
+
+
 def test_the_plan_waits_while_the_planner_computes() -> None:
     """The planner answers later; until then the plan in force stays."""
     cluster = a_cluster()
