@@ -331,7 +331,8 @@ def _build_active(
         layout=decided.layout,
     )
     status = status_of(context, newest=newest)
-    budget = build_disruption_budget(job, derived.workers)
+    planning = decided.layout is not None and decided.layout.holds is None
+    budget = build_disruption_budget(job, derived.workers, plan, planning=planning)
     version = version_text(plan) if plan else ""
     remove = (*(worker.pod for worker, _ in replicas.remove), *_unneeded_ended_pods(context))
     return Decision(

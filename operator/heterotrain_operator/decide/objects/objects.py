@@ -70,12 +70,24 @@ def build_service(job: JobView) -> dict[str, Any]:
     }
 
 
-def build_disruption_budget(job: ValidJob, workers: Iterable[Worker]) -> dict[str, Any] | None:
-    """Return the budget that lets voluntary evictions take one on-demand worker at a time; ``None`` if there are none.
+def build_disruption_budget(
+    job: ValidJob, workers: Iterable[Worker], plan: Plan | None = None, *, planning: bool = False
+) -> dict[str, Any] | None:
+    """Return the budget that lets voluntary evictions take one member at a time; ``None`` without on-demand workers.
+
+    A budget counts pods, and of two pods that are evicted, each may be in another member. So it allows one pod while
+    several members are whole. Where one member is left, all its pods may go: the first that goes stops them all, and
+    each later one would be a further pause.
 
     The minimum falls as soon as the job continues without the evicted worker, so a drain is slowed down, never blocked.
     Spot workers are left out: refusing their eviction would turn an announced loss into a sudden one. When
     the last on-demand pool becomes a spot pool, the budget falls as long as workers of the earlier kind are left.
+
+    Args:
+        job: the job.
+        workers: all of its workers.
+        plan: the plan in force.
+        planning: whether members for the workers that are left are being planned.
     """
     workers = tuple(workers)
     if not any(worker.pod.on_demand for worker in workers) and all(
@@ -88,7 +100,7 @@ def build_disruption_budget(job: ValidJob, workers: Iterable[Worker]) -> dict[st
         "kind": "PodDisruptionBudget",
         "metadata": _metadata(job, keys.disruption_budget_name(job.key.name)),
         "spec": {
-            "minAvailable": max(0, ready - 1),
+            "minAvailable": max(0, ready - _pods_that_may_go(workers, plan, ready, planning=planning)),
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {
                 "matchLabels": {
@@ -99,6 +111,19 @@ def build_disruption_budget(job: ValidJob, workers: Iterable[Worker]) -> dict[st
             },
         },
     }
+
+
+def _pods_that_may_go(workers: Sequence[Worker], plan: Plan | None, ready: int, *, planning: bool) -> int:
+    """Return how many of the ready on-demand workers may be evicted at the same time."""
+    if plan is None or all(len(ranks) == 1 for ranks in plan.ranks_by_member):
+        return 1
+    uids = {worker.pod.uid for worker in workers if worker.state is WorkerState.READY}
+    whole = plan.whole_members([rank.rank for rank in plan.ranks if rank.worker_uid in uids])
+    if len(whole) > 1:
+        return 1
+    # The last whole member is kept only while the others are about to come back.
+    broken = len(whole) < len(plan.members)
+    return 0 if whole and broken and planning else ready
 
 
 def build_network_policy(job: JobView) -> dict[str, Any]:

@@ -246,6 +246,30 @@ def test_two_planned_members_survive_the_loss_of_a_stage() -> None:
     assert sorted(member.layout.stages for member in again.members) == [1, 2]
 
 
+def test_a_disruption_budget_counts_members() -> None:
+    """Of two members, one pod may be evicted; of the last one all pods, but not while a new plan is on its way."""
+    alike = {"a": profile("a", units_that_fit=4)}
+    pools = (pool("a", maxReplicas=4, capacityType="OnDemand"),)
+    cluster = a_cluster(*pools, profiles=alike, elasticPolicy={"minReplicas": 2}).start()
+    plan = plan_of(cluster)
+    assert [member.layout.stages for member in plan.members] == [2, 2]
+
+    def needed() -> int:
+        return int(cluster.step().apply[1]["spec"]["minAvailable"])
+
+    assert needed() == 3
+    at_once = cluster.cover_of
+    cluster.cover_of = lambda _: None
+    lost = plan.ranks[0].worker
+    cluster.vanish(lost)
+    assert needed() == 3, "the last whole member stays while the others are planned"
+    cluster.cover_of = at_once
+    assert needed() == 0, "one member is fewer than a plan has to have: a drain is not blocked"
+    one = a_cluster(*pools, profiles=alike, elasticPolicy={"minReplicas": 1, "maxReplicas": 2}).start()
+    assert [member.layout.stages for member in plan_of(one).members] == [2]
+    assert one.settle().apply[1]["spec"]["minAvailable"] == 0
+
+
 def test_the_plan_waits_while_the_planner_computes() -> None:
     """The planner answers later; until then the plan in force stays."""
     cluster = a_cluster()
