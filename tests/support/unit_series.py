@@ -17,7 +17,7 @@ def unit(index: int, *, sizes: Sequence[int] = (1, 2)) -> UnitProfile:
         UnitSeconds(micro_batch_samples=n, forward_s=0.01 * n + index, backward_s=0.02 * n + index) for n in sizes
     )
     return UnitProfile(
-        name=f"unit {index}",
+        name=f"blocks.{index}" if index else "before blocks",
         parameter_bytes=1000 + index,
         activation_bytes=100 + index,
         boundary_bytes=10 + index,
@@ -39,7 +39,12 @@ def series(profiles: Sequence[UnitProfile]) -> list[tuple[dict[str, str], float]
                 "activations": profile.activation_bytes,
                 "boundary": profile.boundary_bytes,
             }[what]
-            found.append(({"__name__": metrics.UNIT_BYTES, "unit": str(index), "what": what}, float(value)))
+            found.append(
+                (
+                    {"__name__": metrics.UNIT_BYTES, "unit": str(index), "unit_name": profile.name, "what": what},
+                    float(value),
+                )
+            )
     found.append(({"__name__": metrics.UNITS}, float(len(profiles))))
     found.append(({"__name__": metrics.USABLE_MEMORY}, float(MEMORY_BYTES)))
     found.append(({"__name__": metrics.UNIT_PROFILE_COMPLETE}, 1.0))

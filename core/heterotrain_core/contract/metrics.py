@@ -147,7 +147,7 @@ UNIT_SECONDS: Final = "heterotrain_unit_seconds"
 """Seconds of one pass of a micro-batch through a unit on this device; labels ``unit``, ``samples``,
 and ``phase``, which is forward or backward."""
 UNIT_BYTES: Final = "heterotrain_unit_bytes"
-"""Labels ``unit`` and ``what``: bytes of its parameters; activations and boundary for each sample."""
+"""Labels ``unit``, ``unit_name`` and ``what``: bytes of its parameters; activations and boundary for each sample."""
 USABLE_MEMORY: Final = "heterotrain_usable_memory_bytes"
 """Memory of the device that training state and activations may take; less than ``DEVICE_MEMORY``, and also without an
 accelerator."""
@@ -155,6 +155,9 @@ UNIT_PROFILE_COMPLETE: Final = "heterotrain_unit_profile_complete"
 """1 once the series above hold the whole profile."""
 LABEL_UNIT: Final = "unit"
 """Index of the unit, in the order of computation, from 0."""
+LABEL_UNIT_NAME: Final = "unit_name"
+"""Where the unit is in the script's model, for people, such as ``blocks.3``; cut to ``MOST_UNIT_NAME`` characters."""
+MOST_UNIT_NAME: Final = 40
 LABEL_SAMPLES: Final = "samples"
 """Samples of the micro-batch."""
 LABEL_WHAT: Final = "what"

@@ -6,6 +6,7 @@ their own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from heterotrain_operator.prom.queries import Series
 
 _NAMES = (metrics.UNIT_SECONDS, metrics.UNIT_BYTES)
+_NAME = re.compile(r"[\w.]+( [\w.]+)*", re.ASCII)
+"""Paths in a model, and "before blocks". Older images export none."""
 _PHASES = (metrics.PHASE_FORWARD, metrics.PHASE_BACKWARD)
 
 
@@ -55,6 +58,7 @@ def parse_profile(
         return "it has no number of units or no usable memory"
     seconds: dict[tuple[int, int, str], float] = {}
     sizes: dict[tuple[int, str], float] = {}
+    names: dict[int, str] = {}
     for labels, value in rows:
         name = labels.get("__name__", "")
         if name not in _NAMES or member_of(labels, workers, namespace) != member:
@@ -65,6 +69,7 @@ def parse_profile(
         # A duplicate is of the same process, scraped twice.
         if name == metrics.UNIT_BYTES and 0 <= value <= MOST_BYTES:
             sizes.setdefault((unit, labels.get(metrics.LABEL_WHAT, "")), value)
+            names.setdefault(unit, labels.get(metrics.LABEL_UNIT_NAME, ""))
         samples = number(labels.get(metrics.LABEL_SAMPLES, ""), MOST_SAMPLES)
         if name == metrics.UNIT_SECONDS and samples and 0 <= value <= MOST_SECONDS:
             seconds.setdefault((unit, samples, labels.get(metrics.LABEL_PHASE, "")), value)
@@ -89,7 +94,7 @@ def parse_profile(
         parameters, activations, boundary = (int(sizes[unit, what]) for what in metrics.WHATS)
         found.append(
             UnitProfile(
-                name=f"unit {unit}",
+                name=_plausible(names[unit]),
                 parameter_bytes=parameters,
                 activation_bytes=activations,
                 boundary_bytes=boundary,
@@ -97,3 +102,8 @@ def parse_profile(
             )
         )
     return PoolProfile(memory_bytes=int(memory_bytes), units=tuple(found))
+
+
+def _plausible(name: str) -> str:
+    """Return a unit's name, empty where no model has such a name."""
+    return name if len(name) <= metrics.MOST_UNIT_NAME and _NAME.fullmatch(name) else ""

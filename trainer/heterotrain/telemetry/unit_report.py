@@ -41,7 +41,7 @@ def report_units(report: Report, profiles: Sequence[UnitProfile], *, kind: str, 
         for name, value in ((names.PHASE_FORWARD, point.forward_s), (names.PHASE_BACKWARD, point.backward_s))
     ]
     sizes_bytes = [
-        ((str(index), what), float(value))
+        ((str(index), unit.name[-names.MOST_UNIT_NAME :].strip(), what), float(value))
         for index, unit in enumerate(profiles)
         for what, value in (
             (names.WHAT_PARAMETERS, unit.parameter_bytes),
@@ -54,7 +54,9 @@ def report_units(report: Report, profiles: Sequence[UnitProfile], *, kind: str, 
             names.UNIT_SECONDS: Table(
                 labels=(names.LABEL_UNIT, names.LABEL_PHASE, names.LABEL_SAMPLES), rows=tuple(seconds)
             ),
-            names.UNIT_BYTES: Table(labels=(names.LABEL_UNIT, names.LABEL_WHAT), rows=tuple(sizes_bytes)),
+            names.UNIT_BYTES: Table(
+                labels=(names.LABEL_UNIT, names.LABEL_UNIT_NAME, names.LABEL_WHAT), rows=tuple(sizes_bytes)
+            ),
         },
         {
             names.UNITS: float(len(profiles)),

@@ -37,7 +37,7 @@ def problem_of(
         )
     by_unit = zip(*(profiles[pool.name].units for pool in pools), strict=True)
     problem = Problem(
-        units=tuple(_merged(unit) for unit in by_unit),
+        units=tuple(_merged(index, unit) for index, unit in enumerate(by_unit)),
         kinds=tuple(
             DeviceKind(
                 name=pool.name,
@@ -64,10 +64,10 @@ def fits_every_device(problem: Problem) -> bool:
     return all(state + kept <= kind.memory_bytes for kind in problem.kinds if kind.count)
 
 
-def _merged(units: tuple[UnitProfile, ...]) -> UnitProfile:
+def _merged(index: int, units: tuple[UnitProfile, ...]) -> UnitProfile:
     """Return one unit as measured on several kinds of devices; bytes are those of the kind that needs most."""
     return UnitProfile(
-        name=units[0].name,
+        name=units[0].name or f"unit {index}",
         parameter_bytes=max(unit.parameter_bytes for unit in units),
         activation_bytes=max(unit.activation_bytes for unit in units),
         boundary_bytes=max(unit.boundary_bytes for unit in units),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from heterotrain_core.contract.plan import LayoutKind, Plan
 
@@ -13,30 +14,33 @@ MOST_SHOWN = 8
 
 
 def layout_text(plan: Plan, telemetry: Telemetry) -> str:
-    """Return such as ``2 members: [a100: units 0-17 | t4: 18-23] [v100: 0-11 | v100: 12-23]``.
+    """Return such as ``2 members: [a100: units 0-3 (embed to blocks.2) | t4: 4-5 (blocks.3 to head)] [v100: 0-5]``.
 
-    Empty where no member is cut into stages. Equal layouts are drawn once.
+    Empty where no member is cut into stages. Equal layouts are drawn once. Names of units are left out where the
+    workers exported none.
     """
     if not any(member.layout.kind is LayoutKind.PIPELINE for member in plan.members):
         return ""
-    counts = {len(profile.units) for profile in telemetry.profiles.values()}
-    last = counts.pop() - 1 if len(counts) == 1 else None
-    shapes = Counter(_drawn(plan, index, last) for index in range(len(plan.members)))
+    models = {tuple(unit.name for unit in profile.units) for profile in telemetry.profiles.values()}
+    names = models.pop() if len(models) == 1 else ()
+    shapes = Counter(_drawn(plan, index, names) for index in range(len(plan.members)))
     shown = [f"{number} × {shape}" if number > 1 else shape for shape, number in shapes.most_common(MOST_SHOWN)]
     more = [f"and {len(shapes) - MOST_SHOWN} other layouts"] if len(shapes) > MOST_SHOWN else []
     number = "1 member" if len(plan.members) == 1 else f"{len(plan.members)} members"
     return f"{number}: {' '.join([*shown, *more])}"
 
 
-def _drawn(plan: Plan, index: int, last: int | None) -> str:
-    """Return one member; ``last`` is the model's last unit, where it is known."""
+def _drawn(plan: Plan, index: int, names: Sequence[str]) -> str:
+    """Return one member; ``names`` are those of all units, where they are known."""
     layout, ranks = plan.members[index].layout, plan.ranks_by_member[index]
     if layout.kind is not LayoutKind.PIPELINE:
         return f"[{plan.pool_of(ranks[0])}: all units]"
     first = (0, *layout.cuts)
-    ends = [*(cut - 1 for cut in layout.cuts), last]
+    ends = [*(cut - 1 for cut in layout.cuts), len(names) - 1 if names else None]
     places = []
     for stage, (start, end) in enumerate(zip(first, ends, strict=True)):
         units = f"{start}-" if end is None else (f"{start}" if end == start else f"{start}-{end}")
+        if end is not None and end < len(names) and names[start] and names[end]:
+            units += f" ({names[start]})" if start == end else f" ({names[start]} to {names[end]})"
         places.append(f"{plan.pool_of(ranks[stage * layout.shards])}: {'units ' if not stage else ''}{units}")
     return f"[{' | '.join(places)}]"

@@ -80,6 +80,14 @@ def test_a_profile_that_is_incomplete_or_implausible_is_refused(rows: list[Serie
     assert clause in found
 
 
+@pytest.mark.parametrize("name", ["", "a;b", "x" * 41, "blocks.0\n", "\u202eblocks.0"])
+def test_a_name_that_no_model_has_is_left_out(name: str) -> None:
+    """Older images export none, and a hostile one could write anything into the status."""
+    found = parsed([Series({**row.labels, metrics.LABEL_UNIT_NAME: name}, row.value) for row in exported()])
+    assert isinstance(found, PoolProfile)
+    assert [unit.name for unit in found.units] == ["", "", ""]
+
+
 def test_a_profile_without_its_memory_is_refused() -> None:
     assert parsed(exported(), usable_memory_bytes=None) == "it has no number of units or no usable memory"
 

@@ -31,9 +31,10 @@ def profile(name: str, *, units_that_fit: float, slowness: float = 1.0, units: i
         for n in (1, 2, 4)
     )
     unit = UnitProfile(
-        name="unit", parameter_bytes=STATE // 4, activation_bytes=2**20, boundary_bytes=2**16, seconds={name: points}
+        name="", parameter_bytes=STATE // 4, activation_bytes=2**20, boundary_bytes=2**16, seconds={name: points}
     )
-    return PoolProfile(memory_bytes=int(units_that_fit * STATE), units=(unit,) * units)
+    named = tuple(replace(unit, name=f"blocks.{index}") for index in range(units))
+    return PoolProfile(memory_bytes=int(units_that_fit * STATE), units=named)
 
 
 BIG_AND_SMALL = {"a": profile("a", units_that_fit=5), "b": profile("b", units_that_fit=2.5, slowness=2)}
@@ -75,7 +76,20 @@ def test_two_workers_that_hold_the_model_together_are_one_member() -> None:
     assert units == {"a": 4, "b": 2}
     assert [rank.stage for rank in plan.ranks] == [0, 1]
     assert plan.prediction is not None
-    assert cluster.status["plan"]["layout"].startswith("1 member: [")
+    shown = cluster.status["plan"]["layout"]
+    assert shown.startswith("1 member: [")
+    assert "(blocks.0 to blocks." in shown
+    cluster.telemetry = Telemetry(
+        profiles={
+            key: replace(each, units=tuple(replace(unit, name="") for unit in each.units))
+            for key, each in BIG_AND_SMALL.items()
+        }
+    )
+    cluster.settle()
+    assert cluster.status["plan"]["layout"] in (
+        "1 member: [a: units 0-3 | b: 4-5]",
+        "1 member: [b: units 0-1 | a: 2-5]",
+    )
     assert cluster.status["plan"]["predictedStepSeconds"] == pytest.approx(plan.prediction.step_s, rel=1e-3)
     assert cluster.condition("LayoutPlanned")[0] == "True"
     assert cluster.condition("Running")[0] == "True"
