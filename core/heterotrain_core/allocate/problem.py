@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from heterotrain_core.contract.choices import Choice
 from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.layout.rates import LayoutRates
 from heterotrain_core.split.member import SplitMember
 
 Size = int | tuple[int, ...]
@@ -132,6 +133,8 @@ class JobDemand:
         exponent: its exponent of the fair product; ``propose`` sets it.
         arrived_s: arrival time; earlier first. Only differences matter.
         current: current workers by ``JobPool.key``; empty when it does not run.
+        layouts: rates of a job whose members are planned, by devices of the kinds that ``JobPool.label`` names; they
+            take the place of the members' times.
     """
 
     key: str
@@ -155,6 +158,7 @@ class JobDemand:
     exponent: float = 1.0
     arrived_s: float = 0.0
     current: Mapping[str, int] = field(default_factory=dict)
+    layouts: LayoutRates | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

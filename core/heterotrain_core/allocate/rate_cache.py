@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from heterotrain_core.allocate.capacity import PoolCapacity
 from heterotrain_core.allocate.problem import JobDemand
 from heterotrain_core.allocate.value import Floats, Ints, possible_counts, rates, thinned_out
@@ -40,12 +42,16 @@ class RateCache:
             job.communication_members,
             job.variation,
             job.objective,
+            job.layouts,
             tuple(sorted(job.current.items())) if thinned_out(job, slots) else (),
         )
         self._used.add(key)
         if key not in self._entries:
             counts_OP, complete = possible_counts(job, slots)
             rate_O = rates(job, counts_OP) if len(counts_OP) else counts_OP.sum(axis=1) * 1.0
+            if job.layouts is not None and len(counts_OP) and not rate_O.any():
+                # No nodes of this cluster hold the model. With some workers, the job says what is missing.
+                rate_O = rates(replace(job, layouts=None), counts_OP)
             self._entries[key] = (counts_OP, rate_O, complete)
         return self._entries[key]
 

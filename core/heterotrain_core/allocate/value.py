@@ -140,13 +140,15 @@ def _after_pauses(job: JobDemand, counts_OP: Ints, rate_O: Floats, loss_O: Float
 
 
 def rates(job: JobDemand, counts_OP: Ints) -> Floats:
-    """Return weighted samples per second for each option; 0 where the batch cannot be shared.
+    """Return weighted samples per second for each option; 0 where the batch cannot be shared or the model not held.
 
     Weights are those of the objective. Shares are real-valued: whole samples matter little here, and the plan rounds.
     """
     members = _members(job)
     ranks_P = np.array([job_pool.ranks for job_pool in job.pools])
     members_OP = counts_OP * ranks_P
+    if job.layouts is not None:  # its batch is fixed
+        return job.layouts.of([job_pool.label for job_pool in job.pools], members_OP)
     total_O = members_OP.sum(axis=1)
     batches = _batches(job)
     worth = _worth(job, batches)

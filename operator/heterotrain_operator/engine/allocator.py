@@ -21,6 +21,7 @@ from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
 from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import AllocationInput, Competition, competitions, takes_part
+from heterotrain_operator.decide.allocation.layout_values import LayoutValues
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant, why_limited
 from heterotrain_operator.decide.grants.persisted import persisted_grant
 from heterotrain_operator.decide.objects.pods import build_pod
@@ -93,6 +94,7 @@ class Allocator:
         self.busy = BusyTime(clocks.monotonic)
         self._entries: dict[JobKey, _Entry] = {}
         self._rates = RateCache()
+        self._layouts = LayoutValues()
         self._first_decision_s = float("inf")
         """When the first decision was made. Before it, no job takes nodes that may have been granted to another one."""
         self._being_decided: frozenset[JobKey] = frozenset()
@@ -160,6 +162,7 @@ class Allocator:
             await self._decide(competition)
             self.busy.progress()
         self._rates.forget_unused()
+        self._layouts.forget_unused()
         self._metrics.allocation_seconds.observe(self._clocks.monotonic() - started_s)
         self._metrics.limited_jobs.set(sum(entry.grant.limits is not None for entry in self._entries.values()))
 
@@ -181,6 +184,7 @@ class Allocator:
                 now_s=self._clocks.wall(),
                 rate_cache=self._rates,
                 namespace_weights=self._namespace_weights,
+                layout_values=self._layouts,
             )
         except Exception:
             log.exception("allocation failed by a bug: these jobs keep their grants", jobs=["/".join(k) for k in keys])

@@ -20,6 +20,7 @@ from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.allocation.competition import Competition
 from heterotrain_operator.decide.allocation.demand import Competitor, demand_of, throughput_of
+from heterotrain_operator.decide.allocation.layout_values import LayoutValues
 from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup
 from heterotrain_operator.decide.allocation.placement import Placement
 from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel
@@ -41,8 +42,9 @@ def decide_allocation(
     now_s: float,
     rate_cache: RateCache | None = None,
     namespace_weights: Mapping[str, float] | None = None,
+    layout_values: LayoutValues | None = None,
 ) -> dict[JobKey, JobGrant]:
-    """Return what each job of a competition may have; ``rate_cache`` keeps rates of former decisions.
+    """Return what each job of a competition may have; ``rate_cache`` and ``layout_values`` keep former results.
 
     Namespaces share the nodes by ``namespace_weights``; those without an entry have weight 1.
 
@@ -55,7 +57,9 @@ def decide_allocation(
 
     # 2. Put the competition into the core's terms: capacity of the node groups, demands of the jobs.
     throughput = {c.job.key: throughput_of(c.before.throughput, c.plan, c.telemetry) for c in competitors}
-    problem = problem_of(competition, throughput, namespace_weights=namespace_weights, now_s=now_s)
+    problem = problem_of(
+        competition, throughput, namespace_weights=namespace_weights, now_s=now_s, layout_values=layout_values
+    )
 
     # 3. Set no limits where no job is in another's way and none wants to save cost.
     frugal = any(demand.objective is Objective.COST or timed(demand) for demand in problem.demands)
@@ -102,9 +106,10 @@ def problem_of(
     *,
     now_s: float,
     namespace_weights: Mapping[str, float] | None = None,
+    layout_values: LayoutValues | None = None,
 ) -> AllocationProblem:
     """Return the competition in the core's terms; ``now_s`` in seconds since the epoch."""
-    weights = namespace_weights or {}
+    weights, values = namespace_weights or {}, LayoutValues() if layout_values is None else layout_values
     groups_of = {
         competitor.job.key: {
             pool.name: [group for group in competition.node_groups if competitor.pool_key(pool) in group.sizes]
@@ -121,6 +126,7 @@ def problem_of(
                 throughput[competitor.job.key],
                 namespace_weight=weights.get(competitor.job.key.namespace, 1.0),
                 now_s=now_s,
+                layouts=values.of(competitor),
             )
             for competitor in competition.competitors
         ),

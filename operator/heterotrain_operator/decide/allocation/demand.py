@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from heterotrain_core.allocate.problem import JobDemand, JobPool
 from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.plan import Member, Plan, Rank
+from heterotrain_core.layout.rates import LayoutRates
 from heterotrain_core.perf.expected_maximum import expected_maximum
 from heterotrain_core.split.member import SplitMember
 
@@ -88,6 +89,7 @@ def demand_of(
     *,
     namespace_weight: float,
     now_s: float,
+    layouts: LayoutRates | None = None,
 ) -> JobDemand:
     """Return the job's demand.
 
@@ -97,6 +99,7 @@ def demand_of(
         throughput: the job's throughput model, from ``throughput_of``.
         namespace_weight: of the job's namespace.
         now_s: now, in seconds since the epoch.
+        layouts: rates of the job's best layouts, where its members are planned.
     """
     job, spec, training = competitor.job, competitor.spec, competitor.spec.training
     job_pools: list[JobPool] = []
@@ -146,6 +149,7 @@ def demand_of(
         tenant_weight=namespace_weight,
         arrived_s=job.created_s,
         current=current,
+        layouts=layouts,
     )
 
 

@@ -1,0 +1,95 @@
+"""What devices are worth to jobs whose members are planned: the rates of their best layouts.
+
+A table is made once for a job's model and limits, and kept from one allocation to the next. Jobs whose workers have not
+measured the model yet are valued like other jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from heterotrain_core.layout.book import Book, book_of
+from heterotrain_core.layout.problem import Problem
+from heterotrain_core.layout.rates import LayoutRates
+from heterotrain_core.layout.result import LayoutKind
+
+from heterotrain_operator.api.parallelism import PLANNED_MODES
+from heterotrain_operator.cluster_state.profiles import PoolProfile
+from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.decide.allocation.demand import Competitor
+from heterotrain_operator.decide.objects.pods import members_per_worker
+from heterotrain_operator.decide.plan.layout_problem import problem_of
+
+KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
+MOST_DEVICES = 64
+"""Devices of a kind that are told apart: further ones count as idle, because a table has to stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    problem: Problem
+    rates: LayoutRates | None
+
+
+class LayoutValues:
+    """The tables of all jobs."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._known: dict[JobKey, _Known] = {}
+        self._used: set[JobKey] = set()
+
+    def __len__(self) -> int:
+        """Return the number of jobs with a table."""
+        return len(self._known)
+
+    def of(self, competitor: Competitor) -> LayoutRates | None:
+        """Return a job's rates by the devices of its pools; ``None`` where layouts do not decide about them."""
+        problem = _problem(competitor)
+        if problem is None:
+            return None
+        key = competitor.job.key
+        self._used.add(key)
+        known = self._known.get(key)
+        if known is None or known.problem != problem:
+            book = book_of(problem)
+            known = self._known[key] = _Known(problem, LayoutRates(book, KINDS) if isinstance(book, Book) else None)
+        return known.rates
+
+    def forget_unused(self) -> None:
+        """Drop the tables that were not used since the last call."""
+        self._known = {key: known for key, known in self._known.items() if key in self._used}
+        self._used.clear()
+
+
+def _problem(competitor: Competitor) -> Problem | None:
+    """Return the planner's question for all devices that the job may have, ``None`` before anything was measured."""
+    spec, measured = competitor.spec, competitor.telemetry.profiles
+    if spec.parallelism.mode not in PLANNED_MODES or not measured:
+        return None
+    counts = {
+        pool.name: min(MOST_DEVICES, pool.max_replicas * members_per_worker(spec, pool, competitor.job.template))
+        for pool in spec.worker_pools
+    }
+    problem = problem_of(spec, _with_unknown(measured, list(counts)), counts)
+    return problem if isinstance(problem, Problem) else None
+
+
+def _with_unknown(measured: Mapping[str, PoolProfile], pools: list[str]) -> dict[str, PoolProfile]:
+    """Return a profile for each pool; one without any is taken to be like the measured one of middle speed."""
+    by_speed = sorted(measured, key=lambda name: (_seconds(measured[name]), name))
+    like = by_speed[len(by_speed) // 2]
+    found = {}
+    for pool in pools:
+        profile = measured.get(pool, measured[like])
+        source = pool if pool in measured else like
+        units = tuple(replace(unit, seconds={pool: unit.seconds[source]}) for unit in profile.units)
+        found[pool] = replace(profile, units=units)
+    return found
+
+
+def _seconds(profile: PoolProfile) -> float:
+    return sum(
+        points[-1].forward_s + points[-1].backward_s for unit in profile.units for points in unit.seconds.values()
+    )
