@@ -116,6 +116,9 @@ crds: setup-operator ## generate the CRD from the operator's models, into crds/ 
 	@$(PY) -m heterotrain_operator.api.crd > crds/heterotrain.dev_heterotrainjobs.yaml
 	@cp crds/heterotrain.dev_heterotrainjobs.yaml helm/heterotrain/files/
 
+chart-files: setup-operator ## generate the chart's README and the manifest for clusters without Helm; needs helm
+	@PYTHONPATH=deploy/dev/lab $(PY) -m lab.chart_files
+
 ##@ Tests without a cluster
 
 test-core: setup-core ## core, command line, simulator and prose linter
@@ -158,6 +161,9 @@ test-oldest-torch: setup ## the trainer's tests with the lowest PyTorch that it 
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --require-hashes -r $(OLDEST)/rest.txt
 	@$(OLDEST)/bin/pytest -q $(PARALLEL) tests/unit/trainer
 	@$(OLDEST)/bin/pytest -q tests/distributed
+
+test-wheel: setup ## the wheel in new environments, one for each extra, with the oldest and the newest packages; slow, needs a network
+	@$(PYTEST) tests/wheel
 
 test-cuda: setup ## tests on a GPU; not part of `make test`
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, but \
@@ -223,8 +229,8 @@ pictures: setup ## draw the pictures of docs/mathematics.md again
 bench-simulated: setup ## the tables of docs/simulation.md; about twenty minutes
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
-.PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds test-core \
-  test-operator test-trainer test-unit test-distributed test-guides chaos test-cuda images cluster cluster-running \
+.PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files test-core \
+  test-operator test-trainer test-unit test-distributed test-guides chaos test-wheel test-cuda images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-convergence bench-scale \
   bench-mathematics \
   bench-trainer bench-simulated pictures

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from heterotrain_core.contract import keys
+from heterotrain_operator.api.admission import read_new_job
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cli import check as checks
 from heterotrain_operator.cli import run
@@ -316,6 +317,14 @@ SAMPLES: dict[str, Any] = {
     "extraEnv": [{"name": "A", "value": "b"}],
     "namespaceWeights": {"team-a": 3},
     "tolerations": [{"key": "x"}],
+    "extraArgs": ["--workers=3"],
+    "affinity": {"nodeAffinity": {"a": "b"}},
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+    "extraVolumes": [{"name": "v", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+    "memory": "777Mi",
+    "cpu": "777m",
+    "drop": ["NET_RAW"],
 }
 
 
@@ -398,9 +407,71 @@ def test_weights_of_namespaces_reach_the_operator() -> None:
         "no.such.value=1",
         "prometheus.pollSeconds=0.1",
         "prometheus.staleSeconds=0",
+        "resources.limit.memory=1Gi",
+        "resources.limits.memory=lots",
+        "tolerations[0].operater=Exists",
+        "affinity.nodeAffinty.a=b",
+        "operator.extraEnv[0].name=A",
+        "prometheus.auth.secretName=Not_a_name",
+        "podLabels.a=1",
+        "livenessProbe.httpGet.path=/",
+        "fullnameOverride=Heterotrain",
     ],
 )
 def test_a_wrong_value_is_refused(value: str) -> None:
     done = helm("template", "release", str(CHART), "--kube-version", "1.36.0", "--set", value)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
+
+
+def test_labels_of_users_never_replace_those_by_which_the_deployment_selects_its_pods() -> None:
+    own = "app\\.kubernetes\\.io/name=mine"
+    objects = render(f"podLabels.{own}", f"commonLabels.{own}", "podLabels.team=a", "commonLabels.tier=b")
+    (deployment,) = of_kind(objects, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert labels["app.kubernetes.io/name"] == "heterotrain-operator"
+    assert (labels["team"], labels["tier"]) == ("a", "b")
+    unlabelled = [each["kind"] for each in objects if each["metadata"].get("labels", {}).get("tier") != "b"]
+    assert set(unlabelled) <= {"CustomResourceDefinition"}
+
+
+def test_the_pod_of_helm_test_has_the_operator_s_volumes_and_security_context() -> None:
+    values = (
+        "extraVolumes[0].name=v", "extraVolumes[0].configMap.name=ca", "extraVolumeMounts[0].name=v",
+        "extraVolumeMounts[0].mountPath=/v", "podSecurityContext.runAsUser=1234", "prometheus.auth.secretName=secret",
+    )  # fmt: skip
+    objects = render(*values)
+    (test,) = of_kind(objects, "Pod")
+    (deployment,) = of_kind(objects, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert test["spec"]["securityContext"] == pod["securityContext"]
+    assert test["spec"]["securityContext"]["runAsUser"] == 1234
+    for name in ("v", "prometheus-auth"):
+        assert [v for v in test["spec"]["volumes"] if v["name"] == name] == [
+            v for v in pod["volumes"] if v["name"] == name
+        ]
+    assert {"name": "v", "mountPath": "/v"} in test["spec"]["containers"][0]["volumeMounts"]
+
+
+def test_the_name_of_all_objects_may_be_chosen() -> None:
+    objects = render("fullnameOverride=training", *EVERYTHING)
+    named = {each["metadata"]["name"] for each in objects if each["kind"] != "CustomResourceDefinition"}
+    assert {name for name in named if not name.startswith("training")} == set()
+    (deployment,) = of_kind(objects, "Deployment")
+    assert deployment["metadata"]["name"] == "training-operator"
+
+
+def test_the_metadata_for_artifact_hub_are_true() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    about = {name.partition("/")[2]: text for name, text in chart["annotations"].items()}
+    (image,) = yaml.safe_load(about["images"])
+    (deployment,) = of_kind(render(), "Deployment")
+    assert image["image"] == deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+    (known,) = yaml.safe_load(about["crds"])
+    (crd,) = of_kind(render(), "CustomResourceDefinition")
+    assert (known["name"], known["kind"]) == (crd["metadata"]["name"], crd["spec"]["names"]["kind"])
+    assert known["version"] in [version["name"] for version in crd["spec"]["versions"]]
+    (example,) = yaml.safe_load(about["crdsExamples"])
+    read_new_job(example)
+    assert all({"kind", "description"} <= change.keys() for change in yaml.safe_load(about["changes"]))

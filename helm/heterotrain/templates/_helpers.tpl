@@ -2,7 +2,7 @@
 {{- define "heterotrain.release" -}}
 {{- $release := trimSuffix "-operator" .Release.Name -}}
 {{- if not (contains "heterotrain" $release) -}}{{ $release = printf "%s-heterotrain" ($release | trunc 42 | trimSuffix "-") }}{{- end -}}
-{{- $release -}}
+{{- .Values.fullnameOverride | default $release -}}
 {{- end -}}
 
 {{- define "heterotrain.name" -}}{{ include "heterotrain.release" . }}-operator{{- end -}}
@@ -17,6 +17,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: heterotrain
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with omit .Values.commonLabels "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/part-of" "app.kubernetes.io/managed-by" "helm.sh/chart" }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "heterotrain.selector" -}}
@@ -31,6 +34,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "heterotrain.image" -}}
+{{- with .Values.image.registry }}{{ . }}/{{ end -}}
 {{- if .Values.image.digest -}}{{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- else -}}{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
