@@ -6,10 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_operator.engine.metrics import OperatorMetrics
+from lab import dashboards as lab_dashboards
+from support.helm import HELM, of_kind, render
 
 CHART = Path(__file__).parents[2] / "helm/heterotrain"
 
@@ -23,27 +26,57 @@ def exported() -> set[str]:
     return ranks | families
 
 
+OF_OTHERS = ("DCGM_FI_DEV_GPU_UTIL", "container_network_transmit_bytes_total", "container_network_receive_bytes_total")
+"""Series of NVIDIA's exporter and of the kubelets."""
+
+
+def dashboards() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((CHART / "files/dashboards").glob("*.json"))]
+
+
 def queried() -> Iterator[tuple[str, str]]:
-    dashboard = json.loads((CHART / "files/dashboard.json").read_text())
-    for panel in dashboard["panels"]:
-        for target in panel["targets"]:
-            yield panel["title"], target["expr"]
+    for dashboard in dashboards():
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                yield panel["title"], target["expr"]
+        for annotation in dashboard["annotations"]["list"]:
+            yield annotation["name"], annotation["expr"]
     yield from re.findall(r"- alert: (\w+)\n\s+expr: (.*)", (CHART / "templates/monitoring.yaml").read_text())
 
 
 @pytest.mark.parametrize(("where", "expr"), list(queried()))
 def test_every_queried_series_is_exported(where: str, expr: str) -> None:
     names = set(re.findall(r"heterotrain_[a-z_]+", expr))
-    assert names, where
+    assert names or any(other in expr for other in OF_OTHERS), where
     assert names - exported() == set(), where
 
 
-def test_panels_do_not_overlap() -> None:
+@pytest.mark.parametrize("dashboard", dashboards(), ids=lambda each: each["uid"])
+def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in json.loads((CHART / "files/dashboard.json").read_text())["panels"]:
+    for panel in dashboard["panels"]:
         grid = panel["gridPos"]
         cells = {
             (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
         }
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+def test_the_dashboards_are_current() -> None:
+    for name, dashboard in lab_dashboards.ALL.items():
+        assert (CHART / f"files/dashboards/{name}.json").read_text() == lab_dashboards.text(dashboard), (
+            "run `make chart-files`"
+        )
+
+
+@pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
+def test_the_chart_installs_every_dashboard_unchanged() -> None:
+    (found,) = [
+        each["data"]
+        for each in of_kind(render("monitoring.dashboard.enabled=true"), "ConfigMap")
+        if each["metadata"]["name"].endswith("-dashboards")
+    ]
+    assert {key: json.loads(value) for key, value in found.items()} == {
+        f"heterotrain-{name}.json": json.loads(lab_dashboards.text(each)) for name, each in lab_dashboards.ALL.items()
+    }

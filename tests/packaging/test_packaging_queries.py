@@ -25,6 +25,7 @@ STEP_S = 0.1
 SHARE = {"a": 16, "b": 8}
 """Samples of one rank in a step, by worker."""
 COMPUTE_S = {"a": 0.08, "b": 0.04}
+WAITING_S = {"a": 0.0, "b": 7.5}
 CHECKPOINT_S = 100.0
 """Time of the newest checkpoint, in seconds since the start."""
 
@@ -62,60 +63,144 @@ def of_job(uid: str, ranks: int) -> Series:
                 name("heterotrain_checkpoint_timestamp_seconds", **identity): constant(START_S + CHECKPOINT_S),
                 name("heterotrain_noise_scale_samples", **identity): constant(3000),
                 name("heterotrain_global_batch_samples", **identity): constant(sum(SHARE.values()) * ranks),
+                name("heterotrain_waiting_seconds", **identity): constant(WAITING_S[worker]),
+                name("heterotrain_plan_generation", **identity): lambda time_s: time_s // 60,
+                name("heterotrain_peak_memory_bytes", **shape): constant(6e9 + rank),
+                name("heterotrain_device_memory_bytes", **identity): constant(16e9),
             }
-            seconds = {"compute": COMPUTE_S[worker], "sync": STEP_S - COMPUTE_S[worker], "step": STEP_S}
+            seconds = {
+                "load": 0.01, "forward": 0.02, "backward": COMPUTE_S[worker] - 0.035, "update": 0.005,
+                "compute": COMPUTE_S[worker], "sync": STEP_S - COMPUTE_S[worker], "step": STEP_S,
+            }  # fmt: skip
             for phase, of_step_s in seconds.items():
                 found[name("heterotrain_phase_seconds_total", **shape, phase=phase)] = rising(of_step_s / STEP_S)
     gauges = {
         "predicted_step_seconds": 0.11, "measured_step_seconds": 0.12, "measured_over_predicted_ratio": 1.05,
         "efficiency_ratio": 0.9, "predicted_efficiency_ratio": 0.92, "efficiency_ceiling_ratio": 0.95,
         "max_workers": 4, "granted_workers": 3, "placed_workers": 2, "min_workers": 1,
-        "samples_per_price": 5e6, "deadline_at_risk": 1,
+        "samples_per_price": 5e6, "deadline_at_risk": 1, "running": 0, "progressing": 0, "failed": 1,
     }  # fmt: skip
     operator = {"job_uid": uid, "job_name": uid, "job_namespace": "team"}
+    for number in range(2):  # NVIDIA's exporter and the kubelets name pods
+        pod = f"{uid}-w{number}"
+        found[name("DCGM_FI_DEV_GPU_UTIL", pod=pod, gpu="0")] = constant(60.0)
+        found[name("DCGM_FI_DEV_GPU_UTIL", pod=pod, gpu="1")] = constant(80.0)
+        found[name("container_network_transmit_bytes_total", pod=pod, interface="eth0")] = rising(1e6)
+        found[name("container_network_receive_bytes_total", pod=pod, interface="eth0")] = rising(2e6)
     return found | {name(f"heterotrain_operator_{key}", **operator): constant(value) for key, value in gauges.items()}
 
 
 def of_operator() -> Series:
+    """Return the operator's own series: two replicas, of which one leads."""
     found: Series = {
         name("heterotrain_operator_moved_workers_total", change="taken", reason="Fair"): rising(1 / 60),
-        name("heterotrain_operator_limited_jobs"): constant(1),
-        name("heterotrain_operator_leader"): constant(1),
+        name("heterotrain_operator_reconcile_total", result="ok"): rising(2.0),
+        name("heterotrain_operator_telemetry_reads_total", result="ok"): rising(3.0),
+        name("heterotrain_operator_internal_errors_total", part="the shares"): rising(1 / 60),
+        name("heterotrain_operator_pods_created_total"): rising(0.5),
+        name("heterotrain_operator_plans_written_total"): rising(0.25),
+        name("heterotrain_operator_worker_disruptions_total"): rising(2 / 60),
+        name("heterotrain_operator_worker_failures_total"): rising(1 / 60),
     }
-    for limit, per_s in (("0.1", 0.9), ("1.0", 1.0), ("+Inf", 1.0)):
-        found[name("heterotrain_operator_allocation_duration_seconds_bucket", le=limit)] = rising(per_s)
+    gauges = {"limited_jobs": 1, "leader": 1, "jobs": 2, "pods": 4, "held_nodes": 3, "workqueue_depth": 5}
+    gauges |= {"list_age_seconds": 40, "clock_skew_seconds": -2}
+    found |= {name(f"heterotrain_operator_{key}", pod="a"): constant(value) for key, value in gauges.items()}
+    found |= {name(f"heterotrain_operator_{key}", pod="b"): constant(0) for key in gauges}
+    for kind in ("reconcile", "decision", "allocation", "plan_delivery", "event_loop_delay"):
+        series = f"heterotrain_operator_{kind}{'' if kind == 'event_loop_delay' else '_duration'}_seconds_bucket"
+        for limit, per_s in (("0.1", 0.9), ("1.0", 1.0), ("+Inf", 1.0)):
+            found[name(series, le=limit)] = rising(per_s)
     return found
 
 
-def expected(ranks: int) -> dict[str, dict[str, float]]:
-    """Return the truth, by the panel and letter of a query, and by the labels of the lines."""
-    both = sum(SHARE.values())
+BOTH = sum(SHARE.values())
+RANKS = {"one": 1, "eight": 8}
+Answers = dict[str, dict[str, float]]
+
+
+def expected_of_job(job: str) -> Answers:
+    """Return the truth of the dashboard of a job, by title and letter of a query, and by the labels of the lines."""
+    ranks = RANKS[job]
+    rate, pods = BOTH * ranks / STEP_S, [f"{job}-w{number}" for number in range(2)]
+    backward = {worker: seconds - 0.035 for worker, seconds in COMPUTE_S.items()}
+    phases = {"load": 0.01, "forward": 0.02, "backward": sum(backward.values()) / 2, "sync": 0.04, "update": 0.005}
     return {
-        "1A": {"a": 16.0 * ranks, "b": 8.0 * ranks},
-        "2A": {"": both * ranks / STEP_S},
-        "2B": {"": sum(SHARE[worker] / COMPUTE_S[worker] for worker in SHARE) * ranks},
-        "3A": COMPUTE_S,
-        "4A": {worker: STEP_S - seconds for worker, seconds in COMPUTE_S.items()},
-        "5A": {"": STEP_S}, "5B": {"": 0.11}, "5C": {"": 0.12},
-        "6A": {"": 0.5}, "6B": {"accuracy": 0.9},
-        "7A": {"": 2.0 * ranks}, "7B": {"loss": 2.0},
-        "8A": {"loss": 12.5},
-        "9A": {"": DURATION_S - CHECKPOINT_S},
-        "10A": {"": 3000.0}, "10B": {"": float(both * ranks)},
-        "11A": {"": 1.05},
-        "12A": {"": 0.9}, "12B": {"": 0.92}, "12C": {"": 0.95},
-        "13A": {"": 4.0}, "13B": {"": 3.0}, "13C": {"": 2.0}, "13D": {"": 1.0},
-        "14A": {"": 5e6},
-        "15A": {"taken/Fair": 1.0},
-        "16A": {"": 0.55}, "16B": {"": 1.0}, "16C": {"": 1.0},
-        "17A": {"": 4.0}, "17B": {"": 1.0},
+        "Share of each worker (samples per step)": {"A a": 16.0 * ranks, "A b": 8.0 * ranks},
+        "Throughput (samples/s)": {
+            "A": rate, "B": sum(SHARE[worker] / COMPUTE_S[worker] for worker in SHARE) * ranks,
+        },
+        "Phases of a step, mean over ranks": dict(zip("ABCDE", phases.values(), strict=True)),
+        "Step time: measured and predicted": {"A": STEP_S, "B": 0.11, "C": 0.12},
+        "Own computation per step": {f"A {worker}": seconds for worker, seconds in COMPUTE_S.items()},
+        "Exposed synchronisation per step": {f"A {worker}": STEP_S - value for worker, value in COMPUTE_S.items()},
+        "Loss": {"A": 0.5},
+        "Values that the script reports": {"A accuracy": 0.9},
+        "Gradient noise scale and global batch (samples)": {"A": 3000.0, "B": float(BOTH * ranks)},
+        "Efficiency": {"A": 0.9, "B": 0.92, "C": 0.95},
+        "World size and membership changes": {"A": 2.0 * ranks, "B loss": 2.0},
+        "Seconds lost to membership changes": {"A loss": 12.5},
+        "Workers: maximum, granted, placed, minimum": {"A": 4.0, "B": 3.0, "C": 2.0, "D": 1.0},
+        "Cost of a step, and of an hour (unit of pricePerHour)": {
+            "A": BOTH * ranks / 5e6, "B": 3600 * rate / 5e6,
+        },
+        "Samples for one unit of price": {"A": 5e6},
+        "Measured over predicted step time": {"A": 1.05},
+        "Age of the newest checkpoint": {"A": DURATION_S - CHECKPOINT_S},
+        "Waiting for other ranks": {f"A {worker}": value for worker, value in WAITING_S.items()},
+        "Steps that were not finite, and copies that differed": {"A": 4.0, "B": 1.0},
+        "Peak memory of the device": {"A a": (6e9 + ranks - 1) / 16e9, "A b": (6e9 + ranks - 1) / 16e9},
+        "GPU utilisation": {f"A {pod}": 70.0 for pod in pods},
+        "Network of the workers": {f"A {pod}": 1e6 for pod in pods} | {f"B {pod}": 2e6 for pod in pods},
+        "Membership": {"A loss": 2.0},
+        "New plan": {"A": 1.0},
+        "Pause": {},
     }  # fmt: skip
 
 
-def queries() -> dict[str, str]:
-    """Return the queries of the dashboard by panel and letter."""
-    panels = json.loads((CHART / "files/dashboard.json").read_text())["panels"]
-    return {f"{panel['id']}{each['refId']}": each["expr"] for panel in panels for each in panel["targets"]}
+def expected_of_cluster() -> Answers:
+    def each(value: Callable[[str], float], letter: str = "A") -> dict[str, float]:
+        return {f"{letter} {job}/team/{job}": value(job) for job in RANKS}
+
+    def rate(job: str) -> float:
+        return BOTH * RANKS[job] / STEP_S
+
+    return {
+        "Throughput of each job (samples/s)": each(rate),
+        "Efficiency of each job": each(lambda _: 0.9),
+        "Workers on nodes": each(lambda _: 2.0),
+        "Workers that jobs lack": each(lambda _: 2.0),
+        "Price of an hour (unit of pricePerHour)": each(lambda job: 3600 * rate(job) / 5e6),
+        "Jobs that do not train, do not progress, or are late": (
+            each(lambda _: 0.0) | each(lambda _: 0.0, "B") | each(lambda _: 1.0, "C") | each(lambda _: 1.0, "D")
+        ),
+        "Workers moved by the allocation": {"A taken/Fair": 1.0},
+        "Lost workers": {"A": 2.0, "B": 1.0, "C": 3.0},
+    }
+
+
+def expected_of_operator() -> Answers:
+    return {
+        "Leader, jobs, worker pods": {"A": 1.0, "B": 2.0, "C": 4.0},
+        "Passes over jobs (per s)": {"A ok": 2.0},
+        "Duration, 95th percentile": dict.fromkeys("ABCDE", 0.55),
+        "Jobs waiting for a pass, limited jobs": {"A": 5.0, "B": 1.0},
+        "Reads of telemetry (per s)": {"A ok": 3.0},
+        "Internal errors": {"A the shares": 1.0},
+        "Created pods and written plans (per s)": {"A": 0.5, "B": 0.25},
+        "Age of the last full list, difference of clocks": {"A": 40.0, "B": 2.0},
+    }
+
+
+def dashboard(which: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CHART / f"files/dashboards/{which}.json").read_text())
+    return found
+
+
+def queries(which: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the queries of a dashboard, each with its letter, by the title of the panel or the annotation."""
+    found = dashboard(which)
+    panels = {panel["title"]: [(t["refId"], t["expr"]) for t in panel["targets"]] for panel in found["panels"]}
+    return panels | {each["name"]: [("A", each["expr"])] for each in found["annotations"]["list"]}
 
 
 @pytest.fixture(scope="module")
@@ -128,20 +213,43 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPrometheus]
         yield found
 
 
-def test_every_query_of_the_dashboard_has_an_expected_answer() -> None:
-    assert queries().keys() == expected(1).keys()
+CASES: list[tuple[str, str, str, dict[str, float]]] = [
+    *(("job", job, title, truth) for job in RANKS for title, truth in expected_of_job(job).items()),
+    *(("cluster", "", title, truth) for title, truth in expected_of_cluster().items()),
+    *(("operator", "", title, truth) for title, truth in expected_of_operator().items()),
+]
 
 
-@pytest.mark.parametrize("query", expected(1))
-@pytest.mark.parametrize(("job", "ranks"), [("one", 1), ("eight", 8)])
+@pytest.mark.parametrize("which", ["job", "cluster", "operator"])
+def test_every_query_of_a_dashboard_has_an_expected_answer(which: str) -> None:
+    assert queries(which).keys() == {title for of, _, title, _ in CASES if of == which}
+
+
+@pytest.mark.parametrize(("which", "job", "title", "truth"), CASES, ids=[f"{c[0]} {c[1]} {c[2]}" for c in CASES])
 def test_a_panel_shows_the_truth_whatever_the_number_of_ranks(
-    server: RealPrometheus, query: str, job: str, ranks: int
+    server: RealPrometheus, which: str, job: str, title: str, truth: dict[str, float]
 ) -> None:
-    promql = queries()[query].replace("$job", job).replace("$__rate_interval", "1m")
-    answer = {
-        "/".join(value for _, value in labels): value for labels, value in server.query(promql, DURATION_S).items()
-    }
-    assert answer == pytest.approx(expected(ranks)[query])
+    answer = {}
+    for letter, expr in queries(which)[title]:
+        promql = expr.replace("$job", job).replace("$name", job).replace("$__rate_interval", "1m")
+        for labels, value in server.query(promql, DURATION_S).items():
+            answer[" ".join(filter(None, [letter, "/".join(found for _, found in labels)]))] = value
+    assert answer == pytest.approx(truth)
+
+
+def test_a_job_is_selected_by_its_name_and_its_run(server: RealPrometheus) -> None:
+    """The names come from the workers' own series, so that no scrape of the operator is needed."""
+    name_of, run_of = dashboard("job")["templating"]["list"][1:]
+    assert (name_of["name"], run_of["name"]) == ("name", "job")
+    pattern = re.compile(name_of["regex"].strip("/"))
+    assert [pattern.fullmatch(worker)[1] for worker in ("digits-w0", "my-job-w12")] == ["digits", "my-job"]  # type: ignore[index]  # it matches
+    assert pattern.fullmatch("digits") is None
+    selector = re.fullmatch(r"label_values\((.*), job_uid\)", run_of["query"])
+    assert selector is not None
+    server.write({name("heterotrain_ready", worker="digits-w0", job_uid="u1"): constant(1)}, range(0, 1, 5))
+    server.write({name("heterotrain_ready", worker="digits-big-w0", job_uid="u2"): constant(1)}, range(0, 1, 5))
+    found = server.query(selector[1].replace("$name", "digits"), 0)
+    assert [dict(labels)["job_uid"] for labels in found] == ["u1"]
 
 
 @cache
@@ -185,6 +293,15 @@ def situation() -> Series:
         name("heterotrain_operator_deadline_at_risk", **job("good")): constant(0),
         name("heterotrain_operator_progressing", **job("bad")): constant(0),
         name("heterotrain_operator_progressing", **job("good")): constant(1),
+        name("heterotrain_operator_running", **job("bad")): constant(0),
+        name("heterotrain_operator_running", **job("good")): constant(1),
+        name("heterotrain_operator_telemetry_available", **job("bad")): constant(0),
+        name("heterotrain_operator_telemetry_available", **job("good")): constant(1),
+        name("heterotrain_operator_failed", **job("bad")): constant(1),
+        name("heterotrain_operator_efficiency_ratio", **job("bad")): constant(0.4),
+        name("heterotrain_operator_efficiency_ratio", **job("good")): constant(0.6),
+        name("heterotrain_operator_efficiency_ceiling_ratio", **job("bad")): constant(0.9),
+        name("heterotrain_operator_efficiency_ceiling_ratio", **job("good")): constant(0.9),
         name("heterotrain_operator_held_nodes", pod="right"): constant(0),
         name("heterotrain_operator_held_nodes", pod="wrong"): constant(2),
         name("heterotrain_operator_internal_errors_total", part="the shares"): rising(1 / 60),
@@ -197,7 +314,8 @@ OPERATOR_BUG = "HeteroTrainOperatorBug"
 CLOCK_SKEW = "HeteroTrainClockSkew"
 NODES_FLAP = "HeteroTrainNodesFlap"
 OF_JOBS = (
-    "HeteroTrainJobStuck", "HeteroTrainNotProgressing",
+    "HeteroTrainJobStuck", "HeteroTrainNotProgressing", "HeteroTrainJobNotRunning", "HeteroTrainJobFailed",
+    "HeteroTrainNoTelemetry", "HeteroTrainWorkersIdle",
     "HeteroTrainPlanNotApplied", "HeteroTrainPredictionOff", "HeteroTrainCheckpointFailing",
     "HeteroTrainJobWaitingForNodes", "HeteroTrainDeadlineAtRisk", "HeteroTrainNotFinite", "HeteroTrainCopiesDiffered",
 )  # fmt: skip
@@ -241,6 +359,23 @@ def test_the_text_of_an_alert_names_only_labels_that_it_has(wrong: RealPrometheu
         assert named <= dict(labels).keys()
     assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
+
+
+def test_every_alert_links_to_its_place_in_the_guide() -> None:
+    guide = (CHART.parents[1] / "docs/operations.md").read_text()
+    for alert, rule in alerts("monitoring.prometheusRule.runbookUrl=https://docs.example/operations").items():
+        anchor = alert.lower()
+        assert rule["annotations"]["runbook"] == f"docs/operations.md#{anchor}"
+        assert rule["annotations"]["runbook_url"] == f"https://docs.example/operations#{anchor}"
+        assert f'<a id="{anchor}"></a>`{alert}`' in guide
+        assert "runbook_url" not in alerts()[alert]["annotations"]
+
+
+def test_a_failed_job_alerts_for_an_hour(tmp_path: Path) -> None:
+    expr = alerts()["HeteroTrainJobFailed"]["expr"]
+    with real_prometheus(tmp_path) as server:
+        server.write({name("heterotrain_operator_failed", **job("bad")): constant(1)}, range(60, 7201, 60))
+        assert [len(server.query(expr, time_s)) for time_s in (0, 60, 3600, 3720, 7200)] == [0, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("scraped", ["true", "false"], ids=["scraped by the chart", "not scraped by the chart"])

@@ -92,7 +92,8 @@ def test_wanted_and_granted_workers_are_exported_while_a_job_waits_and_removed_w
     gauges.show(KEY, JOB_UID, job.status, job.spec)
 
     def values() -> dict[str, float]:
-        return {sample.name: sample.value for family in gauges.collect() for sample in family.samples}
+        found = {sample.name: sample.value for family in gauges.collect() for sample in family.samples}
+        return {name: value for name, value in found.items() if not name.endswith(("_running", "_available"))}
 
     name = "heterotrain_operator_{}_workers".format
     assert values() == {name("max"): 4, name("min"): 2, name("granted"): 0, name("placed"): 0}
@@ -105,3 +106,33 @@ def test_wanted_and_granted_workers_are_exported_while_a_job_waits_and_removed_w
     assert values()["heterotrain_operator_samples_per_price"] == 100 * 3600 / 6
     gauges.show(KEY, JOB_UID, None)
     assert values() == {}
+
+
+def test_alerts_have_series_for_jobs_that_do_not_train_lack_telemetry_or_failed() -> None:
+    cluster = FakeCluster().with_nodes("a", "b", "c").start()
+    gauges, view = JobGauges(), cluster.job_view
+
+    def values(**status_of: str) -> dict[str, float]:
+        kept = [each for each in view.status.conditions if each.type not in status_of]
+        changed = [
+            each.model_copy(update={"status": status_of[each.type], "reason": "Other"})
+            for each in view.status.conditions
+            if each.type in status_of
+        ]
+        assert len(changed) == len(status_of)
+        gauges.show(KEY, JOB_UID, view.status.model_copy(update={"conditions": (*kept, *changed)}), view.spec)
+        return {
+            sample.name.removeprefix("heterotrain_operator_"): sample.value
+            for family in gauges.collect()
+            for sample in family.samples
+        }
+
+    training = values(Running="True", TelemetryAvailable="True")
+    assert (training["running"], training["telemetry_available"]) == (1.0, 1.0)
+    assert "failed" not in training
+    waiting = values(Running="False", TelemetryAvailable="False")
+    assert (waiting["running"], waiting["telemetry_available"]) == (0.0, 0.0)
+    assert "telemetry_available" not in values(TelemetryAvailable="Unknown")
+    assert values(Failed="True") == {"failed": 1.0}
+    gauges.show(KEY, JOB_UID, None)
+    assert [sample for family in gauges.collect() for sample in family.samples] == []

@@ -1,8 +1,10 @@
 """Gauges of each job: its workers, and its plan's predictions next to measured values.
 
-A job's series disappear when it stops training (those of its workers: when it wants no more workers) or is deleted.
-Unknown values are not exported. The labels are ``job_name`` and ``job_namespace``, because Prometheus uses ``job`` and
-``namespace`` for the scrape target, which is the operator.
+A job's series disappear when it stops training (those of its workers: when it wants no more workers) or is deleted;
+A job's series disappear when it stops training (those of its workers: when it wants no more workers) or is deleted;
+``heterotrain_operator_failed`` exists for failed jobs only. Unknown values are not exported. The labels are
+``job_name`` and ``job_namespace``, because Prometheus uses ``job`` and ``namespace`` for the scrape target, which is
+the operator.
 """
 
 from __future__ import annotations
@@ -100,6 +102,16 @@ _DEMAND = (
         lambda status, _: _condition(status, ConditionType.DEADLINE_AT_RISK),
     ),
     _Demand(
+        "heterotrain_operator_running",
+        "1 while the job trains, else 0.",
+        lambda status, _: _condition(status, ConditionType.RUNNING),
+    ),
+    _Demand(
+        "heterotrain_operator_telemetry_available",
+        "1 while the job's telemetry is fresh, else 0; absent while not known, or without a Prometheus.",
+        lambda status, _: _telemetry(status),
+    ),
+    _Demand(
         "heterotrain_operator_progressing",
         "1 while the job commits steps at its own pace, 0 after ten mean steps without one; absent while not known.",
         lambda status, _: _condition(status, ConditionType.PROGRESSING),
@@ -110,6 +122,13 @@ _DEMAND = (
 def _condition(status: HeteroTrainJobStatus, kind: ConditionType) -> float | None:
     found = find_condition(status.conditions, kind)
     return float(found.status == "True") if found is not None and found.status != "Unknown" else None
+
+
+def _telemetry(status: HeteroTrainJobStatus) -> float | None:
+    found = find_condition(status.conditions, ConditionType.TELEMETRY_AVAILABLE)
+    if found is not None and found.reason == "NotConfigured":
+        return None
+    return _condition(status, ConditionType.TELEMETRY_AVAILABLE)
 
 
 def _granted(status: HeteroTrainJobStatus) -> int | None:
@@ -134,6 +153,7 @@ class JobGauges(Collector):
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
+        self._failed: dict[str, JobKey] = {}
 
     def show(
         self, key: JobKey, uid: str, status: HeteroTrainJobStatus | None, spec: HeteroTrainJobSpec | None = None
@@ -145,6 +165,10 @@ class JobGauges(Collector):
             any(conditions.get(kind.value) == "True" for kind in at_rest)
             or conditions.get(ConditionType.ACCEPTED.value) == "False"
         )
+        if conditions.get(ConditionType.FAILED.value) == "True":
+            self._failed[uid] = key
+        else:
+            self._failed.pop(uid, None)
         if status is None or spec is None or rests:
             self._jobs.pop(uid, None)
         else:
@@ -164,3 +188,9 @@ class JobGauges(Collector):
                 if (value := demand.value(job.status, job.spec)) is not None:
                     family.add_metric((uid, job.key.namespace, job.key.name), value)
             yield family
+        failed = GaugeMetricFamily(
+            "heterotrain_operator_failed", "1 for a job that has failed, until it is deleted.", labels=LABELS
+        )
+        for uid, key in self._failed.items():
+            failed.add_metric((uid, key.namespace, key.name), 1.0)
+        yield failed

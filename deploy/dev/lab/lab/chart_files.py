@@ -1,4 +1,4 @@
-"""Files made from the chart: its README with all values, and one manifest for clusters without Helm.
+"""Files of the chart that are made: dashboards, README with all values, and one manifest for clusters without Helm.
 
 ``make chart-files`` writes them; a test compares them with the chart.
 """
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import yaml
 
+from lab import dashboards
 from lab.cluster import REPOSITORY
 
 CHART: Final = REPOSITORY / "helm/heterotrain"
@@ -123,8 +124,12 @@ def manifest() -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all files."""
     MANIFEST.parent.mkdir(exist_ok=True)
+    boards = {CHART / f"files/dashboards/{name}.json": dashboards.text(each) for name, each in dashboards.ALL.items()}
+    for path, text in boards.items():  # before the manifest, which the chart renders
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     for path, text in ((README, readme()), (MANIFEST, manifest())):
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(REPOSITORY))
