@@ -318,6 +318,7 @@ SAMPLES: dict[str, Any] = {
     "namespaceWeights": {"team-a": 3},
     "tolerations": [{"key": "x"}],
     "extraArgs": ["--workers=3"],
+    "runbookUrl": "https://docs.example/operations",
     "affinity": {"nodeAffinity": {"a": "b"}},
     "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
     "extraVolumes": [{"name": "v", "emptyDir": {}}],
