@@ -37,11 +37,11 @@ def beyond_share(capacity: PoolCapacity, jobs: Sequence[JobDemand]) -> dict[str,
     total = sum(weight_of.values())
     used = dict.fromkeys(weight_of, 0.0)
     beyond: dict[str, str] = {}
-    for job in sorted(jobs, key=lambda job: not _runs(job)):
+    for job in sorted(jobs, key=lambda job: not runs(job)):
         reachable, least = _reachable(job, capacity), least_workers(job)
         share = weight_of[job.tenant] / total
         left = math.ceil((share - used[job.tenant]) * reachable - _ROUNDING)
-        if not _runs(job) and left < least <= reachable:
+        if not runs(job) and left < least <= reachable:
             beyond[job.key] = (
                 f"its minimum of {least} workers is more than the {max(0, left)} of {reachable} that are left of its "
                 f"namespace's share ({share:.0%}), and too few nodes are free"
@@ -87,7 +87,7 @@ def least_workers(job: JobDemand) -> int:
     return max(1, job.min_workers, sum(by_label.values()))
 
 
-def _runs(job: JobDemand) -> bool:
+def runs(job: JobDemand) -> bool:
     """Return whether a job trains; a job that waits may have some of its workers already."""
     return sum(job.current.values()) >= least_workers(job)
 

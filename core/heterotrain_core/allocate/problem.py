@@ -132,6 +132,8 @@ class JobDemand:
         tenant_weight: above 0.
         exponent: its exponent of the fair product; ``propose`` sets it.
         arrived_s: arrival time; earlier first. Only differences matter.
+        waited_s: seconds since its arrival, for a job that waits; decides when nodes are kept for it.
+        least: workers by ``JobPool.key`` that it keeps in any case; ``propose`` sets it (see ``reservation``).
         current: current workers by ``JobPool.key``; empty when it does not run.
         layouts: rates of a job whose members are planned, by devices of the kinds that ``JobPool.label`` names; they
             take the place of the members' times.
@@ -157,6 +159,8 @@ class JobDemand:
     tenant_weight: float = 1.0
     exponent: float = 1.0
     arrived_s: float = 0.0
+    waited_s: float = 0.0
+    least: Mapping[str, int] = field(default_factory=dict)
     current: Mapping[str, int] = field(default_factory=dict)
     layouts: LayoutRates | None = None
 
@@ -175,6 +179,7 @@ class Grant:
             deadline, without workers, or while the work is not known.
         in_time: whether it meets the deadline, so that the job needs no more workers.
         changed: whether it differs from the current workers.
+        kept_out: whether free nodes are kept for another job, so that it must not take any.
         reason: why, in one sentence.
     """
 
@@ -185,6 +190,7 @@ class Grant:
     spare_s: float | None = None
     in_time: bool = False
     changed: bool
+    kept_out: bool = False
     reason: str
 
 

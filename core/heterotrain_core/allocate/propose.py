@@ -13,6 +13,7 @@ from heterotrain_core.allocate.problem import Grant, JobDemand, Proposal
 from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_core.allocate.reasons import why_granted, why_waiting
 from heterotrain_core.allocate.refinement import refined
+from heterotrain_core.allocate.reservation import RESERVE_AFTER_S, Reservation, reserve
 from heterotrain_core.allocate.search import search
 from heterotrain_core.allocate.value import Option, scored_options
 
@@ -51,29 +52,60 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
     weighted = [replace(job, exponent=exponent_of[job.key]) for job in within]
     candidates: Sequence[Candidate] = build_candidates(capacity, weighted, rate_cache=cache)
 
-    # 3. Few jobs: try to prove the best choice of all.
-    choice = best_choice(candidates, capacity) if len(jobs) <= EXACT_JOBS else None
-    exact = choice is not None
+    # 3. Choose options. Keep nodes free for a job that waits too long: some later jobs then have to wait as well.
+    candidates, choice, exact = _chosen(candidates, capacity, cache)
+    reservation = reserve(candidates, choice, capacity)
+    kept_free: dict[str, str] = {}
+    if reservation is not None and not reservation.allows(candidates, choice):
+        kept_free = {job.key: _why_kept_free(job, reservation) for job in within if job.key in reservation.excluded}
+        restricted = [
+            replace(job, least=reservation.footprints.get(job.key, {})) for job in weighted if job.key not in kept_free
+        ]
+        candidates, choice, exact = _chosen(build_candidates(capacity, restricted, rate_cache=cache), capacity, cache)
 
-    # 4. Otherwise: search for a good choice that stays the same once it is carried out.
-    if choice is None:
-        choice = _stable_choice(candidates, capacity, cache)
-
-    # 5. Where options were thinned out: list those close to the choice, and choose again.
-    if not all(candidate.complete for candidate in candidates):
-        candidates, choice, exact = *refined(candidates, choice, capacity), False
-
-    # 6. Turn the chosen options into grants, each with its reason.
+    # 4. Turn the chosen options into grants, each with its reason.
     grants = {
         candidate.job.key: _grant(candidate, option, capacity)
         for candidate, option in zip(candidates, choice, strict=True)
     }
-    grants |= {job.key: _no_workers(job, f"waits: {beyond[job.key]}") for job in ordered if job.key in beyond}
+    left_out = beyond | kept_free
+    grants |= {
+        job.key: replace(_no_workers(job, f"waits: {left_out[job.key]}"), kept_out=job.key in kept_free)
+        for job in ordered
+        if job.key in left_out
+    }
     return Proposal(
         grants=tuple(grants[job.key] for job in jobs),
         exact=exact,
         reason=f"{sum(option is not None for option in choice)} of {len(jobs)} jobs run; "
         + ("no allocation is better" if exact else "searched, because there are too many combinations to try all"),
+    )
+
+
+def _chosen(
+    candidates: Sequence[Candidate], capacity: PoolCapacity, cache: RateCache
+) -> tuple[Sequence[Candidate], Choice, bool]:
+    """Return the candidates, possibly with further options, one option for each, and whether none is better."""
+    # 1. Few jobs: try to prove the best choice of all.
+    choice = best_choice(candidates, capacity) if len(candidates) <= EXACT_JOBS else None
+    exact = choice is not None
+
+    # 2. Otherwise: search for a good choice that stays the same once it is carried out.
+    if choice is None:
+        choice = _stable_choice(candidates, capacity, cache)
+
+    # 3. Where options were thinned out: list those close to the choice, and choose again.
+    if not all(candidate.complete for candidate in candidates):
+        candidates, choice, exact = *refined(candidates, choice, capacity), False
+    return candidates, choice, exact
+
+
+def _why_kept_free(job: JobDemand, reservation: Reservation) -> str:
+    holder = reservation.holder
+    who = holder.key if holder.tenant == job.tenant else "a job of another namespace"
+    return (
+        f"{who} came first and has waited for more than {RESERVE_AFTER_S / 60:.0f} minutes, so the nodes that it "
+        "needs are kept for it"
     )
 
 

@@ -148,6 +148,7 @@ def demand_of(
         tenant=job.key.namespace,
         tenant_weight=namespace_weight,
         arrived_s=job.created_s,
+        waited_s=max(0.0, now_s - job.created_s),
         current=current,
         layouts=layouts,
     )

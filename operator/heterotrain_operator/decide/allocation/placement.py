@@ -180,6 +180,8 @@ class Placement:
         They may not while room is being made for other jobs, nor where one more would fit already: the job does not
         want it there.
         """
+        if proposed.kept_out:
+            return False  # a waiting worker would take a node that is kept for another job
         if pool.name in competitor.before.exhausted:
             return True
         granted = bool(proposed.workers)

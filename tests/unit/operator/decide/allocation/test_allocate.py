@@ -76,6 +76,26 @@ def test_a_job_whose_minimum_does_not_fit_next_to_running_ones_waits_without_nod
     assert len(new.members()) == 2
 
 
+def test_a_gang_that_has_waited_long_starts_before_later_jobs() -> None:
+    """Free nodes are kept for it after ten minutes, and later jobs say so."""
+    multi = a_cluster("a", cpu="4")
+    for name in ("early", "other"):
+        multi.add(name, pool("a", maxReplicas=2), elasticPolicy=TWO)
+    multi.settle()
+    gang = multi.add("gang", pool("a", maxReplicas=4), elasticPolicy={"minReplicas": 4})
+    multi.settle()
+    multi.now_s += 601.0
+    late = multi.add("late", pool("a", maxReplicas=2), elasticPolicy=TWO)
+    multi.remove("early")
+    multi.settle()
+    assert not late.members()
+    assert "ns/gang came first and has waited for more than 10 minutes" in late.message("Scheduled")
+    multi.remove("other")
+    multi.settle()
+    assert len(gang.members()) == 4
+    assert multi.placed()["late"] == {}
+
+
 def test_a_job_with_a_required_pool_without_nodes_takes_no_nodes_of_other_pools() -> None:
     """Training does not start below the pool's minimum, so workers of other pools would only wait."""
     multi = a_cluster("b", cpu="2")
