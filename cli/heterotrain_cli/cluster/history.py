@@ -25,6 +25,7 @@ TIMEOUT_S: Final = 30
 MOST_POINTS: Final = 10_000
 """Prometheus refuses ranges with more than 11,000 points."""
 
+QUERY_RANGE: Final = "/api/v1/query_range"
 _SERIES: Final = {
     "epoch": names.EPOCH,
     "step": names.STEP,
@@ -88,7 +89,7 @@ def from_prometheus(cluster: Cluster, where: str, view: JobView, *, every_s: flo
     queries = {name: f"max({series}{own})" for name, series in _SERIES.items()}
     for name, query in [*queries.items(), ("", f"max by ({names.LABEL_NAME}) ({names.USER_METRIC}{own})")]:
         asked = {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:.3f}"}
-        answer = _answer(cluster, where, asked)
+        answer = answer_of(cluster, where, asked)
         try:
             for series in answer["data"]["result"]:
                 called = name or str(series["metric"][names.LABEL_NAME])
@@ -99,8 +100,18 @@ def from_prometheus(cluster: Cluster, where: str, view: JobView, *, every_s: flo
     return as_arrays(rows[time_s] for time_s in sorted(rows))
 
 
-def _answer(cluster: Cluster, where: str, query: Mapping[str, str]) -> dict[str, Any]:
-    path = "/api/v1/query_range"
+def answer_of(cluster: Cluster, where: str, query: Mapping[str, str], *, path: str = QUERY_RANGE) -> dict[str, Any]:
+    """Return the answer of Prometheus to a query.
+
+    Args:
+        cluster: through whose API server a service is reached.
+        where: as in ``from_prometheus``.
+        query: parameters.
+        path: of the request.
+
+    Raises:
+        UnavailableError: there is none.
+    """
     if not where.startswith(("http://", "https://")):
         return cluster.proxied(where, path, query)
     url = f"{where.rstrip('/')}{path}?{urllib.parse.urlencode(query)}"

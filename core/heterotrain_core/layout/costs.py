@@ -74,10 +74,10 @@ def costs_of(problem: Problem, micro_batch_samples: int) -> Costs:
     """Return the arrays of a sound problem for one size of micro-batch."""
     classes, class_KK = link_classes(problem)
     forward_KU = np.array(
-        [[_at(u.seconds[k.name], micro_batch_samples)[0] for u in problem.units] for k in problem.kinds]
+        [[seconds_at(u.seconds[k.name], micro_batch_samples)[0] for u in problem.units] for k in problem.kinds]
     )
     backward_KU = np.array(
-        [[_at(u.seconds[k.name], micro_batch_samples)[1] for u in problem.units] for k in problem.kinds]
+        [[seconds_at(u.seconds[k.name], micro_batch_samples)[1] for u in problem.units] for k in problem.kinds]
     )
     unit_E = _edges(problem)
     batches = -(-problem.batch_samples // micro_batch_samples)
@@ -132,14 +132,15 @@ def _edges(problem: Problem) -> Ints:
         return np.arange(size + 1)
     largest = max(problem.micro_batches)
     weight = np.array(
-        [sum(sum(_at(points, largest)) for points in unit.seconds.values()) for unit in problem.units], dtype=float
+        [sum(sum(seconds_at(points, largest)) for points in unit.seconds.values()) for unit in problem.units],
+        dtype=float,
     )
     done = _prefix(weight) / weight.sum()
     inner = np.unique(np.searchsorted(done, np.arange(1, MOST_CUTS) / MOST_CUTS).clip(1, size - 1))
     return np.concatenate([[0], inner, [size]]).astype(np.int64)
 
 
-def _at(points: Sequence[UnitSeconds], samples: int) -> tuple[float, float]:
+def seconds_at(points: Sequence[UnitSeconds], samples: int) -> tuple[float, float]:
     """Return forward and backward seconds of a micro-batch: linear between points, in proportion beyond the last."""
     sizes = [point.micro_batch_samples for point in points]
     last = points[-1]

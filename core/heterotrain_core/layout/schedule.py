@@ -49,6 +49,50 @@ def share_seconds(stages: Sequence[Passes], micro_batches: int) -> float:
     return end_s + (micro_batches - MOST_SIMULATED) * period_s
 
 
+class TimedPass(NamedTuple):
+    """One pass of a micro-batch through a stage."""
+
+    stage: int
+    forward: bool
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+def timeline(stages: Sequence[Passes], micro_batches: int) -> list[TimedPass]:
+    """Return every pass of a share in the order of its start; for pictures, because ``share_seconds`` is faster."""
+    size = len(stages)
+    ends: dict[tuple[int, bool, int], float] = {}
+    found: list[TimedPass] = []
+    free_s = [0.0] * size
+    orders = [_order(size - stage, size, micro_batches) for stage in range(size)]
+    waiting = list(range(size))
+    while waiting:
+        for stage in waiting:
+            while orders[stage]:
+                forward, index = orders[stage][0]
+                source = stage - 1 if forward else stage + 1
+                ready_s = 0.0 if source in (-1, size) else ends.get((source, forward, index))
+                if ready_s is None:
+                    break
+                orders[stage].pop(0)
+                start_s = max(free_s[stage], ready_s)
+                seconds = stages[stage].forward_s if forward else stages[stage].backward_s
+                free_s[stage] = ends[stage, forward, index] = start_s + seconds
+                found.append(TimedPass(stage, forward, index, start_s, start_s + seconds))
+        waiting = [stage for stage in waiting if orders[stage]]
+    return sorted(found, key=lambda each: (each.start_s, each.stage))
+
+
+def _order(position: int, stages: int, micro_batches: int) -> list[tuple[bool, int]]:
+    """Return the passes (forward, micro-batch) of the stage that is ``position``-th from the end, in their order."""
+    ahead = micro_batches if micro_batches < stages else position
+    order = [(True, index) for index in range(ahead)]
+    for index in range(micro_batches - ahead):
+        order += [(False, index), (True, index + ahead)]
+    return order + [(False, index) for index in range(micro_batches - ahead, micro_batches)]
+
+
 def _simulate(stages: Sequence[Passes], micro_batches: int) -> float:
     """Return the end of the last pass.
 

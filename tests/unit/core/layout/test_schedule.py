@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from heterotrain_core.layout.schedule import MOST_SIMULATED, Passes, share_seconds
+from heterotrain_core.layout.schedule import MOST_SIMULATED, Passes, share_seconds, timeline
 
 
 def by_relaxation(stages: list[Passes], micro_batches: int) -> float:
@@ -57,6 +57,20 @@ def test_the_simulation_is_the_longest_path(seed: int) -> None:
     stages = [Passes(rng.uniform(0, 2), rng.uniform(0.1, 4)) for _ in range(rng.randint(1, 7))]
     micro_batches = rng.randint(1, 20)
     assert share_seconds(stages, micro_batches) == pytest.approx(by_relaxation(stages, micro_batches), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_timeline_has_every_pass_once_and_ends_with_the_share(seed: int) -> None:
+    rng = random.Random(seed)
+    stages = [Passes(rng.uniform(0.1, 2), rng.uniform(0.1, 4)) for _ in range(rng.randint(1, 6))]
+    micro_batches = rng.randint(1, 12)
+    found = timeline(stages, micro_batches)
+    assert max(each.end_s for each in found) == pytest.approx(share_seconds(stages, micro_batches))
+    places = [(each.stage, each.forward, each.micro_batch) for each in found]
+    assert sorted(places) == sorted(itertools.product(range(len(stages)), (False, True), range(micro_batches)))
+    for stage in range(len(stages)):
+        own = [each for each in found if each.stage == stage]
+        assert all(before.end_s <= after.start_s + 1e-9 for before, after in itertools.pairwise(own))
 
 
 @pytest.mark.parametrize("seed", range(5))
