@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import click
 from heterotrain_core.contract import env
+from heterotrain_core.uris import has_credentials
 from heterotrain_operator.cluster_state.parse import main_container
 from rich.console import Console
 
@@ -89,8 +90,15 @@ def checking_job(job: JobFile, store: str | None) -> dict[str, Any]:
     Args:
         job: the other one.
         store: folder of the checkpoints; ``None`` for the job's own.
+
+    Raises:
+        InputError: the folder's URI has credentials, which everybody would see who may read pods.
     """
     spec = {field: copy.deepcopy(job.body["spec"][field]) for field in _KEPT if field in job.body["spec"]}
+    if store is not None and has_credentials(store):
+        raise InputError(
+            "--store must have no password and no query: the workers' pods get their credentials as the job's"
+        )
     uri = store or (job.spec.checkpoint.uri if job.spec.checkpoint is not None else None)
     command = ["heterotrain-run", "-m", MODULE, *(["--store", uri] if uri else [])]
     template = spec["template"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_outcome
+from heterotrain_core.uris import redacted
 
 from heterotrain.errors import HeterotrainError
 
@@ -65,7 +66,13 @@ class TerminationMessage:
                 return
             epoch, step = self._where()
             self.outcome = Outcome(
-                ending=ending, reason=reason, epoch=epoch, step=step, metrics=self._metrics(), told=told, cause=cause
+                ending=ending,
+                reason=redacted(reason),
+                epoch=epoch,
+                step=step,
+                metrics=self._metrics(),
+                told=told,
+                cause=cause,
             )
             if self._path is not None:
                 with contextlib.suppress(OSError):  # a read-only file: the exit code still tells success from failure

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from heterotrain_core.uris import redacted
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -99,10 +100,10 @@ def _resolved(schema: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str
 
 
 def shown(value: Any) -> str:
-    """Return a wrong value for a message, in at most 60 characters."""
+    """Return a wrong value for a message, in at most 60 characters and without passwords."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple):
         return "a list"
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    text = redacted(json.dumps(value, default=str, ensure_ascii=False))
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"

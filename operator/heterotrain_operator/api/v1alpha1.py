@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from heterotrain_core import uris
 from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Choice, Runtime
@@ -40,7 +41,17 @@ class CleanPodPolicy(Choice):
     ALL = "All"
 
 
-class Checkpoint(Model):
+class Checkpoint(
+    Model,
+    rules=(
+        Rule(
+            cel=f"!self.uri.matches('{uris.PASSWORD}') && !self.uri.matches('{uris.QUERY}')",
+            holds=lambda self: not uris.has_credentials(self.uri),
+            message="uri must have no password and no query (?name=value), which many people could read: remove it, "
+            "and give the workers the credentials by a Secret in spec.template (envFrom)",
+        ),
+    ),
+):
     """Where and how often checkpoints are written, and which are kept."""
 
     uri: str = Field(

@@ -12,14 +12,10 @@ complete.
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
-import re
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +24,23 @@ import torch
 
 from heterotrain.checkpoints import part as parts_of_state
 from heterotrain.checkpoints.format_2 import read_plan
+from heterotrain.checkpoints.manifest import (
+    FORMAT,
+    FORMAT_2,
+    Label,
+    Located,
+    Manifest,
+    WrittenPart,
+    decode_manifest,
+    decode_part,
+    encode_manifest,
+    encode_part,
+    label_of,
+    new_mark,
+    order_of,
+)
 from heterotrain.checkpoints.part import Span
-from heterotrain.checkpoints.storage import CHUNK_BYTES, DamagedFileError, Storage, StoredFile, with_retries
+from heterotrain.checkpoints.storage import CHUNK_BYTES, DamagedFileError, Storage, with_retries
 from heterotrain.errors import UsageError
 from heterotrain.layouts.holdings import Extent, overlap
 from heterotrain.state.parts import memory_of
@@ -37,124 +48,24 @@ from heterotrain.state.tensors import Entry, Flat, empty, merged, unflatten
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 3
-FORMAT_2 = 2
-"""One sequence of bytes, cut into parts of equal length; still read."""
-READABLE = (FORMAT_2, FORMAT)
 READERS = 8
 """Parts read at the same time."""
-MARK_BITS = 48
-"""A mark is sent in the control vector as a float64, which represents whole numbers up to 2^53."""
-SKELETON = "-skeleton.pt"
 RECORD = "reproducibility.json"
-_MANIFEST = re.compile(r"^checkpoint-g\d{9}-s\d{12}-[0-9a-f]{12}\.json$")
-_ANY = re.compile(r"^\.?checkpoint-g(\d{9})-s(\d{12})-[0-9a-f]{12}(?:\.json|-[a-z0-9]+\.(?:bin|pt|json|safetensors))$")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """One attempt to write a checkpoint."""
-
-    generation: int
-    step: int
-    mark: int
-
-    @property
-    def stem(self) -> str:
-        """Common beginning of the names of all its files."""
-        return f"checkpoint-g{self.generation:09d}-s{self.step:012d}-{self.mark:012x}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
-    """Elements of a tensor in a part.
-
-    Attributes:
-        name: of the tensor in the state.
-        dtype: its format, as torch calls it.
-        shape: its whole shape.
-        start: first element.
-        stop: the element after the last one.
-        part: number of the part.
-        at: place of the first byte in the part's file.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-    part: int
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenPart:
-    """A part in the store.
-
-    Attributes:
-        file: the file.
-        spans: its contents, in order.
-        header_bytes: length of the file before the first of them.
-        skeleton: of the state that the writer holds a part of; empty where every rank holds the whole state.
-    """
-
-    file: StoredFile
-    spans: tuple[Span, ...]
-    header_bytes: int
-    skeleton: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """The description of a complete checkpoint.
-
-    Attributes:
-        tensors: where every tensor is; empty in format 2.
-        hooks: steps and epochs whose hooks have run. Of two checkpoints of one step the greater is the newer one.
-    """
-
-    format: int
-    generation: int
-    step: int
-    skeleton: StoredFile
-    parts: tuple[StoredFile, ...]
-    written_unix_s: float
-    hooks: tuple[int, int] = (-1, -1)
-    tensors: tuple[Located, ...] = ()
-
-    @property
-    def stem(self) -> str:
-        """Common beginning of the names of all its files."""
-        return self.skeleton.name.removesuffix(SKELETON)
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Sort key: of two checkpoints the greater is the newer one. A later generation outranks a higher step."""
-        return (self.generation, self.step)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The names of its data files."""
-        return (self.skeleton.name, *(part.name for part in self.parts))
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of its data files."""
-        return self.skeleton.size_bytes + sum(part.size_bytes for part in self.parts)
-
-
-def new_mark() -> int:
-    """Return a random mark, distinct from that of any other attempt."""
-    return secrets.randbits(MARK_BITS)
+MOST_JSON_BYTES = 1 << 30
+"""A manifest has some hundred bytes for each tensor and part."""
 
 
 class CheckpointFolder:
     """The checkpoints of one job."""
 
-    def __init__(self, uri: str | Path, *, max_to_keep: int, max_age_s: float | None = None) -> None:
-        """Keep the newest ``max_to_keep`` checkpoints, none older than ``max_age_s``; the newest always stays."""
-        self.storage = Storage(str(uri))
+    def __init__(
+        self, uri: str | Path, *, max_to_keep: int, max_age_s: float | None = None, shared: bool = False
+    ) -> None:
+        """Keep the newest ``max_to_keep`` checkpoints, none older than ``max_age_s``; the newest always stays.
+
+        ``shared``: whether others may write to the folder above this one, so that it must not be a symbolic link.
+        """
+        self.storage = Storage(str(uri), shared=shared)
         self._max_to_keep = max(1, max_to_keep)
         self._max_age_s = max_age_s
 
@@ -206,25 +117,25 @@ class CheckpointFolder:
         Raises:
             OSError: see ``write``.
         """
-        stem = f"{label.stem}-p{index}of{count}"
         header = parts_of_state.header_of(spans, step=label.step)
-        stored = self.storage.put(f"{stem}.safetensors", [header, memory_of(data)])
+        stored = self.storage.put(label.part(index, count), [header, memory_of(data)])
         written = WrittenPart(stored, tuple(spans), len(header), skeleton)
         if count > 1:
-            entry = asdict(written) | {"skeleton": base64.b64encode(skeleton).decode()}
-            self.storage.put(f"{stem}.json", [json.dumps(entry).encode()])
+            self.storage.put(label.part(index, count, ending="json"), [encode_part(written)])
         return written
 
     def parts_there(self, label: Label, count: int) -> list[WrittenPart] | None:
         """Return all ``count`` parts of an attempt once every one of them is written, else ``None``.
 
         Raises:
+            ValueError: an entry is not that of its part.
             OSError: the store cannot be read. A store's library may raise others.
         """
-        wanted = [f"{label.stem}-p{index}of{count}.json" for index in range(count)]
+        wanted = [label.part(index, count, ending="json") for index in range(count)]
         if not set(wanted) <= set(self.storage.names()):
             return None
-        return [_written_part(json.loads(self.storage.get(name))) for name in wanted]
+        texts = [self.storage.get(name, most_bytes=MOST_JSON_BYTES) for name in wanted]
+        return [decode_part(label.part(index, count), text) for index, text in enumerate(texts)]
 
     def complete(
         self,
@@ -250,9 +161,9 @@ class CheckpointFolder:
             OSError: see ``write``.
         """
         divided = [part.skeleton for part in parts if part.skeleton]
-        stored = self.storage.put(f"{label.stem}{SKELETON}", [merged(divided) if divided else skeleton])
+        stored = self.storage.put(label.skeleton, [merged(divided) if divided else skeleton])
         if record is not None:
-            self.storage.put(RECORD, [record])
+            self.storage.put(RECORD, [record], scratch=f".{label.part(0, 0, ending='json')}")
         tensors = tuple(
             Located(**asdict(span), part=number, at=at)
             for number, part in enumerate(parts)
@@ -262,7 +173,7 @@ class CheckpointFolder:
             format=FORMAT, generation=label.generation, step=label.step, skeleton=stored,
             parts=tuple(part.file for part in parts), written_unix_s=now_s, hooks=hooks, tensors=tensors,
         )  # fmt: skip
-        self.storage.put(f"{label.stem}.json", [json.dumps(asdict(manifest)).encode()])
+        self.storage.put(label.manifest, [encode_manifest(manifest)])
         try:
             self._prune(now_s)
         except Exception as error:  # noqa: BLE001  # any error of a store's library: the checkpoint itself is complete
@@ -326,8 +237,8 @@ class CheckpointFolder:
                 _log.warning("checkpoint of step %d is skipped: %s", manifest.step, error)
         if names:
             raise UsageError(
-                f"none of the {len(names)} checkpoints in {self.storage.uri} can be read: they are damaged, or another "
-                "version wrote them. To start training from the beginning, move them away"
+                f"none of the {len(names)} checkpoints in {self.storage.shown} can be read: they are damaged, or "
+                "another version wrote them. To start training from the beginning, move them away"
             )
         return None
 
@@ -338,18 +249,19 @@ class CheckpointFolder:
             UsageError: there is no such checkpoint, or its manifest is damaged.
             OSError: the store cannot be read. A store's library may raise others.
         """
-        steps = {name: int(match[2]) for name in self._manifest_names() if (match := _ANY.match(name))}
+        steps = {name: label.step for name in self._manifest_names() if (label := label_of(name))}
         named = next((name for name, of in steps.items() if step in (None, of)), None)
         if named is None:
             there = f"there are checkpoints of the steps {sorted(set(steps.values()))}" if steps else "it has none"
             which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             raise UsageError(
-                f"{self.storage.uri} has {which}: {there}. A job's own folder has a name of the form namespace-name-uid"
+                f"{self.storage.shown} has {which}: {there}. A job's own folder has a name of the form "
+                "namespace-name-uid"
             )
         manifest = self._manifest(named)
         if manifest is None:
             raise UsageError(
-                f"the manifest of the checkpoint of step {steps[named]} in {self.storage.uri} is damaged: choose "
+                f"the manifest of the checkpoint of step {steps[named]} in {self.storage.shown} is damaged: choose "
                 "another step"
             )
         return manifest
@@ -367,9 +279,7 @@ class CheckpointFolder:
             DamagedFileError: a file differs from its manifest entry, or a tensor is missing.
             OSError: a file cannot be read. A store's library may raise others.
         """
-        skeleton = bytearray(manifest.skeleton.size_bytes)
-        self.storage.get_into(manifest.skeleton, [memoryview(skeleton)])
-        flat = empty(bytes(skeleton), extent_of)
+        flat = empty(self.storage.get_checked(manifest.skeleton), extent_of)
         wanted = read_plan(flat, len(manifest.parts)) if manifest.format == FORMAT_2 else _read_plan(flat, manifest)
 
         def read(number: int) -> None:
@@ -385,18 +295,11 @@ class CheckpointFolder:
     # -- small things ------------------------------------------------------------------------------------------------
 
     def _manifest_names(self) -> list[str]:
-        return sorted((name for name in self.storage.names() if _MANIFEST.match(name)), reverse=True)
+        return sorted((name for name in self.storage.names() if label_of(name)), reverse=True)
 
     def _manifest(self, name: str) -> Manifest | None:
         try:
-            raw: dict[str, Any] = json.loads(with_retries(partial(self.storage.get, name)))
-            if raw["format"] not in READABLE:
-                reason = f"it has format {raw['format']}, this version reads {' and '.join(map(str, READABLE))}"
-                raise ValueError(reason)  # noqa: TRY301  # logged below
-            skeleton, parts = StoredFile(**raw.pop("skeleton")), tuple(StoredFile(**part) for part in raw.pop("parts"))
-            hooked, evaluated = raw.pop("hooks", (-1, -1))
-            tensors = tuple(Located(**each | {"shape": tuple(each["shape"])}) for each in raw.pop("tensors", ()))
-            return Manifest(**raw, skeleton=skeleton, parts=parts, hooks=(hooked, evaluated), tensors=tensors)
+            return decode_manifest(name, with_retries(partial(self.storage.get, name, most_bytes=MOST_JSON_BYTES)))
         except Exception as error:  # noqa: BLE001  # any error of a store's library, or an invalid manifest
             _log.warning("checkpoint manifest %s is skipped: %s", name, error)
             return None
@@ -418,9 +321,9 @@ class CheckpointFolder:
         self.storage.remove(
             name
             for name in self.storage.names()
-            if (match := _ANY.match(name))
+            if (order := order_of(name))
             and name not in needed
-            and ((int(match[1]), int(match[2])) < kept[-1].order or name.lstrip(".").startswith(outdated))
+            and (order < kept[-1].order or name.lstrip(".").startswith(outdated))
         )
 
 
@@ -461,8 +364,3 @@ def _with_gaps(wanted: Wanted, size_bytes: int) -> Iterator[memoryview]:
             reached += step
         yield memory
         reached += len(memory)
-
-
-def _written_part(raw: dict[str, Any]) -> WrittenPart:
-    spans = tuple(Span(**each | {"shape": tuple(each["shape"])}) for each in raw["spans"])
-    return WrittenPart(StoredFile(**raw["file"]), spans, int(raw["header_bytes"]), base64.b64decode(raw["skeleton"]))

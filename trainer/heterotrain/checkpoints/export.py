@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from heterotrain_core.uris import redacted
 from safetensors.torch import save_file
 
-from heterotrain.checkpoints.checkpoint import FORMAT_2, CheckpointFolder, Manifest
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.manifest import FORMAT_2, Manifest
 from heterotrain.errors import UsageError
 from heterotrain.state.tensors import Entry
 
@@ -64,9 +66,10 @@ def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
         raise
     except Exception as error:
         which = "the newest checkpoint" if step is None else f"the checkpoint of step {step}"
+        why = redacted(str(error)) or type(error).__name__
         raise UsageError(
-            f"{which} in {uri} cannot be read ({error or type(error).__name__}): it is damaged or incomplete. Choose "
-            "another one by its step"
+            f"{which} in {folder.storage.shown} cannot be read ({why}): it is damaged or incomplete. Choose another "
+            "one by its step"
         ) from error
     about = {"format": "pt", "heterotrain.step": str(manifest.step), "heterotrain.epoch": str(epoch)}
     scratch = out.with_name(f".{out.name}.part")

@@ -18,15 +18,18 @@ from collections.abc import Callable, Mapping
 import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.uris import redacted
 
 from heterotrain.checkpoints import part
-from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, new_mark
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.grace import EXIT_RESERVE_S, WriteEstimate, estimate_write, must_start_now
+from heterotrain.checkpoints.manifest import Label, new_mark
 from heterotrain.checkpoints.restore import best_checkpoint, job_folder_uri, restore_newest
 from heterotrain.checkpoints.schedule import STUCK_S, Schedule
+from heterotrain.checkpoints.storage import answer_within
 from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult, writer_among
 from heterotrain.data.progress import Progress
-from heterotrain.identity import Identity
+from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.state.finite import first_non_finite
 from heterotrain.state.training import Training
@@ -36,6 +39,10 @@ _log = logging.getLogger(__name__)
 
 SHARD_FROM_BYTES = 256 * 1024 * 1024
 """Smaller states are written by one rank, which is faster than coordinating many."""
+HANG_S = 300.0
+"""At the job's end, a store that finishes nothing for so long is not waited for. A slow one is, as long as it takes."""
+OWN_PART_S = 10.0
+"""Training waits at most so long for an earlier part, which is late, before it leaves out the next one."""
 PREPARE_FROM_BYTES = 64 * 1024 * 1024
 """For smaller states, the first copy takes no longer than a later one."""
 
@@ -50,6 +57,7 @@ class CheckpointManager:
         self._report = report
         self._folder: CheckpointFolder | None = None
         self._writer: CheckpointWriter | None = None
+        self._failure = ""
         self._whole_only = False
         self._prepared = False
         self._speed_bytes_per_s: float | None = None
@@ -63,6 +71,7 @@ class CheckpointManager:
                 job_folder_uri(config.checkpoint_uri, identity),
                 max_to_keep=config.checkpoint_max_to_keep,
                 max_age_s=config.checkpoint_max_age_s,
+                shared=identity.mode is Mode.OPERATED,
             )
             self._writer = CheckpointWriter(self._folder, on_done=self._on_done)
 
@@ -145,6 +154,11 @@ class CheckpointManager:
     def write_part(self, active_group: ActiveGroup, training: Training, *, mark: int) -> None:
         """Start writing this rank's part of a checkpoint of all ranks; ``mark`` is the same on every rank."""
         if self._writer is None or not self._is_usable(training):
+            return
+        if not self._writer.wait(OWN_PART_S):
+            _log.error(
+                "this rank leaves out its part of step %d: an earlier one is not written", training.progress.steps
+            )
             return
         roster = active_group.roster
         label = Label(generation=roster.formation.generation, step=training.progress.steps, mark=mark)
@@ -234,8 +248,11 @@ class CheckpointManager:
                 training, generation=active_group.roster.formation.generation, within_s=left_s - EXIT_RESERVE_S
             )
 
-    def write_final(self, active_group: ActiveGroup, training: Training) -> None:
-        """Write the final state; on the writer this returns when the checkpoint is complete.
+    def write_final(self, active_group: ActiveGroup, training: Training) -> str:
+        """Write the final state; on the writer this returns when the checkpoint is complete, or when the store hangs.
+
+        Returns:
+            why this rank's checkpoint of it is missing, for users; empty on success and on ranks that complete none.
 
         Raises:
             PeerLost: the group broke meanwhile.
@@ -244,11 +261,22 @@ class CheckpointManager:
             writer = writer_among(active_group.roster.plan, active_group.roster.plan_ranks)
             marks = active_group.group.gather_now([0.0 if self._last == training.progress.order else float(new_mark())])
             mark = int(marks[active_group.roster.plan_ranks.index(writer)][0]) if writer is not None else 0
-            if mark:
+            if mark and self.wait():
                 self.write_part(active_group, training, mark=mark)
                 self.wait()
-        if self._is_writer(active_group):
-            self.write_now(training, generation=active_group.roster.formation.generation)
+        if not self._is_writer(active_group):
+            return ""
+        self.write_now(training, generation=active_group.roster.formation.generation)
+        return self.missing(training)
+
+    def missing(self, training: Training) -> str:
+        """Return why there is no complete checkpoint of the present state, for users; empty if there is one."""
+        if self._writer is None or not training.has_state or self._last == training.progress.order:
+            return ""
+        hangs = self._writer.running_s is not None
+        why = f"its store did nothing for {self._writer.idle_s:.0f} s" if hangs else redacted(self._failure)
+        newest = f"the newest one is of step {self._last[0]}" if self._last[0] >= 0 else "this process wrote no other"
+        return f"the checkpoint of the final state is missing ({why or 'it was not written'}); {newest}"
 
     def write_now(self, training: Training, *, generation: int, within_s: float | None = None) -> None:
         """Write a whole checkpoint and return when it is complete, unless there already is one of this step.
@@ -256,17 +284,21 @@ class CheckpointManager:
         Args:
             training: the state; nothing is written while it has none, or while this rank holds a part of it only.
             generation: generation of the formation that reached this state.
-            within_s: limit of the wait in seconds; without a limit, a stuck store is logged and waited for.
+            within_s: limit of the wait in seconds; ``None`` waits as ``wait`` does.
         """
         if self._writer is None or not training.has_state or training.holdings:
             return
         end_s = time.monotonic() + within_s if within_s is not None else None
-        if self.wait(within_s) and not self._is_kept(training.progress):
+        if self.wait(within_s) and not self._is_kept(training.progress, within_s=within_s):
             self._start(self._writer, training, generation=generation)
             self.wait(None if end_s is None else end_s - time.monotonic())
 
     def wait(self, within_s: float | None = None) -> bool:
-        """Wait until nothing is being written, at most ``within_s`` seconds; return whether nothing is."""
+        """Wait until nothing is being written; return whether nothing is.
+
+        Args:
+            within_s: limit in seconds; ``None`` waits for a slow store, but not for one that hangs (``HANG_S``).
+        """
         writer = self._writer
         if writer is None:
             return True
@@ -275,8 +307,11 @@ class CheckpointManager:
             if not done:
                 _log.warning("no time is left for the checkpoint being written: the job may use an older one")
             return done
-        while not writer.wait(STUCK_S):
+        while not writer.wait(max(0.0, min(STUCK_S, HANG_S - writer.idle_s))):
             self._log_if_stuck(writer)
+            if writer.idle_s >= HANG_S:
+                _log.error("the checkpoint store did nothing for %.0f s: it is not waited for", writer.idle_s)
+                return False
         return True
 
     # -- small things ------------------------------------------------------------------------------------------------
@@ -354,6 +389,7 @@ class CheckpointManager:
             _log.error("a checkpoint has been in progress for %.0f s: check whether its store is stuck", running_s)
 
     def _on_done(self, result: WriteResult) -> None:
+        self._failure = result.failure
         if result.failure:
             self._report.count(names.CHECKPOINT_FAILURES)
             self._schedule.failed(time.monotonic(), at_once=result.missing is not MissingParts.NOTHING)
@@ -378,11 +414,13 @@ class CheckpointManager:
         )
         _log.info("checkpoint of step %d is complete after %.2f s", result.step, result.total_s)
 
-    def _is_kept(self, progress: Progress) -> bool:
+    def _is_kept(self, progress: Progress, *, within_s: float | None) -> bool:
         """Return whether a checkpoint of this progress is complete, regardless of its writer."""
         if self._folder is None or self._last == progress.order:
             return True
         with contextlib.suppress(Exception):  # any error of a store's library: then it is written once more
-            newest = self._folder.newest()
-            return newest is not None and (newest.step, *newest.hooks) == progress.order
+            newest = answer_within(HANG_S if within_s is None else max(0.0, within_s), self._folder.newest)
+            if newest is not None and (newest.step, *newest.hooks) == progress.order:
+                self._last = progress.order
+                return True
         return False

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.uris import redacted
 from heterotrain_core.version import __version__
 
 from heterotrain.data.progress import Progress
@@ -88,7 +89,8 @@ class RunRecord:
                 "job": job,
                 "progress": asdict(progress),
                 "seed": self._config.seed,
-                "settings": asdict(self._config),
+                "settings": asdict(self._config)
+                | {"checkpoint_uri": redacted(self._config.checkpoint_uri or "") or None},
                 "versions": versions(),
                 "data": {
                     "sha256": self.data,

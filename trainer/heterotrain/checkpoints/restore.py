@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from heterotrain_core.uris import redacted
+
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
@@ -30,8 +32,8 @@ def best_checkpoint(folder: CheckpointFolder) -> tuple[int, int]:
         return folder.newest_order()
     except Exception as error:
         raise UsageError(
-            f"cannot look for checkpoints in {folder.storage.uri}: {error}; training does not start from the beginning "
-            "while there may be some. Check address, credentials and network"
+            f"cannot look for checkpoints in {folder.storage.shown}: {redacted(str(error))}; training does not "
+            "start from the beginning while there may be some. Check address, credentials and network"
         ) from error
 
 

@@ -3,23 +3,29 @@
 A file is complete or does not exist. A local file is written under another name, forced to disk and then renamed. An
 object store shows an object when its upload ends. Where a store shows incomplete files, none is read, because the
 manifest that names it is written afterwards.
+
+Others may be able to write to the folder. So names are those of files in it, and in a local folder only regular files
+are opened: symbolic links would lead elsewhere, and a named pipe would never end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from heterotrain_core.uris import redacted
 
 from heterotrain.errors import UsageError
 
@@ -28,6 +34,9 @@ _T = TypeVar("_T")
 
 PAUSES_S = (0.5, 2.0)
 CHUNK_BYTES = 16 * 1024 * 1024
+SYNC_BYTES = 512 * 1024 * 1024
+"""A local file is forced to disk after each so many bytes, so that a slow disk shows progress."""
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,40 +65,92 @@ def with_retries(question: Callable[[], _T]) -> _T:
     return question()
 
 
-class Storage:
-    """A folder at a URI; it is created with its first file."""
+def answer_within(limit_s: float, question: Callable[[], _T]) -> _T:
+    """Return the answer of a store that may never answer.
 
-    def __init__(self, uri: str) -> None:
+    Raises:
+        TimeoutError: there was none in time. Its thread is left behind.
+    """
+    answers: list[_T] = []
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except Exception as error:  # noqa: BLE001  # any error of a store's library, raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=ask, name="heterotrain-store", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise TimeoutError(f"the checkpoint store did not answer for {limit_s:.0f} s")
+    return answers[0]
+
+
+class Storage:
+    """A folder at a URI; it is created with its first file.
+
+    Attributes:
+        shown: the URI for messages, without credentials.
+        active_s: when the store last finished something, a part of a file for example, by the monotonic clock.
+    """
+
+    def __init__(self, uri: str, *, shared: bool = False) -> None:
         """``uri`` is a path or ``protocol://…``.
 
+        ``shared``: whether others may write to the folder above, so that this one must not be a symbolic link.
+
         Raises:
-            UsageError: the protocol is not supported here, or a file has that name.
+            UsageError: the protocol is not supported here, or a file or a forbidden link has that name.
         """
-        self.uri = uri
+        self._uri = uri
+        self.shown = redacted(uri)
+        self.active_s = time.monotonic()
         self._thread = threading.local()
         try:
             files, root = self._connect()
         except ImportError as error:
             raise UsageError(
-                f"checkpoint URI {uri!r}: {str(error).rstrip('.')}; add that Python package to the training image"
+                f"checkpoint URI {self.shown!r}: {redacted(str(error)).rstrip('.')}; add that Python package to the "
+                "training image"
             ) from error
         except ValueError as error:
             raise UsageError(
-                f"checkpoint URI {uri!r} cannot be used ({error}): give file:///path, s3://, gs:// or another "
-                "protocol of fsspec whose Python package is in the training image"
+                f"checkpoint URI {self.shown!r} cannot be used ({redacted(str(error))}): give file:///path, s3://, "
+                "gs:// or another protocol of fsspec whose Python package is in the training image"
             ) from error
         self._root = str(root).rstrip("/")
         self._local = isinstance(files, LocalFileSystem)
-        if self._local and Path(self._root).exists() and not Path(self._root).is_dir():
-            raise UsageError(f"checkpoint URI {uri!r} is a file: name a folder, which may not exist yet")
+        self._folder_flags = os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if shared else 0)
+        if not self._local:
+            return
+        if shared and Path(self._root).is_symlink():
+            raise UsageError(
+                f"checkpoint folder {self.shown!r} is a symbolic link, which another user of the volume may have made: "
+                "remove it, or put the folder that it leads to in its place"
+            )
+        if Path(self._root).exists() and not Path(self._root).is_dir():
+            raise UsageError(f"checkpoint URI {self.shown!r} is a file: name a folder, which may not exist yet")
 
-    def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
+    def put(self, name: str, chunks: Iterable[bytes | memoryview], *, scratch: str = "") -> StoredFile:
         """Write a file.
+
+        Args:
+            name: of the file.
+            chunks: its content.
+            scratch: name of the file while it is incomplete, where the store can rename; a name that no other writer
+                uses at the same time. Default: the name with a dot in front.
 
         Raises:
             OSError: it could not be written and does not exist. A store's library may raise others.
         """
-        return self._put_local(name, chunks) if self._local else self._put_remote(name, chunks)
+        _check(name)
+        stored = self._put_local(name, chunks, scratch or f".{name}") if self._local else self._put_remote(name, chunks)
+        self._is_active()
+        return stored
 
     def names(self) -> list[str]:
         """Return the names of all files; an empty list when the folder does not exist.
@@ -104,13 +165,34 @@ class Storage:
             return []
         return [path.rstrip("/").rsplit("/", 1)[-1] for path in found]
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, most_bytes: int) -> bytes:
         """Return a small file.
 
         Raises:
+            DamagedFileError: it is longer than ``most_bytes``, or not a regular file.
             OSError: it cannot be read. A store's library may raise others.
         """
-        return bytes(self._fs.cat_file(self._path(name)))
+        found: list[bytes] = []
+        with self._opened(name) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                self._is_active()
+                found.append(chunk)
+                most_bytes -= len(chunk)
+                if most_bytes < 0:
+                    raise DamagedFileError(f"{name} is too long")
+        return b"".join(found)
+
+    def get_checked(self, stored: StoredFile) -> bytes:
+        """Return a small file.
+
+        Raises:
+            DamagedFileError: the file differs from the one that was written.
+            OSError: it cannot be read. A store's library may raise others.
+        """
+        content = self.get(stored.name, most_bytes=stored.size_bytes)
+        if hashlib.sha256(content).hexdigest() != stored.sha256:
+            raise DamagedFileError(f"{stored.name} does not match its checksum")
+        return content
 
     def get_into(self, stored: StoredFile, buffers: Iterable[memoryview]) -> None:
         """Read a file into memory, one buffer after the other.
@@ -120,11 +202,12 @@ class Storage:
             OSError: it cannot be read. A store's library may raise others.
         """
         digest = hashlib.sha256()
-        with self._fs.open(self._path(stored.name), "rb") as file:
+        with self._opened(stored.name) as file:
             for buffer in buffers:
                 for begin in range(0, len(buffer), CHUNK_BYTES):
                     chunk = buffer[begin : begin + CHUNK_BYTES]
                     _fill(file, chunk, stored.name)
+                    self._is_active()
                     digest.update(chunk)
             if file.read(1):
                 raise DamagedFileError(f"{stored.name} is longer than its manifest states")
@@ -137,23 +220,22 @@ class Storage:
             with contextlib.suppress(Exception):  # any error of a store's library
                 self._fs.rm_file(self._path(name))
 
-    def _put_local(self, name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
-        folder = Path(self._root)
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = folder / f".{name}"
-        try:
-            with scratch.open("wb") as file:
-                stored = _write(file, name, chunks)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(folder / name)
-        finally:
-            scratch.unlink(missing_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def _put_local(self, name: str, chunks: Iterable[bytes | memoryview], scratch: str) -> StoredFile:
+        Path(self._root).mkdir(parents=True, exist_ok=True)
+        with self._folder() as folder:
+            try:
+                with contextlib.suppress(FileNotFoundError):  # left by a writer of that name that was killed
+                    os.unlink(scratch, dir_fd=folder)
+                created = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666, dir_fd=folder)
+                with os.fdopen(created, "wb") as file:
+                    stored = self._write(file, name, chunks)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(scratch, name, src_dir_fd=folder, dst_dir_fd=folder)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(scratch, dir_fd=folder)
+            os.fsync(folder)
         return stored
 
     def _put_remote(self, name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
@@ -161,7 +243,7 @@ class Storage:
             self._fs.makedirs(self._root, exist_ok=True)
         try:
             with self._fs.open(self._path(name), "wb", block_size=CHUNK_BYTES) as file:
-                stored = _write(file, name, chunks)
+                stored = self._write(file, name, chunks)
             self._fs.invalidate_cache()
             size_bytes = self._fs.size(self._path(name))
         except BaseException:
@@ -169,11 +251,11 @@ class Storage:
             raise
         if size_bytes != stored.size_bytes:
             self.remove([name])
-            raise OSError(f"{name} has {size_bytes} bytes in {self.uri} instead of {stored.size_bytes}")
+            raise OSError(f"{name} has {size_bytes} bytes in {self.shown} instead of {stored.size_bytes}")
         return stored
 
     def _connect(self) -> tuple[Any, Any]:
-        filesystem, path = url_to_fs(self.uri, use_listings_cache=False, skip_instance_cache=True)
+        filesystem, path = url_to_fs(self._uri, use_listings_cache=False, skip_instance_cache=True)
         return filesystem, path
 
     @property
@@ -184,19 +266,64 @@ class Storage:
         return self._thread.files
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return f"{self._root}/{_check(name)}"
+
+    @contextlib.contextmanager
+    def _folder(self) -> Iterator[int]:
+        descriptor = os.open(self._root, self._folder_flags)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[Any]:
+        _check(name)
+        if not self._local:
+            with self._fs.open(self._path(name), "rb") as file:
+                yield file
+            return
+        with self._folder() as folder:
+            try:
+                descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _FLAGS, dir_fd=folder)
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise DamagedFileError(f"{name} is a symbolic link, and none is followed") from error
+                raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise DamagedFileError(f"{name} is not a regular file")
+        with os.fdopen(descriptor, "rb") as file:
+            yield file
+
+    def _is_active(self) -> None:
+        self.active_s = time.monotonic()
+
+    def _write(self, file: IO[bytes], name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
+        digest, size_bytes, synced_bytes = hashlib.sha256(), 0, 0
+        for whole in chunks:
+            view = memoryview(whole)
+            for begin in range(0, len(view), CHUNK_BYTES):
+                chunk = view[begin : begin + CHUNK_BYTES]
+                file.write(chunk)
+                digest.update(chunk)
+                size_bytes += len(chunk)
+                if self._local and size_bytes - synced_bytes >= SYNC_BYTES:
+                    os.fsync(file.fileno())
+                    synced_bytes = size_bytes
+                self._is_active()
+        return StoredFile(name=name, size_bytes=size_bytes, sha256=digest.hexdigest())
 
 
-def _write(file: IO[bytes], name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
-    digest, size_bytes = hashlib.sha256(), 0
-    for whole in chunks:
-        view = memoryview(whole)
-        for begin in range(0, len(view), CHUNK_BYTES):
-            chunk = view[begin : begin + CHUNK_BYTES]
-            file.write(chunk)
-            digest.update(chunk)
-            size_bytes += len(chunk)
-    return StoredFile(name=name, size_bytes=size_bytes, sha256=digest.hexdigest())
+def _check(name: str) -> str:
+    """Return the name of a file in the folder.
+
+    Raises:
+        DamagedFileError: it leads elsewhere.
+    """
+    if not name or name in (".", "..") or set(name) & set("/\\\0"):
+        raise DamagedFileError(f"{name[:100]!r} is not the name of a file in this folder")
+    return name
 
 
 def _fill(file: Any, buffer: memoryview, name: str) -> None:

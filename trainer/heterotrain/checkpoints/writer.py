@@ -14,7 +14,8 @@ import torch
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain.checkpoints import part as parts_of_state
-from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, Manifest, WrittenPart, new_mark
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.manifest import Label, Manifest, WrittenPart, new_mark
 from heterotrain.layouts.holdings import Holding
 from heterotrain.state.parts import host_memory
 from heterotrain.state.tensors import flatten
@@ -99,6 +100,11 @@ class CheckpointWriter:
     def running_s(self) -> float | None:
         """Seconds for which a checkpoint has been in progress, ``None`` when none is."""
         return time.monotonic() - self._began_s if self._thread is not None and self._thread.is_alive() else None
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the store last finished something for the checkpoint in progress, or since it began."""
+        return time.monotonic() - max(self._began_s, self._folder.storage.active_s)
 
     def prepare(self, length_bytes: int, *, pin: bool) -> None:
         """Allocate memory for copies of this length in the background, so that the first copy need not wait for it."""

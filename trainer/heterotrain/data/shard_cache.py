@@ -19,6 +19,7 @@ from typing import IO
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from heterotrain_core.uris import redacted
 
 from heterotrain.errors import UsageError
 
@@ -63,8 +64,9 @@ class ShardCache:
         try:
             files, path = url_to_fs(uri)
         except (ImportError, ValueError) as error:
+            why = redacted(str(error)).rstrip(".")
             raise UsageError(
-                f"shard {uri!r} cannot be read ({str(error).rstrip('.')}): give a path, or a URI whose fsspec package "
+                f"shard {redacted(uri)!r} cannot be read ({why}): give a path, or a URI whose fsspec package "
                 "is in the training image"
             ) from error
         if isinstance(files, LocalFileSystem):
@@ -75,8 +77,8 @@ class ShardCache:
         size_bytes = int(info["size"])
         if size_bytes > self._max_bytes:
             raise UsageError(
-                f"shard {uri!r} has {size_bytes} bytes and ShardCache(max_bytes={self._max_bytes}) is smaller: raise "
-                "max_bytes, or make smaller shards"
+                f"shard {redacted(uri)!r} has {size_bytes} bytes and ShardCache(max_bytes={self._max_bytes}) is "
+                "smaller: raise max_bytes, or make smaller shards"
             )
         # The properties tell a changed shard: its size, and its ETag or date, where the store has them.
         name = hashlib.sha256(f"{uri} {sorted(info.items(), key=str)}".encode()).hexdigest()[:40] + Path(path).suffix

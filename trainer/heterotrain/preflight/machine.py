@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from heterotrain_core.uris import redacted
 from heterotrain_core.version import __version__
 
 from heterotrain.checkpoints.storage import Storage, StoredFile
@@ -150,10 +151,12 @@ def store(uri: str | None, *, who: str, connect: Callable[[str], Storage] = Stor
     except UsageError as error:
         return Check(name="store", verdict=Verdict.FAILED, message=str(error))
     except Exception as error:  # noqa: BLE001  # any error of a store's library
-        text = f"{uri} cannot be written and read ({_first(error)}): check its name, credentials, rights and network"
+        why = redacted(_first(error))
+        text = f"{redacted(uri)} cannot be written and read ({why}): check its name, credentials, rights and network"
         return Check(name="store", verdict=Verdict.FAILED, message=text)
     mib = PROBE_BYTES / 2**20
-    text = f"{uri} is written at {mib / wrote_s:.0f} MiB/s and read at {mib / read_s:.0f} MiB/s, with {mib:.0f} MiB"
+    speed = f"is written at {mib / wrote_s:.0f} MiB/s and read at {mib / read_s:.0f} MiB/s, with {mib:.0f} MiB"
+    text = f"{redacted(uri)} {speed}"
     return Check(name="store", verdict=Verdict.OK, message=text)
 
 

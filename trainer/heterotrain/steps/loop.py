@@ -14,8 +14,8 @@ import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
-from heterotrain.checkpoints.checkpoint import new_mark
 from heterotrain.checkpoints.manager import CheckpointManager
+from heterotrain.checkpoints.manifest import new_mark
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.progress import Progress, shared_seed

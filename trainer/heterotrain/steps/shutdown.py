@@ -113,20 +113,25 @@ class Shutdown:
             PeerLost: a peer left meanwhile; the remaining ranks may still need this rank's state.
         """
         self._membership.everything_committed()
-        self._checkpoints.write_final(active_group, self._training)
+        missing = self._checkpoints.write_final(active_group, self._training)
         if active_group.group is not None:
-            active_group.group.gather_now([0.0])
-        self._end()
+            known = active_group.group.gather_now([float(bool(missing))])
+            if not missing and any(row[0] for row in known):
+                missing = "the checkpoint of the final state is missing: the log of the rank that writes it says why"
+        self._end(missing)
         if active_group.group is not None:
             active_group.group.close()
 
     def finish_alone(self, last_membership: FormationMembership | None) -> None:
         """End a rank that has committed everything and that no other rank needs any more."""
+        missing = ""
         if last_membership is not None:
             self._checkpoints.write_now(self._training, generation=last_membership.formation.generation)
-        self._end()
+            missing = self._checkpoints.missing(self._training)
+        self._end(missing)
 
-    def _end(self) -> None:
+    def _end(self, missing: str) -> None:
         self._checkpoints.wait()
-        self._termination_message.write(Ending.FINISHED, self.reason or "every epoch is committed")
+        reason = self.reason or "every epoch is committed"
+        self._termination_message.write(Ending.FINISHED, f"{reason}; {missing}" if missing else reason)
         self._membership.close()

@@ -1,8 +1,8 @@
 """Log lines with the rank and its progress: text for people, JSON lines for machines.
 
 All records of Python's ``logging`` are tagged, including those of the script and of libraries. In JSON mode, uncaught
-exceptions and warnings become records too, so that each line that the trainer writes to stderr is a JSON object. The
-launcher uses this module as well, so it must not load torch.
+exceptions and warnings become records too, so that each line that the trainer writes to stderr is a JSON object.
+Passwords in URIs are hidden. The launcher uses this module as well, so it must not load torch.
 
 A logging library would replace only ``JsonFormatter``, about 15 lines, and add a dependency to every training image.
 """
@@ -20,6 +20,7 @@ from enum import StrEnum
 from types import TracebackType
 
 from heterotrain_core.contract import env
+from heterotrain_core.uris import redacted
 
 from heterotrain.errors import UsageError
 
@@ -73,7 +74,7 @@ class TextFormatter(logging.Formatter):
         who += [f"{name} {tags[name]}" for name in ("rank", "epoch", "step") if name in tags]
         level = f"{record.levelname} " if record.levelno >= logging.WARNING else ""
         # The base class appends the traceback to the message; the time goes in front of both.
-        return f"{self.formatTime(record)} [{' '.join(who)}] {level}{super().format(record)}"
+        return f"{self.formatTime(record)} [{' '.join(who)}] {level}{redacted(super().format(record))}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -89,11 +90,11 @@ class JsonFormatter(logging.Formatter):
             "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": redacted(record.getMessage()),
             **tags,
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = redacted(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False)
 
 

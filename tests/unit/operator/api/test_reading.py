@@ -53,6 +53,23 @@ def test_a_contradiction_is_told(case: str) -> None:
     assert sentence in str(error.value)
 
 
+@pytest.mark.parametrize("uri", ["s3://key:se/cret@bucket/x", "ftp://u:1@host/x", "s3://bucket/x?token=hush"])
+def test_credentials_in_a_uri_are_refused_and_not_repeated(uri: str) -> None:
+    with pytest.raises(SpecError, match=r"spec.checkpoint: uri must have no password and no query") as error:
+        read_spec(job_body(spec={"checkpoint": {"uri": uri}}))
+    assert "hush" not in str(error.value)
+    with pytest.raises(SpecError, match="must be a URI") as error:
+        read_spec(job_body(spec={"checkpoint": {"uri": f"S3{uri}".replace("S3s3", "S3")}}))
+    assert "cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["ftp://host:21/a@b", "abfs://files@account.dfs.net/x", "sftp://me@host/x", "file:///a"]
+)
+def test_other_uris_are_accepted(uri: str) -> None:
+    assert read_spec(job_body(spec={"checkpoint": {"uri": uri}})).checkpoint is not None
+
+
 def test_more_processes_than_a_plan_holds_are_refused_unless_the_policy_has_fewer() -> None:
     pools = [pool(name, maxReplicas=200, numProcPerWorker=16) for name in "ab"]
     training = {"globalBatchSize": 10_000}

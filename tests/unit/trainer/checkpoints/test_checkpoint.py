@@ -15,7 +15,8 @@ import fsspec
 import pytest
 import torch
 from heterotrain.checkpoints import storage
-from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, Manifest
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.manifest import Label, Manifest
 from heterotrain.checkpoints.part import cut, packed, spans_of
 from heterotrain.checkpoints.storage import Storage
 from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult
@@ -310,9 +311,9 @@ def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pyte
     release = threading.Event()
     put = Storage.put
 
-    def hangs(self: Storage, name: str, chunks: list[memoryview]) -> storage.StoredFile:
+    def hangs(self: Storage, name: str, chunks: list[memoryview], **options: str) -> storage.StoredFile:
         release.wait()
-        return put(self, name, chunks)
+        return put(self, name, chunks, **options)
 
     monkeypatch.setattr(Storage, "put", hangs)
     folder = CheckpointFolder(place, max_to_keep=1)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -21,8 +22,10 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.layouts.holdings import Extent
 from heterotrain.session import Job
+from heterotrain.telemetry.logs import TextFormatter
 from heterotrain.telemetry.report import Report
 from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.contract.outcome import Ending
 from support.divided_models import full, training_of
 
 URI = "memory://bucket/jobs/one"
@@ -166,9 +169,9 @@ def test_a_store_that_hangs_is_logged_and_training_continues(
         monkeypatch.setattr(f"heterotrain.checkpoints.{module}.STUCK_S", 0.0)
     release, put = threading.Event(), Storage.put
 
-    def hangs(self: Storage, name: str, chunks: list[memoryview]) -> Any:
+    def hangs(self: Storage, name: str, chunks: list[memoryview], **options: Any) -> Any:
         release.wait()
-        return put(self, name, chunks)
+        return put(self, name, chunks, **options)
 
     monkeypatch.setattr(Storage, "put", hangs)
     job = heterotrain.init(epochs=2, batch_samples=8, checkpoint_uri=URI, checkpoint_interval_s=0.0)
@@ -184,6 +187,49 @@ def test_a_store_that_hangs_is_logged_and_training_continues(
             assert job._report._counters["heterotrain_checkpoint_failures_total"] >= 1
             release.set()
     assert CheckpointFolder(URI, max_to_keep=9).newest_order()[1] == 6
+
+
+def test_a_store_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The run ends, and its outcome says that the final state is not stored."""
+    for module in ("manager", "schedule"):
+        monkeypatch.setattr(f"heterotrain.checkpoints.{module}.STUCK_S", 0.01)
+    monkeypatch.setattr("heterotrain.checkpoints.manager.HANG_S", 0.2)
+    monkeypatch.setenv("HETEROTRAIN_TERMINATION_MESSAGE", str(tmp_path / "outcome"))
+    release = threading.Event()
+    monkeypatch.setattr(Storage, "put", lambda *_: release.wait())
+    job, _, ids = run()
+    release.set()
+    assert len(ids) == 48
+    outcome = job._termination_message.outcome
+    assert outcome is not None
+    assert outcome.ending is Ending.FINISHED
+    assert "the checkpoint of the final state is missing (its store did nothing for" in outcome.reason
+
+
+def test_a_final_write_that_fails_is_in_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_self: Storage, name: str, _chunks: object, **_options: object) -> None:
+        raise RuntimeError(f"s3://key:sec/ret@bucket refused {name[:10]}")
+
+    monkeypatch.setattr(Storage, "put", fails)
+    outcome = run()[0]._termination_message.outcome
+    assert outcome is not None
+    assert outcome.ending is Ending.FINISHED
+    assert "missing (s3://***@bucket refused checkpoint); this process wrote no other" in outcome.reason
+
+
+def test_no_password_is_logged_or_recorded(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in the URI of a run without an operator, at most."""
+    caplog.set_level(logging.INFO)
+    run(checkpoint_uri="memory://key:hush/hush@bucket/jobs")
+    record = next(data for name, data in fsspec.filesystem("memory").store.items() if "reproducibility" in name)
+    text = "".join(TextFormatter().format(each) for each in caplog.records)
+    for place in (record.getvalue().decode(), text, capsys.readouterr().err):
+        assert "hush" not in place
+    with pytest.raises(UsageError) as refused:
+        Storage("nosuch://key:hush/hush@bucket/jobs")
+    assert "hush" not in str(refused.value)
 
 
 def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.export import export_weights
+from heterotrain.checkpoints.manifest import Label
 from heterotrain.checkpoints.part import ROWS, cut, packed, size_bytes, spans_of, writers
 from heterotrain.checkpoints.restore import restore_newest
 from heterotrain.checkpoints.writer import CheckpointWriter, WriteRequest, WriteResult
