@@ -81,6 +81,9 @@ def of_job(uid: str, ranks: int) -> Series:
         "samples_per_price": 5e6, "deadline_at_risk": 1, "running": 0, "progressing": 0, "failed": 1,
     }  # fmt: skip
     operator = {"job_uid": uid, "job_name": uid, "job_namespace": "team"}
+    for worker, units, held in (("a", "0-17", 18), ("b", "18-23", 6)):
+        labels = {**operator, "worker": worker, "pool": worker, "units": units}
+        found[name("heterotrain_operator_worker_units", **labels)] = constant(held)
     for number in range(2):  # NVIDIA's exporter and the kubelets name pods
         pod = f"{uid}-w{number}"
         found[name("DCGM_FI_DEV_GPU_UTIL", pod=pod, gpu="0")] = constant(60.0)
@@ -132,6 +135,7 @@ def expected_of_job(job: str) -> Answers:
         "Phases of a step, mean over ranks": dict(zip("ABCDE", phases.values(), strict=True)),
         "Step time: measured and predicted": {"A": STEP_S, "B": 0.11, "C": 0.12},
         "Own computation per step": {f"A {worker}": seconds for worker, seconds in COMPUTE_S.items()},
+        "Units of the model by worker": {"A 0-17/a": 18.0, "A 18-23/b": 6.0},
         "Exposed synchronisation per step": {f"A {worker}": STEP_S - value for worker, value in COMPUTE_S.items()},
         "Loss": {"A": 0.5},
         "Values that the script reports": {"A accuracy": 0.9},

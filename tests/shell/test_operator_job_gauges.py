@@ -136,3 +136,23 @@ def test_alerts_have_series_for_jobs_that_do_not_train_lack_telemetry_or_failed(
     assert values(Failed="True") == {"failed": 1.0}
     gauges.show(KEY, JOB_UID, None)
     assert [sample for family in gauges.collect() for sample in family.samples] == []
+
+
+def test_units_of_each_worker_are_exported_while_a_pipeline_trains() -> None:
+    cluster = FakeCluster().with_nodes("a", "b", "c").start()
+    gauges, view = JobGauges(), cluster.job_view
+    first, second, *_ = view.status.workers
+    workers = (first.model_copy(update={"units": "0-17"}), second.model_copy(update={"units": "18-20, 23-23"}))
+    gauges.show(KEY, JOB_UID, view.status.model_copy(update={"workers": workers}), view.spec)
+
+    def values() -> dict[tuple[str, str], float]:
+        return {
+            (sample.labels["worker"], sample.labels["units"]): sample.value
+            for family in gauges.collect()
+            for sample in family.samples
+            if sample.name == "heterotrain_operator_worker_units"
+        }
+
+    assert values() == {(first.name, "0-17"): 18, (second.name, "18-20, 23-23"): 4}
+    gauges.show(KEY, JOB_UID, view.status, view.spec)
+    assert values() == {}

@@ -132,6 +132,11 @@ class WorkerStatus(Model):
         description="The limit on the worker's share: Compute, Communication, Memory, Fill (the first and last "
         "micro-batches of a pipeline), or Floor (it has its smallest share and is still too slow).",
     )
+    units: str | None = Field(
+        default=None,
+        max_length=64,
+        description="With parallelism Pipeline: the units of the model that the worker's stage holds, such as 0-17.",
+    )
     samples_per_second: Number | None = Field(
         default=None, description="Samples per second of the worker's own computation, without the gradient exchange."
     )

@@ -9,6 +9,7 @@ the operator.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import JobKey
 
+_SPAN = re.compile(r"([0-9]{1,4})-([0-9]{1,4})")
 LABELS = ("job_uid", "job_namespace", "job_name")
 
 
@@ -182,6 +184,7 @@ class JobGauges(Collector):
                 if job.trains and (value := series.value(job.status)) is not None:
                     family.add_metric((uid, job.key.namespace, job.key.name), value)
             yield family
+        yield self._units()
         for demand in _DEMAND:
             family = GaugeMetricFamily(demand.name, demand.help, labels=LABELS)
             for uid, job in self._jobs.items():
@@ -194,3 +197,18 @@ class JobGauges(Collector):
         for uid, key in self._failed.items():
             failed.add_metric((uid, key.namespace, key.name), 1.0)
         yield failed
+
+    def _units(self) -> Metric:
+        """Return the number of units of the model that each worker's stage holds."""
+        family = GaugeMetricFamily(
+            "heterotrain_operator_worker_units",
+            "Units of the model that a worker holds as a stage of a pipeline; the label names the first and the last.",
+            labels=(*LABELS, "worker", "pool", "units"),
+        )
+        for uid, job in self._jobs.items():
+            for worker in job.status.workers if job.trains else ():
+                if worker.units:
+                    number = sum(int(last) - int(first) + 1 for first, last in _SPAN.findall(worker.units))
+                    labels = (uid, job.key.namespace, job.key.name, worker.name, worker.pool, worker.units)
+                    family.add_metric(labels, number)
+        return family

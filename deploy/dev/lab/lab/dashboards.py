@@ -136,6 +136,13 @@ JOB: Final = Dashboard(
             queries=[(f"avg by (worker) ({seconds_of('compute')})", "{{worker}}")],
         ),
         Panel(
+            title="Units of the model by worker",
+            queries=[
+                (f"max by (worker, units) ({of_job('heterotrain_operator_worker_units')})", "{{worker}}: {{units}}"),
+            ],
+            about="Pipelines only: how the model is cut. Own computation per step shows the time of each stage.",
+        ),
+        Panel(
             title="Exposed synchronisation per step",
             unit="s",
             queries=[(f"avg by (worker) ({seconds_of('sync')})", "{{worker}}")],

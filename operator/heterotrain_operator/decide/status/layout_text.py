@@ -11,6 +11,8 @@ from heterotrain_operator.cluster_state.telemetry import Telemetry
 
 MOST_SHOWN = 8
 """Different layouts that are drawn; the rest is counted."""
+MOST_STAGES_SHOWN = 5
+"""Stages of one worker whose units are named."""
 
 
 def layout_text(plan: Plan, telemetry: Telemetry) -> str:
@@ -44,3 +46,17 @@ def _drawn(plan: Plan, index: int, names: Sequence[str]) -> str:
             units += f" ({names[start]})" if start == end else f" ({names[start]} to {names[end]})"
         places.append(f"{plan.pool_of(ranks[stage * layout.shards])}: {'units ' if not stage else ''}{units}")
     return f"[{' | '.join(places)}]"
+
+
+def units_by_worker(plan: Plan, telemetry: Telemetry) -> dict[str, str]:
+    """Return by uid the units that a worker's stages hold, such as ``0-17``; workers without a stage are left out."""
+    counts = {len(profile.units) for profile in telemetry.profiles.values()}
+    if len(counts) != 1:
+        return {}
+    found: dict[str, list[str]] = {}
+    for rank in plan.ranks:
+        layout = plan.members[rank.member].layout
+        if layout.kind is LayoutKind.PIPELINE:
+            edges = (0, *layout.cuts, *counts)
+            found.setdefault(rank.worker_uid, []).append(f"{edges[rank.stage]}-{edges[rank.stage + 1] - 1}")
+    return {uid: ", ".join(list(dict.fromkeys(parts))[:MOST_STAGES_SHOWN]) for uid, parts in found.items()}

@@ -30,7 +30,7 @@ from heterotrain_operator.decide.objects.objects import worker_selector
 from heterotrain_operator.decide.status.conditions import condition_values, ended_condition
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.cost import cost_so_far, cost_text, price_per_hour, price_text, step_cost_text
-from heterotrain_operator.decide.status.layout_text import layout_text
+from heterotrain_operator.decide.status.layout_text import layout_text, units_by_worker
 from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
 from heterotrain_operator.decide.workers.state import WorkerState
@@ -246,6 +246,7 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
             shares[uid] = shares.get(uid, 0) + plan.members[index].share_samples
             if index in rates:
                 solo[uid] = solo.get(uid, 0.0) + rates[index]
+    units = units_by_worker(plan, context.telemetry) if plan is not None else {}
     chosen = sorted(context.workers, key=lambda worker: (worker.state is WorkerState.READY, worker.pod.index))[
         :MAX_WORKER_ROWS
     ]
@@ -258,6 +259,7 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
             node=worker.pod.node or None,
             share_samples=shares.get(worker.pod.uid) if worker.pod.uid in training else None,
             binding=bindings.get(worker.pod.uid) if worker.pod.uid in training else None,
+            units=units.get(worker.pod.uid) if worker.pod.uid in training else None,
             samples_per_second=solo.get(worker.pod.uid) if worker.pod.uid in training else None,
             message=worker.reason[:MAX_MESSAGE_LENGTH] or None,
         )

@@ -79,6 +79,8 @@ def test_two_workers_that_hold_the_model_together_are_one_member() -> None:
     shown = cluster.status["plan"]["layout"]
     assert shown.startswith("1 member: [")
     assert "(blocks.0 to blocks." in shown
+    held = {each["pool"]: each["units"] for each in cluster.status["workers"]}
+    assert held in ({"a": "0-3", "b": "4-5"}, {"b": "0-1", "a": "2-5"})
     cluster.telemetry = Telemetry(
         profiles={
             key: replace(each, units=tuple(replace(unit, name="") for unit in each.units))
