@@ -17,15 +17,14 @@ from heterotrain_operator.decide.job import Decision
 from heterotrain_operator.decide.plan.revision import BoundaryDistance
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
-from heterotrain_operator.engine.planning import AT_ONCE, LANE_PARTS, PlanningSlots
+from heterotrain_operator.engine.planning import LANE_PARTS, PlanningSlots
 from heterotrain_operator.settings import Settings
 from support.fake_cluster import job_body
 from support.fakes import FakeKube
 
 WAIT_S = 30.0
 OBSERVATION = Observation(member="w/0", share_samples=8, steps=5, ended_s=1.0, compute=MeanVariance(mean=0.1))
-MUCH = Telemetry(sequence=1, observations={MemberId("w", 0): (OBSERVATION,) * (AT_ONCE + 1)})
-LITTLE = Telemetry(sequence=1, observations={MemberId("w", 0): (OBSERVATION,)})
+NEWS = Telemetry(sequence=1, observations={MemberId("w", 0): (OBSERVATION,)})
 
 
 def an_app(telemetry: dict[JobKey, Telemetry], clocks: Clocks | None = None) -> App:
@@ -43,11 +42,11 @@ def an_app(telemetry: dict[JobKey, Telemetry], clocks: Clocks | None = None) -> 
     return app
 
 
-async def test_a_pass_over_other_jobs_goes_on_while_a_large_job_s_models_are_fitted(
+async def test_a_pass_over_other_jobs_goes_on_while_a_job_s_models_are_fitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     large, small = JobKey("ns", "large"), JobKey("ns", "small")
-    app = an_app({large: MUCH, small: LITTLE})
+    app = an_app({large: NEWS, small: Telemetry()})
     fitting, go_on = threading.Event(), threading.Event()
 
     def slow(inputs: JobInputs) -> Decision:
@@ -68,7 +67,7 @@ async def test_a_pass_over_other_jobs_goes_on_while_a_large_job_s_models_are_fit
 async def test_a_decision_in_a_thread_sees_the_cluster_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mapping that changes during an iteration would end the pass."""
     key = JobKey("ns", "large")
-    app = an_app({key: MUCH})
+    app = an_app({key: NEWS})
     seen: list[JobInputs] = []
 
     def noted(inputs: JobInputs) -> Decision:
@@ -87,7 +86,7 @@ async def test_the_fits_of_many_jobs_use_a_bounded_part_of_a_core(monkeypatch: p
     """A hundred jobs have news each five seconds, and each fit takes 70 ms: all of them get their turns."""
     clock = [0.0]
     took_s, every_s, span_s = 0.07, 5, 300
-    telemetry = {JobKey("ns", f"job-{n}"): LITTLE for n in range(100)}
+    telemetry = {JobKey("ns", f"job-{n}"): NEWS for n in range(100)}
     app = an_app(telemetry, clocks=Clocks(monotonic=lambda: clock[0]))
     fits: dict[JobKey, int] = dict.fromkeys(telemetry, 0)
     passes = 0
@@ -104,7 +103,7 @@ async def test_the_fits_of_many_jobs_use_a_bounded_part_of_a_core(monkeypatch: p
         clock[0] = max(clock[0], float(second))
         for key in telemetry:
             if second % every_s == 0:
-                telemetry[key] = replace(LITTLE, sequence=second + 1)
+                telemetry[key] = replace(NEWS, sequence=second + 1)
             if second % every_s == 0 or waiting.get(key, float("inf")) <= clock[0]:
                 again_s = await app.reconciler.run_once(key)
                 passes += 1

@@ -36,6 +36,7 @@ from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
+from heterotrain_operator.engine.responsiveness import keep_responsive
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.engine.serve import METRICS_PATH
 from heterotrain_operator.kube.errors import KubeError, NotFound
@@ -246,6 +247,7 @@ class App:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._observe(), name="observe")
+                tasks.create_task(keep_responsive(), name="responsiveness")
                 tasks.create_task(watch_delay(self.metrics.loop_delay_seconds.observe), name="loop-delay")
                 tasks.create_task(self._list_foreign_pods(), name="foreign-pods")
                 tasks.create_task(_every(RELEASE_S, self._release_nodes), name="held-nodes")

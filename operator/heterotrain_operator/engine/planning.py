@@ -7,11 +7,8 @@ slots are handed out in order of request. There are two lanes, so that jobs near
 
 from __future__ import annotations
 
-from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.revision import BoundaryDistance
 
-AT_ONCE = 100
-"""So many observations are fitted within 10 ms. Jobs with more decide in a thread."""
 LANE_PARTS = {BoundaryDistance.NEAR: 0.3, BoundaryDistance.FAR: 0.1}
 """Parts of one core for the fits of each lane."""
 UNKNOWN_S = 0.01
@@ -35,13 +32,3 @@ class PlanningSlots:
         begins_s = max(now_s, self._free_s[distance])
         self._free_s[distance] = begins_s + takes_s / LANE_PARTS[distance]
         return begins_s
-
-
-def fits_take_long(telemetry: Telemetry) -> bool:
-    """Return whether fits to this telemetry would hold up other jobs."""
-    seen = 0
-    for observations in telemetry.observations.values():
-        seen += 1 + len(observations)
-        if seen > AT_ONCE:
-            return True
-    return False

@@ -32,7 +32,7 @@ from heterotrain_operator.engine.allocator import shapes_of
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.engine.planning import UNKNOWN_S, PlanningSlots, fits_take_long
+from heterotrain_operator.engine.planning import UNKNOWN_S, PlanningSlots
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.slot_index import SlotIndex
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
@@ -254,7 +254,7 @@ class Reconciler:
     async def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> tuple[Decision, float | None]:
         """Decide; also return the seconds until telemetry that has to wait may lead to new shares.
 
-        With much telemetry, this happens in a thread, so that other jobs go on meanwhile.
+        Models are fitted to telemetry in a thread, so that other jobs go on meanwhile.
         """
         started_s = self._clocks.monotonic()
         telemetry = self._sources.telemetry_of(job)
@@ -263,7 +263,7 @@ class Reconciler:
         if news and started_s >= due_s - EARLY_S:
             due_s = self._planning_slot_s(job, telemetry, memory, now_s=started_s)
         due = started_s >= due_s - EARLY_S
-        in_thread = fits_take_long(telemetry)
+        in_thread = news and due and bool(telemetry.observations)
         nodes, used = self._store.nodes.all(), self._store.used
         if in_thread:  # the store may change meanwhile
             nodes, now_used = dict(nodes), self._store.used()

@@ -15,8 +15,8 @@ from heterotrain_operator.prom.queries import Series, parse_answer
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """Bytes of an answer, also after decompression; more would not fit next to the rest in the operator's memory."""
-BYTES_AT_ONCE = 256 * 1024
-"""So many bytes are parsed within 10 ms. More are parsed in a thread, so that passes go on meanwhile."""
+BYTES_AT_ONCE = 32 * 1024
+"""So many bytes are parsed within a millisecond. More are parsed in a thread, so that passes go on meanwhile."""
 _GZIP = 16 + zlib.MAX_WBITS
 
 

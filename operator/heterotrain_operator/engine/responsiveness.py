@@ -1,0 +1,55 @@
+"""Settings of the interpreter that keep the event loop responsive while threads compute.
+
+A thread that computes hands the interpreter over only after the switch interval, and the loop asks for it after each
+system call. A full collection of cyclic garbage stops all threads for as long as it takes to visit every object: half
+a second for a thousand jobs. Nearly all of these objects live long and are freed by their reference counts. So what
+has survived one collection is left out of the following ones, and only rarely is everything visited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+
+SWITCH_S = 0.001
+"""Longest time for which a computing thread keeps the interpreter, in seconds; Python's own value is 0.005."""
+SHORT_EVERY_S = 1.0
+"""Pause between collections of what is new: with little that is new, each takes milliseconds."""
+THRESHOLDS = (10_000, 20, 1_000_000)
+"""New objects before a collection of the youngest, and such collections before one of older objects. In between, Python
+itself never collects everything."""
+WHOLE_EVERY_S = 3600.0
+"""Pause between collections of everything, which bound what cyclic garbage can add up to."""
+
+
+def collect_new() -> None:
+    """Collect garbage among the objects that are newer than the last call, and leave out the rest from now on."""
+    gc.collect()
+    gc.freeze()
+
+
+def collect_all() -> None:
+    """Collect garbage among all objects."""
+    gc.unfreeze()
+    collect_new()
+
+
+async def keep_responsive() -> None:
+    """Set the switch interval, and collect garbage in short pieces until cancelled; then restore both."""
+    loop, switch_s, thresholds = asyncio.get_running_loop(), sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(*THRESHOLDS)
+    whole_s = loop.time()
+    try:
+        while True:
+            if loop.time() >= whole_s:
+                collect_all()
+                whole_s = loop.time() + WHOLE_EVERY_S
+            else:
+                collect_new()
+            await asyncio.sleep(SHORT_EVERY_S)
+    finally:
+        sys.setswitchinterval(switch_s)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
