@@ -16,12 +16,12 @@ from heterotrain.layouts import local
 def train(
     *, out: str, samples: int = 96, fault: dict[str, Any] | None = None, micro: int | None = None,
     clip_norm: float | None = None, options: dict[str, Any] | None = None, lockstep: bool = False,
-    slow_s: float = 0.0,
+    slow_s: float = 0.0, finish_at: int | None = None,
 ) -> None:  # fmt: skip
     """Train with AdamW, made by a function, then write this rank's part of the final weights.
 
     ``micro`` is the largest micro-batch of a rank; ``options`` are those of ``job.wrap``; ``slow_s`` lengthens each
-    micro-batch.
+    micro-batch; ``finish_at`` is the step after whose result the script ends the training.
     """
     injector = FaultInjector(fault)
     job = heterotrain.init(micro_batch_samples=micro)
@@ -52,6 +52,8 @@ def train(
                 step.backward(((model(x) - y) ** 2).mean())
             injector.at("backward", step.number)
             step.apply(optimizer, clip_norm=clip_norm)
+            if step.number == finish_at:
+                job.finish("that is enough")
             injector.at("applied", step.number)
     parts = {name: (local.extent(p), local.local(p)) for name, p in model.named_parameters()}
     found = {name: (place.start, place.stop, part.reshape(-1).clone()) for name, (place, part) in parts.items()}

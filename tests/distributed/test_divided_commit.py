@@ -9,6 +9,7 @@ import pytest
 from distributed.fault_injectors import PHASE_PLACES
 from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.test_sharded_jobs import SCRIPT, plan_pods, reference, weights_of
+from heterotrain.data.sample_log import lineage
 from support.ports import free_ports
 
 BATCH, SAMPLES, EPOCHS = 16, 96, 2
@@ -17,13 +18,13 @@ PLACES = ("backward", "reducing", "reduced", *PHASE_PLACES)
 LATE = "is applied late"
 
 
-def start_pod(operator: Operator, name: str, faults: list[dict[str, Any] | None]) -> list[Worker]:
+def start_pod(operator: Operator, name: str, faults: list[dict[str, Any] | None], **arguments: Any) -> list[Worker]:
     """Start the ranks of one worker, each with its fault."""
     port = free_ports(len(faults))
     return [
         operator.start(
             name, script=SCRIPT, local_rank=rank, ranks=len(faults), metrics_port=port + rank, clip_norm=0.5,
-            fault=fault,
+            fault=fault, **arguments,
         )
         for rank, fault in enumerate(faults)
     ]  # fmt: skip
@@ -55,6 +56,20 @@ def test_a_lost_message(operate: Callable[..., Operator], expected: Any, place: 
     late = [worker for pod in pods for worker in pod if LATE in worker.log()]
     if place == "prepared":  # the others have heard of the victim, so they have applied the step
         assert late == [pods[victim[0]][victim[1]]], operator.evidence()
+
+
+def test_a_step_that_is_applied_late_may_be_the_last_one(operate: Callable[..., Operator]) -> None:
+    """The scripts end the training by its result. One script has not seen the result, and ends like the others."""
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
+    fault = {"place": "prepared", "step": STEP, "do": "lose"}
+    pods = [start_pod(operator, f"w{n}", each, finish_at=STEP) for n, each in enumerate(([fault, None], [None]))]
+    workers = [worker for pod in pods for worker in pod]
+    operator.until_ready(*workers)
+    plan_pods(operator, pods, (10, 6))
+    operator.finish(workers)
+    assert [LATE in worker.log() for worker in workers] == [True, False, False], operator.evidence()
+    assert [worker.code for worker in workers] == [0, 0, 0], operator.evidence()
+    assert {epoch: len(ids) for epoch, ids in lineage(operator.folder / "samples").items()} == {0: (STEP + 1) * BATCH}
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -128,7 +128,8 @@ def agree_on_state(
     training.holdings = tuple(summary.needs for summary in summaries)
     if all(holding is None for holding in training.holdings):
         training.holdings = ()
-    if not roles.cold_start:  # of ranks with the same committed steps, some may have ended the training
+    if not roles.cold_start:
+        # A rank that applied the last step late has not heard from its script that it was the last one.
         newest = summaries[roles.leader].steps
         stopped = any(summary.stopped for summary in summaries if summary.steps == newest)
         training.progress = replace(training.progress, stopped=stopped)

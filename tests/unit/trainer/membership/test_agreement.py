@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,17 @@ def test_state_moves_between_random_layouts(seed: int) -> None:
     for training in trainings:
         assert_state_is(training, expected)
         assert training.earlier is None
+
+
+def test_an_end_that_one_rank_knows_of_is_the_end_for_all() -> None:
+    """A rank that applied the last step late has not heard from its script; a rank behind never decides it."""
+    trainings = [training_of(full(), seed=1, steps=steps) for steps in (STEPS, STEPS - 1, STEPS, STEPS)]
+    trainings[1].progress = replace(trainings[1].progress, stopped=True)
+    agree(trainings)
+    assert not any(training.progress.stopped for training in trainings)
+    trainings[2].progress = replace(trainings[2].progress, stopped=True)
+    agree(trainings)
+    assert all(training.progress.stopped for training in trainings)
 
 
 def test_a_lost_part_is_read_from_the_checkpoint() -> None:
