@@ -12,7 +12,7 @@ from typing import Any
 import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
-from distributed.scripts import FEATURES, problem, token_weights
+from distributed.training_setup import TrainingSetup
 from heterotrain.data.order import permutation
 from heterotrain.data.progress import micro_batches
 from heterotrain.network.control import StepDecision
@@ -21,66 +21,6 @@ from heterotrain.steps.loop import Loop
 from heterotrain.steps.step import Step
 
 torch.set_num_threads(1)  # as in the workers: several threads would slow these small models down
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSetup:
-    """Model, data and optimizer of a training.
-
-    Attributes:
-        samples: samples per epoch.
-        dtype: type of model and data.
-        batch_norm: whether the model has layers that mix samples.
-        local: whether these take statistics of each micro-batch.
-        tokens: whether samples have different weights, some of them 0.
-        adam: AdamW instead of SGD with momentum.
-        decay: factor on the learning rate in each step of its schedule; 1 means no scheduler.
-        clip_norm, clip_value: as for ``step.apply``.
-        spike: (step, factor on its loss).
-        stream: the data set is an iterator; the order is the same.
-    """
-
-    samples: int = 90
-    dtype: str = "float64"
-    batch_norm: bool = False
-    local: bool = False
-    tokens: bool = False
-    adam: bool = False
-    decay: float = 1.0
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    spike: tuple[int, float] = (-1, 1.0)
-    stream: bool = False
-
-    def data(self) -> torch.utils.data.TensorDataset:
-        """Return the samples."""
-        return torch.utils.data.TensorDataset(
-            *(t.to(getattr(torch, self.dtype)) for t in problem(self.samples).tensors)
-        )
-
-    def model(self) -> torch.nn.Sequential:
-        """Return the model, the same everywhere."""
-        torch.manual_seed(3)
-        layers: list[torch.nn.Module] = []
-        for size in (FEATURES, 16):
-            layers += [
-                torch.nn.Linear(size, 16),
-                *([torch.nn.BatchNorm1d(16)] if self.batch_norm else []),
-                torch.nn.Tanh(),
-            ]
-        return torch.nn.Sequential(*layers, torch.nn.Linear(16, 1)).to(getattr(torch, self.dtype))
-
-    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Return an optimizer with state."""
-        if self.adam:
-            return torch.optim.AdamW(model.parameters(), lr=0.01)
-        return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-
-    def loss(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, step: int) -> tuple[torch.Tensor, float]:
-        """Return the sum of the loss and the weight behind it."""
-        errors = (model(x) - y) ** 2
-        weights = token_weights(x) if self.tokens else torch.ones_like(errors)
-        return (errors * weights).sum() * (self.spike[1] if step == self.spike[0] else 1.0), float(weights.sum())
 
 
 def train(
@@ -119,7 +59,7 @@ def train(
             for x, y in step.micro_batches():
                 formats.add(str(model[0](x).dtype))
                 total, weight = training.loss(model, x, y, step.number)
-                if training.tokens:
+                if training.tokens or training.error == "classes":
                     step.backward(total, weight=weight)
                 else:
                     step.backward(total / weight)
@@ -245,7 +185,8 @@ def twin(
     for number, (epoch, x, y) in enumerate(batches(setup, epochs=epochs, batch=batch)):
         factor = rate(number, model, optimizer, x, y) if rate else 1.0
         optimizer.zero_grad()
-        total, weight = setup.loss(model, x, y, number)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=setup.autocast):
+            total, weight = setup.loss(model, x, y, number)
         (total / weight).backward()
         result.losses.append(float(total.detach()) / weight)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed.drawn_trainings import DrawnTraining, drawn_trainings
 from distributed.harness import Operator, Worker
-from distributed.setups import TrainingSetup, distance, twin
+from distributed.setups import distance, twin
+from distributed.training_setup import TrainingSetup
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
+from hypothesis import HealthCheck, Phase, given, settings
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 """Recorded losses of ``SETUPS[0]`` with plain torch on one process."""
@@ -85,3 +89,42 @@ def test_the_same_run_twice_is_the_same_to_the_last_bit(operate: Callable[..., O
             ({k: v.numpy().tobytes() for k, v in operator.weights(w).items()}, steps(operator, w)) for w in workers
         ]
     assert all(other == found[0] for other in found)
+
+
+# A failure is not shrunk, because each attempt starts processes. Its message shows the whole draw.
+@settings(max_examples=20, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+@given(drawn=drawn_trainings())
+def test_any_training_equals_one_process(
+    operate: Callable[..., Operator], tmp_path: Path, drawn: DrawnTraining
+) -> None:
+    """Model, loss, precision, batch, shares, micro-batches, clipping, buckets, and perhaps the loss of a worker."""
+    operator = operate(
+        batch_samples=drawn.batch_samples, epochs=drawn.epochs, bucket_mib=drawn.bucket_mib,
+        precision="BF16" if drawn.setup.autocast else "FP32",
+    )  # fmt: skip
+    operator.folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    operator.folder.mkdir()
+    faults: list[dict[str, Any] | None] = [None] * len(drawn.micro)
+    if drawn.lost is not None:
+        faults[-1] = {"step": drawn.lost[0], "place": drawn.lost[1]}
+    workers = [
+        operator.start(f"w{i}", script="distributed.setups:train", setup=asdict(drawn.setup), fault=fault)
+        for i, fault in enumerate(faults)
+    ]
+    operator.until_ready(*workers)
+    first, *others = drawn.vectors
+    operator.plan(workers, shares=first, micro=drawn.micro, probe=tuple(others), probe_steps=1)
+    operator.finish(workers)
+    if drawn.lost is not None:
+        assert workers.pop().code in {0, -signal.SIGKILL}  # without a share, it has no backward pass to be lost in
+    begun = {name: value.detach() for name, value in drawn.setup.model().state_dict().items()}
+    expected = twin(drawn.setup, epochs=drawn.epochs, batch=lambda _epoch: drawn.batch_samples)
+    moved = distance(begun, expected.weights)
+    for worker in workers:
+        assert worker.code == 0, worker.log()
+        assert distance(operator.weights(worker), expected.weights) < drawn.tolerance * min(moved, 1.0)
+        found = {step["step"]: step["loss"] for step in steps(operator, worker)}
+        losses = {number: loss for number, loss in enumerate(expected.losses) if number in found}
+        assert found == pytest.approx(losses, rel=drawn.tolerance)
+    committed = lineage(operator.folder / "samples")
+    assert all(sorted(committed[epoch]) == list(range(drawn.setup.samples)) for epoch in range(drawn.epochs))

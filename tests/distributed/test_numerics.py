@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from distributed.harness import Operator, Worker
-from distributed.setups import TrainingSetup, Twin, cuts, distance, twin
+from distributed.setups import Twin, cuts, distance, twin
 from distributed.test_plans import waiting
+from distributed.training_setup import TrainingSetup
 from heterotrain.data.sample_log import lineage
 from heterotrain.numerics.compression import ROUNDOFF
 

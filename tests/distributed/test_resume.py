@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from distributed.harness import Gate, Operator
-from distributed.setups import TrainingSetup, distance, twin
+from distributed.setups import distance, twin
 from distributed.test_numerics import each_once, records, start
+from distributed.training_setup import TrainingSetup
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain_core.contract.outcome import Ending
 
