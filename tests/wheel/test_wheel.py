@@ -40,7 +40,7 @@ COMMANDS = {
     ],
     "operator": [["heterotrain-operator", "--help"], ["-m", "heterotrain_operator.api.crd"]],
     "trainer": [["train.py"], ["heterotrain-run", "train.py"], ["-m", "heterotrain.preflight"]],
-    "cli,export": [["heterotrain", "export", "checkpoints/default-local-local", "weights.safetensors"]],
+    "cli,export": [["heterotrain", "export", "checkpoints", "weights.safetensors"]],
     "trainer,tensorboard": [["train.py"]],
 }
 """What has to work with each extra; names of programs, or arguments of Python."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from lab import dashboards
+from lab import dashboards, metrics_reference
 from lab.cluster import REPOSITORY
 
 CHART: Final = REPOSITORY / "helm/heterotrain"
@@ -130,7 +130,9 @@ def main() -> None:
     for path, text in boards.items():  # before the manifest, which the chart renders
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    for path, text in ((README, readme()), (MANIFEST, manifest())):
+    for path, text in (
+        (README, readme()), (MANIFEST, manifest()), (metrics_reference.PATH, metrics_reference.text()),
+    ):  # fmt: skip
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(REPOSITORY))
 

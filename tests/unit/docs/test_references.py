@@ -1,0 +1,54 @@
+"""Every field, public name and metric is documented."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from lab import metrics_reference
+
+ROOT = Path(__file__).parents[3]
+TEXT = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
+CODE = "\n".join(re.findall(r"```(?:\w*)\n(.*?)```", TEXT, re.DOTALL)) + "\n".join(re.findall(r"`([^`\n]+)`", TEXT))
+
+
+def public(file: str, class_name: str) -> set[str]:
+    """Return the public methods and properties of a class, without loading PyTorch."""
+    tree = ast.parse((ROOT / "trainer/heterotrain" / file).read_text(encoding="utf-8"))
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
+    return {node.name for node in found.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+
+
+def test_the_metrics_document_is_current() -> None:
+    assert metrics_reference.PATH.read_text() == metrics_reference.text(), "run `make chart-files`"
+
+
+@pytest.mark.parametrize(
+    ("file", "class_name", "usual"), [("session.py", "Job", "job"), ("steps/step.py", "Step", "step")]
+)
+def test_every_public_method_is_shown_somewhere(file: str, class_name: str, usual: str) -> None:
+    methods = public(file, class_name)
+    assert len(methods) > 5
+    assert [each for each in sorted(methods) if not re.search(rf"\b{usual}\.{each}\b", CODE)] == []
+
+
+def test_every_argument_of_init_is_shown_somewhere() -> None:
+    tree = ast.parse((ROOT / "trainer/heterotrain/session.py").read_text(encoding="utf-8"))
+    (init,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "init"]
+    names = [argument.arg for argument in init.args.kwonlyargs]
+    assert [each for each in names if not re.search(rf"\b{each}\b", CODE)] == []
+
+
+def test_every_public_name_of_the_packages_is_shown_somewhere() -> None:
+    for package in ("trainer/heterotrain", "cli/heterotrain_client"):
+        tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
+        (names,) = [
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "__all__"
+        ]
+        assert [each for each in names if not re.search(rf"\b{each}\b", CODE)] == [], package
