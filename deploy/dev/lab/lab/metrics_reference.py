@@ -30,7 +30,8 @@ compute, step).
 _OF_OPERATOR = """
 ## Of the operator
 
-Series of a job have the labels {labels}. `job` and `namespace` would be those of the scrape target, the operator.
+Series of a job have the labels {labels}.
+`job` and `namespace` would be those of the scrape target, the operator.
 
 | series | meaning |
 | --- | --- |
