@@ -93,12 +93,13 @@ class CuttableModel:
             device=self._device, limit_s=limit_s,
         )  # fmt: skip
 
-    def stage(self, cuts: Sequence[int], group: MemberGroup) -> Stage:
-        """Return this rank's stage, with initial values.
+    def stage(self, cuts: Sequence[int], group: MemberGroup, *, with_values: bool = True) -> Stage:
+        """Return this rank's stage.
 
         Args:
             cuts: first unit of each stage, and the number of units at the end.
             group: the member's ranks, in the order of stages.
+            with_values: whether it has initial values; see ``Stage`` and ``begin``.
 
         Raises:
             UsageError: the model cannot be cut there, or ``look`` was not called.
@@ -111,7 +112,13 @@ class CuttableModel:
                 checkpointed(layer)
             if self._compile:
                 compiled(layer)
-        return Stage(units, self.seen, cuts, group, seed=self._seed, device=self._device)
+        return Stage(
+            units, self.seen, cuts, group, seed=self._seed, device=self._device, with_values=with_values
+        )  # fmt: skip
+
+    def begin(self, stage: Stage) -> None:
+        """Give a stage without values its initial ones."""
+        stage.begin(self._units())
 
     def even_cuts(self, stages: int) -> tuple[int, ...]:
         """Return cuts into stages with nearly equal bytes of parameters, the same on every rank.

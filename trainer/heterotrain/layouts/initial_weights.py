@@ -41,7 +41,14 @@ def built(factory: Callable[[], Any]) -> torch.nn.Module:
     return model
 
 
-def fill(units: Units, *, seed: int, device: torch.device, parts: Collection[str] | None = None) -> None:
+def fill(
+    units: Units,
+    *,
+    seed: int,
+    device: torch.device,
+    parts: Collection[str] | None = None,
+    with_parameters: bool = True,
+) -> None:
     """Give parameters and buffers on the meta device memory and their initial values; nothing is drawn from outside.
 
     Args:
@@ -49,6 +56,8 @@ def fill(units: Units, *, seed: int, device: torch.device, parts: Collection[str
         seed: of the job.
         device: where the values go.
         parts: names in ``Units.parts`` that this rank holds; ``None`` for all.
+        with_parameters: whether parameters get values. Otherwise they get one element of memory, not a number, which
+            stands for all; nothing can be written into it.
 
     Raises:
         UsageError: a layer does not say how its parameters begin.
@@ -65,16 +74,20 @@ def fill(units: Units, *, seed: int, device: torch.device, parts: Collection[str
             values[part] = _values(known[part], part, seed)
         return values[part][name].to(device)
 
+    def begin(parameter: torch.nn.Parameter) -> torch.Tensor:
+        if not with_parameters:
+            return torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(parameter.shape)
+        name = first_names[id(parameter)]
+        return value(part_of[name], name)
+
     for part in known if parts is None else parts:
+        values.clear()  # no more than a part and what it is tied to is in memory twice
         for layer_name, layer in known[part].named_modules(prefix=part):
             for own, parameter in layer._parameters.items():  # noqa: SLF001  # torch has no public way to replace it
                 if parameter is None or not parameter.is_meta:
                     continue
                 if id(parameter) not in made:
-                    name = first_names[id(parameter)]
-                    made[id(parameter)] = torch.nn.Parameter(
-                        value(part_of[name], name), requires_grad=parameter.requires_grad
-                    )
+                    made[id(parameter)] = torch.nn.Parameter(begin(parameter), requires_grad=parameter.requires_grad)
                 layer._parameters[own] = made[id(parameter)]  # noqa: SLF001  # as above
             for own, buffer in layer._buffers.items():  # noqa: SLF001  # as above
                 if buffer is not None and buffer.is_meta:

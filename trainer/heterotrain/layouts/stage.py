@@ -107,6 +107,7 @@ class Stage:
         *,
         seed: int,
         device: torch.device,
+        with_values: bool = True,
     ) -> None:
         """Keep the stage's own units of a model on the meta device, and give them initial values.
 
@@ -117,6 +118,8 @@ class Stage:
             group: the member's ranks, in the order of stages, connected with gloo.
             seed: of the job.
             device: of this rank.
+            with_values: whether parameters get memory and initial values now. Otherwise they get them from ``begin``,
+                or memory from the state that is loaded first, which they then share.
 
         Raises:
             UsageError: the model cannot be cut this way.
@@ -131,13 +134,29 @@ class Stage:
         every = units.model.named_parameters(remove_duplicate=False)
         self._first_names = {name: first[id(p)] for name, p in every}
         self._tensors = set(units.model.state_dict())
-        names = [
+        self._parts = tuple(
             p for p in units.parts if any(p in used for used in seen.parts[cuts[self._stage] : cuts[self._stage + 1]])
-        ]
-        fill(units, seed=seed, device=device, parts=names)
+        )
+        self._seed, self._device, self._has_values = seed, device, with_values
+        fill(units, seed=seed, device=device, parts=self._parts, with_parameters=with_values)
         self._part = StageModel(units, seen, start=cuts[self._stage], stop=cuts[self._stage + 1])
         self._draws = UnitDraws(self._part.units, seed=seed, device=device)
         self._neighbours = Neighbours(group, device)
+
+    def begin(self, units: Units) -> None:
+        """Give parameters their initial values, if they have none yet.
+
+        Args:
+            units: of another copy of the whole model, on the meta device, which gets values, too.
+        """
+        if self._has_values:
+            return
+        fill(units, seed=self._seed, device=self._device, parts=self._parts)
+        every = units.model.named_parameters(remove_duplicate=False)
+        found = {self._first_names[name]: value for name, value in every if not value.is_meta}
+        for name, parameter in self.named_parameters():
+            parameter.data = found[name].data
+        self._has_values = True
 
     def run(
         self,
@@ -306,6 +325,8 @@ class Stage:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over values; tied parameters are taken by their first names, and what other stages hold is ignored.
 
+        Parameters without values share the memory of the given ones; others keep theirs.
+
         Raises:
             RuntimeError: values are missing or have other shapes.
         """
@@ -326,6 +347,11 @@ class Stage:
         for name, value in own.items():
             if isinstance(value, torch.Tensor):
                 given[name] = given[name].reshape(value.shape)
+        if not self._has_values:
+            for name, parameter in self.named_parameters():
+                parameter.data = given[name].detach().to(parameter.device, parameter.dtype)
+            self._has_values = True
+            given = {name: value for name, value in given.items() if name not in self._first_names}
         self.model.load_state_dict(given, strict=False)
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:

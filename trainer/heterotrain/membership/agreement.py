@@ -106,7 +106,8 @@ def agree_on_state(
     roles = transfer.assign_roles(summaries, sizes)
     if roles.lost:
         _log.warning("living ranks do not hold the whole training state any more: all continue from a checkpoint")
-        training.has_state, training.earlier = False, None
+        training.has_state = False
+        training.drop_earlier()
         summaries = _summaries(group, training, checkpoints)
         roles = transfer.assign_roles(summaries, sizes)
         if summaries[roles.leader].checkpoint_step < 0:
@@ -122,9 +123,12 @@ def agree_on_state(
         places = transfer.places_of(roles, summaries)
         received = transfer.exchange(group, roles, training.flat, places)
         if received is not None:
+            training.drop_earlier()
             training.restore_flat(received)
     if training.earlier is not None:  # this rank has all that it needs
-        training.restore_flat(transfer.part_of(training.flat(), training.needs))
+        own = transfer.part_of(training.flat(), training.needs)
+        training.drop_earlier()
+        training.restore_flat(own)
     training.holdings = tuple(summary.needs for summary in summaries)
     if all(holding is None for holding in training.holdings):
         training.holdings = ()
@@ -172,6 +176,7 @@ def _summaries(group: Group | None, training: Training, checkpoints: Checkpoints
 
 def _begin(training: Training, checkpoints: Checkpoints) -> None:
     if not checkpoints.load_into(training):
+        training.begin()
         training.progress = Progress()
     training.has_state = True
 

@@ -249,17 +249,26 @@ def entries_of(skeleton: bytes) -> list[Entry]:
     return sorted(found.values(), key=_order)
 
 
-def empty(skeleton: bytes, extent_of: Callable[[Entry], Extent | None] = lambda entry: entry.whole) -> Flat:
+def empty(
+    skeleton: bytes,
+    extent_of: Callable[[Entry], Extent | None] = lambda entry: entry.whole,
+    known: Mapping[str, Held] | None = None,
+) -> Flat:
     """Return a flat state with empty CPU tensors, to be filled by a transfer or from a file.
 
     Args:
         skeleton: the skeleton.
         extent_of: the elements of an entry to make room for; ``None`` leaves the entry out.
+        known: what is held already, by name. Its tensors of parameters are taken as they are, if they have exactly
+            the wanted elements.
     """
     held = []
     for entry in entries_of(skeleton):
         extent = extent_of(entry)
-        if extent is not None:
+        same = (known or {}).get(entry.name)
+        if same is not None and entry.of and same.extent == extent and same.entry.dtype == entry.dtype:
+            held.append(Held(entry, same.extent, same.values))
+        elif extent is not None:
             shape = entry.shape if extent == entry.whole else (extent.elements,)
             held.append(Held(entry, extent, torch.empty(shape, dtype=entry.dtype)))
     return Flat(skeleton, held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -34,6 +35,7 @@ class Training:
         own_layout: what this rank holds of the model; ``None`` for all of it.
         holdings: what each rank of the formation holds; empty where all of them hold everything.
         earlier: the layout and optimizers that hold the state until the first transfer under the new layout.
+        begin: gives the model its initial values, where it was made without any.
         on_restore: called with the number of epochs whose hooks have run, before a state is restored.
         order: name of the order in which this script reads its data; empty before ``job.steps``.
         stream: where a data set that can only be iterated can be read from, encoded; empty where nothing is known.
@@ -50,6 +52,7 @@ class Training:
     stream: bytes = b""
     has_state: bool = False
     on_restore: list[Callable[[int], object]] = field(default_factory=list)
+    begin: Callable[[], None] = lambda: None
     own_layout: Layout | None = None
     prepared: PreparedStep | None = None
     confirmed: tuple[int, Confirmation] | None = None
@@ -84,6 +87,12 @@ class Training:
         if self.has_state and self.earlier is None:
             self.earlier = (self.layout, list(self.optimizers))
         self.model, self.own_layout = model, layout
+
+    def drop_earlier(self) -> None:
+        """Release the part of the model before ``change_layout``, except for tensors that somebody refers to."""
+        if self.earlier is not None:
+            self.earlier = None
+            gc.collect()  # a model's hooks refer to each other
 
     def capture(self, buffers: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
         """Return everything that a joiner or a checkpoint needs; the tensors are the live ones, not copies.

@@ -117,14 +117,14 @@ def places_of(roles: Roles, summaries: Sequence[StateSummary]) -> tuple[Place, .
 
 
 def part_of(flat: Flat, needs: Holding | None) -> Flat:
-    """Return a copy of what a rank needs of its own state, all of which it has."""
-    into = empty(flat.skeleton, lambda entry: extent_in(entry, needs))
+    """Return what a rank needs of its own state, all of which it has; tensors of parameters are shared, not copied."""
+    into = empty(flat.skeleton, lambda entry: extent_in(entry, needs), flat.by_name)
     _keep(flat, into)
     return into
 
 
 def exchange(group: Group, roles: Roles, own: Callable[[], Flat], places: Sequence[Place] | None = None) -> Flat | None:
-    """Transfer the state; return it on receivers, ``None`` elsewhere.
+    """Transfer the state; return it on receivers, ``None`` elsewhere. It shares tensors that a receiver has already.
 
     Args:
         group: the connections of the whole formation.
@@ -142,7 +142,9 @@ def exchange(group: Group, roles: Roles, own: Callable[[], Flat], places: Sequen
     mine = own() if group.rank in roles.donors else None
     skeleton = _described(group, roles, mine)
     needs = places[group.rank].needs
-    into = empty(skeleton, lambda entry: extent_in(entry, needs)) if group.rank in roles.receivers else None
+    into = None
+    if group.rank in roles.receivers:
+        into = empty(skeleton, lambda entry: extent_in(entry, needs), None if mine is None else mine.by_name)
     if mine is not None and into is not None:
         _keep(mine, into)
     loads = loads_of(entries_of(skeleton), places)
@@ -191,7 +193,7 @@ def _keep(mine: Flat, into: Flat) -> None:
     for held in into.held:
         known = mine.by_name.get(held.entry.name)
         common = overlap(known.extent, held.extent) if known is not None else None
-        if known is not None and common is not None:
+        if known is not None and common is not None and known.values is not held.values:
             _elements(held, common).copy_(_elements(known, common))
 
 

@@ -93,7 +93,7 @@ class PipelineMember:
         if self._stage is not None:
             for _, parameter in self._stage.named_parameters():
                 parameter.grad = None  # only the state of the earlier part is needed
-        stage = self._model.stage(cuts, self._group)
+        stage = self._model.stage(cuts, self._group, with_values=False)
         _log.info(
             "stage %d of %d: units %d to %d of %d", rank.stage + 1, layout.stages, cuts[rank.stage],
             cuts[rank.stage + 1] - 1, units,
@@ -103,6 +103,7 @@ class PipelineMember:
             training.optimizers = [optimizer.holder() for optimizer in self._optimizers]
         whole = is_whole(stage.shapes, stage.holding)
         training.change_layout(stage.model, stage)
+        training.begin = lambda: self._model.begin(stage)
         parameters = dict(stage.named_parameters())
         for optimizer in self._optimizers:
             optimizer.move(parameters)

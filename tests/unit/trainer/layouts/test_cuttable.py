@@ -69,3 +69,25 @@ def test_even_cuts_halve_equal_layers() -> None:
     model.look(torch.zeros(1, 4))
     assert model.even_cuts(2) == (0, 2, 4)
     assert model.even_cuts(4) == (0, 1, 2, 3, 4)
+
+
+def test_a_stage_gets_memory_with_its_first_values_only() -> None:
+    """Initial values are those of a stage that has them at once; a loaded state is shared, not copied."""
+    model = cuttable(200, 300, 100)
+    model.look(torch.zeros(1, 200))
+    expected = dict(model.stage((0, 2), MemberGroup(rank=0, world_size=1)).named_parameters())
+    for how in ("begin", "load"):
+        stage = model.stage((0, 2), MemberGroup(rank=0, world_size=1), with_values=False)
+        held = dict(stage.named_parameters())
+        assert all(p.untyped_storage().nbytes() == p.element_size() for p in held.values())
+        state = {name: parameter.detach().clone() for name, parameter in expected.items()}
+        if how == "begin":
+            model.begin(stage)
+        else:
+            stage.load_state_dict(state)
+        for name, parameter in stage.named_parameters():
+            assert parameter is held[name]
+            assert (parameter.data_ptr() == state[name].data_ptr()) == (how == "load")
+            torch.testing.assert_close(parameter, expected[name], rtol=0, atol=0)
+        stage.load_state_dict({name: torch.zeros_like(value) for name, value in state.items()})
+        assert all(parameter is held[name] and not parameter.any() for name, parameter in stage.named_parameters())
