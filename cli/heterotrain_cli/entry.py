@@ -13,6 +13,7 @@ This installation has no extra, so it has none of the commands. Install what you
   pip install 'heterotrain[cli]'          jobs on a cluster, forecast, simulate; jobs from Python
   pip install 'heterotrain[trainer]'      import heterotrain in a training script, heterotrain-run
   pip install 'heterotrain[export]'       heterotrain export, together with cli
+  pip install 'heterotrain[onnx]'         the same, with files for ONNX
   pip install 'heterotrain[tensorboard]'  curves for TensorBoard
   pip install 'heterotrain[operator]'     the operator itself; usually an image and the chart"""
 

@@ -41,6 +41,9 @@ COMMANDS = {
     "operator": [["heterotrain-operator", "--help"], ["-m", "heterotrain_operator.api.crd"]],
     "trainer": [["train.py"], ["heterotrain-run", "train.py"], ["-m", "heterotrain.preflight"]],
     "cli,export": [["heterotrain", "export", "checkpoints", "weights.safetensors"]],
+    "cli,onnx": [
+        ["heterotrain", "export", "checkpoints", "m.onnx", "--model", "model.py:network", "--input", "[2,2]", "--card"]
+    ],
     "trainer,tensorboard": [["train.py"]],
 }
 """What has to work with each extra; names of programs, or arguments of Python."""
@@ -73,7 +76,8 @@ def test_an_extra_works_in_a_new_environment(wheel: Path, tmp_path: Path, extra:
     (tmp_path / "profile.yaml").write_text(PROFILE)
     (tmp_path / "train.py").write_text(SCRIPT)
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    if "export" in extra:  # it reads a checkpoint of another environment, with the trainer
+    (tmp_path / "model.py").write_text("import torch\ndef network(): return torch.nn.Linear(2, 1)")
+    if {"export", "onnx"} & set(extra.split(",")):  # it reads a checkpoint of another environment, with the trainer
         own = {**environ, "PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}"}
         subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=own, capture_output=True, check=True)
     for command in COMMANDS[extra]:

@@ -13,11 +13,12 @@ import torch
 from heterotrain_core.uris import redacted
 from safetensors.torch import save_file
 
-from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.checkpoint import RECORD, CheckpointFolder
 from heterotrain.checkpoints.manifest import FORMAT_2, Manifest
 from heterotrain.errors import UsageError
 from heterotrain.state.tensors import Entry
 
+MOST_RECORD_BYTES = 16 * 1024 * 1024
 PICKLED = (".pt", ".pth")
 """Endings of files that ``torch.load`` reads."""
 
@@ -41,41 +42,84 @@ class Exported:
     tied: dict[str, str]
 
 
-def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
-    """Write the model of a checkpoint to ``out``, in safetensors format or, by its name, in that of ``torch.save``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The model of a checkpoint.
 
-    An existing file is replaced.
+    Attributes:
+        step: committed steps of the checkpoint.
+        epoch: the epoch that it belongs to, from 0.
+        tensors: by their first name.
+        tied: further names of the same tensors, by that first name.
+        record: the record of the run, as JSON; empty without one.
+    """
+
+    step: int
+    epoch: int
+    tensors: dict[str, torch.Tensor]
+    tied: dict[str, str]
+    record: bytes
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Every name with its tensor, for ``load_state_dict``."""
+        return self.tensors | {name: self.tensors[kept] for name, kept in self.tied.items()}
+
+
+def read_weights(uri: str, *, step: int | None = None) -> Weights:
+    """Return the model of a checkpoint.
 
     Args:
         uri: folder of the checkpoints; a path or a URI.
-        out: the file; it appears when it is complete.
         step: committed steps of the checkpoint; ``None`` for the newest one.
 
     Raises:
-        UsageError: there is no such checkpoint, it is damaged, or the file cannot be written. There is no fall-back to
-            an older checkpoint, because a user would not notice.
+        UsageError: there is no such checkpoint, or it is damaged. There is no fall-back to an older checkpoint, because
+            a user would not notice.
     """
     folder = CheckpointFolder(uri, max_to_keep=1)
     try:
         manifest = folder.select(step)
         state = folder.load(manifest, lambda entry: entry.whole if _is_model(manifest, entry) else None)
         model, progress = state["model"], state["progress"]
-        weights, tied = _untied(model)
+        tensors, tied = _untied(model)
         epoch = int(progress["epoch"])
     except UsageError:
         raise
     except Exception as error:
-        which = "the newest checkpoint" if step is None else f"the checkpoint of step {step}"
         why = redacted(str(error)) or type(error).__name__
+        which = "the newest checkpoint" if step is None else f"the checkpoint of step {step}"
         raise UsageError(
             f"{which} in {folder.storage.shown} cannot be read ({why}): it is damaged or incomplete. Choose another "
             "one by its step"
         ) from error
-    about = {"format": "pt", "heterotrain.step": str(manifest.step), "heterotrain.epoch": str(epoch)}
+    try:
+        record = folder.storage.get(RECORD, most_bytes=MOST_RECORD_BYTES)
+    except Exception:  # noqa: BLE001  # any error of a store's library: the weights do not need it
+        record = b""
+    return Weights(step=manifest.step, epoch=epoch, tensors=tensors, tied=tied, record=record)
+
+
+def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
+    """Write the model of a checkpoint to ``out``, in safetensors format or, by its name, in that of ``torch.save``.
+
+    An existing file is replaced.
+
+    Args:
+        uri: as in ``read_weights``.
+        out: the file; it appears when it is complete.
+        step: as in ``read_weights``.
+
+    Raises:
+        UsageError: there is no such checkpoint, it is damaged, or the file cannot be written.
+    """
+    found = read_weights(uri, step=step)
+    weights, tied, epoch = found.tensors, found.tied, found.epoch
+    about = {"format": "pt", "heterotrain.step": str(found.step), "heterotrain.epoch": str(epoch)}
     scratch = out.with_name(f".{out.name}.part")
     try:
         if out.suffix in PICKLED:
-            torch.save(weights | {name: weights[kept] for name, kept in tied.items()}, scratch)
+            torch.save(found.state, scratch)
         else:
             further = {f"heterotrain.tied.{name}": kept for name, kept in tied.items()}
             save_file(weights, scratch, metadata=about | further)
@@ -85,7 +129,7 @@ def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
     finally:
         scratch.unlink(missing_ok=True)
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    return Exported(step=manifest.step, epoch=epoch, tensors=len(weights), size_bytes=size_bytes, tied=tied)
+    return Exported(step=found.step, epoch=epoch, tensors=len(weights), size_bytes=size_bytes, tied=tied)
 
 
 def _is_model(manifest: Manifest, entry: Entry) -> bool:
