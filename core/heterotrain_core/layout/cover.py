@@ -6,7 +6,6 @@ join as further templates.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,9 @@ import numpy as np
 
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.layout.book import Book, book_of
+from heterotrain_core.layout.costs import Ints
 from heterotrain_core.layout.cut import finalists, layout_of, slowest_with_room
-from heterotrain_core.layout.level import FINE, ROUGH, Level, Menu, Relaxed, Search, menu_of
+from heterotrain_core.layout.level import FINE, ROUGH, Level, Menu, Search, menu_of
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Member, Template
 from heterotrain_core.layout.schedule import passes, share_seconds
@@ -30,8 +30,6 @@ NOTICED_EXCHANGE = 0.005
 exchanges, only its own stage."""
 NOTICED_LOSS = 0.1
 """Part of a member's time from which on a loss counts as its limit."""
-MOST_ROUGH = 3
-"""Choices of templates for which whole members are looked for, the best by members in parts."""
 MOST_FINALISTS = 2
 """Choices of templates that are worked out, the best by the formula."""
 NEAR = 1.005
@@ -66,16 +64,16 @@ class _Rough:
     Attributes:
         menu: the templates.
         search: for members out of them.
-        relaxed: members in parts.
-        level: whole members, once they were looked for.
-        step_s: by the formula, exchange included; of members in parts until there are whole ones.
+        least_s: no members take less before the exchange.
+        level: whole members.
+        step_s: by the formula, exchange included.
     """
 
     menu: Menu
     search: Search
-    relaxed: Relaxed
+    least_s: float
+    level: Level
     step_s: float
-    level: Level | None = None
 
 
 def cover(
@@ -99,30 +97,23 @@ def cover(
     """
     counts = [kind.count for kind in book.problem.kinds]
     left = counts if devices is None else [max(0, min(pair)) for pair in zip(devices, counts, strict=True)]
-
-    def rough(least_stages: int, guess_s: float = 0.0) -> _Rough | None:
-        return _rough(book, left, menu_of(book, further, kinds, least_stages), guess_s)
-
-    first = rough(1)
+    first = _rough(book, left, menu_of(book, further, kinds, 1))
     if first is None:
         return _too_few(book, left, kinds, further)
     tried = {1: first}
-    exchange_s = first.step_s - first.relaxed.bound_s
+    exchange_s = first.step_s - first.level.level_s
+    least_exchange_s = _least_exchange(book.problem)
     if exchange_s > NOTICED_EXCHANGE * first.step_s and LayoutKind.PIPELINE in kinds:
         # By factors of two first, then on either side of the best.
         for numbers in ((2, 4, 8, 16, 32, 64), (-1, 1)):
             best = min(tried, key=lambda stages: tried[stages].step_s)
             for stages in numbers if numbers[0] > 0 else (best * 3 // 4, best * 3 // 2):
                 if stages not in tried and 1 < stages <= min(book.problem.most_stages, sum(left)):
-                    other = rough(stages, first.relaxed.bound_s)
+                    shortest_s = min(each.step_s for each in tried.values()) - least_exchange_s
+                    menu = menu_of(book, further, kinds, stages)
+                    other = _rough(book, left, menu, first.least_s, shortest_s)
                     tried |= {} if other is None else {stages: other}
-    # Whole members for the most promising ones only.
-    ranked = sorted(tried.values(), key=lambda each: each.step_s)
-    found = (_with_members(book.problem, each) for each in ranked)
-    wholes = list(itertools.islice((each for each in found if each is not None), MOST_ROUGH))
-    if not wholes:
-        return _too_few(book, left, kinds, further)
-    wholes.sort(key=lambda each: each.step_s)
+    wholes = sorted(tried.values(), key=lambda each: each.step_s)
     near = [each for each in wholes[:MOST_FINALISTS] if each.step_s <= NEAR * wholes[0].step_s]
     results = [_worked_out(book, left, each) for each in near]
     covers = [each for each in results if isinstance(each, Cover)]
@@ -159,25 +150,38 @@ def _gradient_bytes(problem: Problem, layout: Layout) -> list[tuple[str, float]]
     return found
 
 
-def _rough(book: Book, left: Sequence[int], menu: Menu, guess_s: float) -> _Rough | None:
-    """Return the step of members in parts by the formula."""
+def _rough(
+    book: Book, left: Sequence[int], menu: Menu, guess_s: float = 0.0, shortest_s: float = math.inf
+) -> _Rough | None:
+    """Return the whole members with the shortest step by the formula; ``None`` where none is shorter than another's.
+
+    Args:
+        book: the templates.
+        left: devices by kind.
+        menu: templates that members may have.
+        guess_s: about the step of members in parts.
+        shortest_s: time before the exchange that members have to stay below.
+    """
     search = Search(menu, np.array(left, dtype=np.int64), book.problem.least_members)
-    relaxed = search.relaxed(guess_s)
-    if relaxed is None:
+    least_s = search.relaxed_s(guess_s)
+    if least_s is None or least_s >= shortest_s:
         return None
-    step_s = relaxed.bound_s + _rough_exchange(book.problem, menu, relaxed.amounts)
-    return _Rough(menu=menu, search=search, relaxed=relaxed, step_s=step_s)
-
-
-def _with_members(problem: Problem, rough: _Rough) -> _Rough | None:
-    """Return the choice with whole members, ``None`` where there are none."""
-    level = rough.search.whole(rough.relaxed, ROUGH)
+    level = search.whole(least_s, ROUGH)
     if level is None:
         return None
-    return replace(rough, level=level, step_s=level.level_s + _rough_exchange(problem, rough.menu, level.amounts))
+    step_s = level.level_s + _rough_exchange(book.problem, menu, level.amounts)
+    return _Rough(menu=menu, search=search, least_s=least_s, level=level, step_s=step_s)
 
 
-def _rough_exchange(problem: Problem, menu: Menu, amounts: Mapping[int, float]) -> float:
+def _least_exchange(problem: Problem) -> float:
+    """Return seconds that any exchange takes: that of the least members with the most stages."""
+    members = problem.least_members
+    held = sum(unit.parameter_bytes for unit in problem.units) / problem.most_stages
+    link = max((problem.default_link, *problem.links.values()), key=lambda each: each.seconds(1e9))
+    return 2 * (members - 1) * link.seconds(held / members)
+
+
+def _rough_exchange(problem: Problem, menu: Menu, amounts: Mapping[int, int]) -> float:
     """Return about the seconds of the exchange between members whose stages hold equal parts of the model."""
     members = sum(amounts.values())
     link = max((problem.default_link, *problem.links.values()), key=lambda each: each.seconds(1e9))
@@ -191,8 +195,7 @@ def _rough_exchange(problem: Problem, menu: Menu, amounts: Mapping[int, float]) 
 def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infeasible:
     """Return the cover with cuts, simulated schedules and shares."""
     level = rough.level
-    assert level is not None, "whole members were found"  # noqa: S101  # by the caller
-    fine = rough.search.whole(rough.relaxed, FINE, level)
+    fine = rough.search.whole(rough.least_s, FINE, level)
     # A lower level may be one of more members, whose exchange outweighs it.
     if fine is not None and fine.level_s + _rough_exchange(book.problem, rough.menu, fine.amounts) <= rough.step_s:
         level = fine
@@ -209,12 +212,13 @@ def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infea
 def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template]) -> Infeasible:
     """Return why these devices form too few members."""
     menu = menu_of(book, further, kinds, 1)
-    members = Search(menu, np.array(left, dtype=np.int64), 0).most_members()
+    members, used_K = Search(menu, np.array(left, dtype=np.int64), 0).most_members()
     problem = book.problem
     if members:
         return Infeasible(
             reason=f"these devices form {members} {'member' if members == 1 else 'members'} and least_members is "
-            f"{problem.least_members}: add devices, or accept fewer members"
+            f"{problem.least_members}; {_lacking(problem, menu, np.array(left) - used_K)}: add devices, or accept "
+            "fewer members"
         )
     counted = tuple(replace(kind, count=count) for kind, count in zip(problem.kinds, left, strict=True))
     if not (np.isfinite(book.fill_BU).any(axis=0) & (book.family.counts_UK <= np.array(left)).all(axis=1)).any():
@@ -223,6 +227,17 @@ def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], furt
             return fewer
     names = " or ".join(sorted(kind.value.lower() for kind in kinds))
     return Infeasible(reason=f"the model fits on these devices, but no {names} layout does: allow other layouts")
+
+
+def _lacking(problem: Problem, menu: Menu, unused_K: Ints) -> str:
+    """Return which devices a further member lacks, the fewest, in a clause."""
+    possible = np.flatnonzero(np.isfinite(menu.first_BJ).any(axis=0))
+    lacking_JK = np.maximum(0, menu.need_JK[possible] - unused_K)
+    if not len(possible) or not (fewest := int(lacking_JK.sum(axis=1).min())):
+        return "a further member lacks samples of the batch"
+    least_K = lacking_JK[int(np.argmax(lacking_JK.sum(axis=1) == fewest))].tolist()
+    names = [f"{number} {kind.name}" for number, kind in zip(least_K, problem.kinds, strict=True) if number]
+    return f"a further member lacks {' and '.join(names)}"
 
 
 def _work_out(book: Book, menu: Menu, level_s: float, column: int) -> _Choice:

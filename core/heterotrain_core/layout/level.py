@@ -116,19 +116,6 @@ class Level:
     amounts: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relaxed:
-    """The least time of members in parts.
-
-    Attributes:
-        bound_s: no whole members take less.
-        amounts: members by template.
-    """
-
-    bound_s: float
-    amounts: Mapping[int, float]
-
-
 def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind], least_stages: int) -> Menu:
     """Return the templates of some kinds of layouts; pipelines have at least so many stages."""
     sizes = book.family.counts_UK.sum(axis=1)
@@ -184,17 +171,21 @@ class Search:
         )
         self._basis: tuple[int, ...] = ()
 
-    def most_members(self) -> int:
-        """Return how many members the devices can form."""
+    def most_members(self) -> tuple[int, Ints]:
+        """Return how many members the devices can form, and the devices that these need, ``_K``."""
         if not len(self._fits):
-            return 0
+            return 0, np.zeros(self._menu.need_JK.shape[1], dtype=np.int64)
         possible = np.isfinite(self._menu.first_BJ)
         smallest_J = np.where(possible, self._least_BJ, np.iinfo(np.int64).max // 2).min(axis=0)
         most = choose(np.ones(len(self._fits)), self._menu.needs(smallest_J)[self._fits], self._limits)
-        return max(0, int(most.value))
+        used_K = sum(
+            (number * self._menu.need_JK[self._fits[j]] for j, number in most.amounts.items()),
+            np.zeros(self._menu.need_JK.shape[1], dtype=np.int64),
+        )
+        return max(0, int(most.value)), used_K
 
-    def relaxed(self, guess_s: float = 0.0) -> Relaxed | None:
-        """Return the least time of members in parts, ``None`` where there are none.
+    def relaxed_s(self, guess_s: float = 0.0) -> float | None:
+        """Return the least time of members in parts, which no whole members beat; ``None`` where there are none.
 
         Args:
             guess_s: about the least time, where it is known; any number is right.
@@ -203,24 +194,21 @@ class Search:
             return None
         shortest_s = float(np.min(self._menu.first_BJ[:, self._fits]))
         bound_s = _too_short(shortest_s, self._longest_s, guess_s, lambda at_s: self._relaxed(at_s) is not None)
-        # Just above the bound, there are members.
-        found = self._relaxed(bound_s * (1 + 2 * TOLERANCE)) or self._relaxed(self._longest_s)
-        if found is None:
-            return None
-        amounts = {int(self._fits[j]): float(x) for j, x in zip(found.columns, found.amounts, strict=True)}
-        return Relaxed(bound_s=bound_s, amounts=amounts)
+        # Just above the bound, there are members; if not, there are none at all.
+        there = self._relaxed(bound_s * (1 + 2 * TOLERANCE)) or self._relaxed(self._longest_s)
+        return None if there is None else bound_s
 
-    def whole(self, relaxed: Relaxed, effort: Effort = FINE, known: Level | None = None) -> Level | None:
+    def whole(self, least_s: float, effort: Effort = FINE, known: Level | None = None) -> Level | None:
         """Return whole members and their time, within ``effort.close`` of the least one.
 
         It is further away only where the integer programme ended without a proof; ``Level.bound_s`` holds in any case.
 
         Args:
-            relaxed: the result of ``relaxed``.
+            least_s: the result of ``relaxed_s``.
             effort: how far to search.
             known: a result of less effort.
         """
-        low_s = bound_s = relaxed.bound_s if known is None else known.bound_s
+        low_s = bound_s = least_s if known is None else known.bound_s
         best = known
         at_s = low_s
         for trial in range(MOST_TRIALS + MOST_HALVINGS + 1):
@@ -275,9 +263,9 @@ def least_level(menu: Menu, devices_K: Ints, least_members: int, effort: Effort 
     Where there is no such time, return how many members the devices can form.
     """
     search = Search(menu, devices_K, least_members)
-    relaxed = search.relaxed()
-    found = None if relaxed is None else search.whole(relaxed, effort)
-    return search.most_members() if found is None else found
+    least_s = search.relaxed_s()
+    found = None if least_s is None else search.whole(least_s, effort)
+    return search.most_members()[0] if found is None else found
 
 
 def _too_short(start_s: float, longest_s: float, guess_s: float, enough: Callable[[float], bool]) -> float:

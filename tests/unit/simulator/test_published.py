@@ -14,6 +14,7 @@ from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.cover import cover
 from heterotrain_core.layout.problem import Link
 from heterotrain_core.layout.result import Cover
+from heterotrain_core.layout.sharded import sharded_templates
 from heterotrain_core.layout.zones import zone_costs
 from heterotrain_simulator import published
 from heterotrain_simulator.pipeline_baselines import PLANNERS, best_step, groupings
@@ -133,3 +134,15 @@ def test_the_command_prints_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed.exit_code == 0, printed.output
     assert markdown(some) in printed.stdout
     assert printed.stdout.count("\n") == 9
+
+
+def test_one_member_of_all_cards_is_found_where_members_in_parts_promise_more() -> None:
+    """Without whole members, a member and a half seem to be faster; two exchange for longer than they gain."""
+    problem = llama({"a100-40": 2, "a10g": 4, "t4": 8}, batch_samples=1024)
+    book = book_of(problem)
+    assert isinstance(book, Book)
+    every, pipelines = cover(book, further=sharded_templates(problem)), cover(book)
+    assert isinstance(every, Cover)
+    assert isinstance(pipelines, Cover)
+    assert every.step_s <= pipelines.step_s * 1.001
+    assert len(every.members) == 1

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from heterotrain_core.layout.best import best_cover
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.cover import cover, drawing, exchange_seconds
 from heterotrain_core.layout.level import FINE, Menu, least_level, menu_of
 from heterotrain_core.layout.problem import Link, Problem
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Shard, Template
 from heterotrain_core.layout.schedule import passes, share_seconds
+from heterotrain_core.layout.sharded import sharded_templates
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.core.layout.instances import a_problem
@@ -265,6 +268,30 @@ def test_fewer_members_than_asked_is_refused() -> None:
     answer = cover(book)
     assert isinstance(answer, Infeasible)
     assert "least_members is 50" in answer.reason
+    assert answer.reason.endswith("or accept fewer members")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_kinds_that_a_further_member_lacks_make_one(seed: int) -> None:
+    """With them, the devices form one member more."""
+    problem, book = a_book(seed, least_members=1)
+    if isinstance(book, Infeasible):
+        return
+    names, counts = [kind.name for kind in problem.kinds], [kind.count for kind in problem.kinds]
+    answer = cover(replace(book, problem=replace(problem, least_members=50)))
+    assert isinstance(answer, Infeasible)
+    formed = int(answer.reason.split(" member")[0].rsplit(" ", 1)[1])
+    found = re.search(r"a further member lacks (.+?):", answer.reason)
+    assert found is not None
+    lacking = {name: int(number) for number, name in (each.split() for each in found[1].split(" and "))}
+
+    kinds = tuple(
+        replace(kind, count=count + lacking.get(name, 0))
+        for kind, name, count in zip(problem.kinds, names, counts, strict=True)
+    )
+    bigger = book_of(replace(problem, kinds=kinds, least_members=formed + 1))
+    assert isinstance(bigger, Book)
+    assert isinstance(cover(bigger), Cover)
 
 
 def test_a_layout_that_no_device_can_have_is_refused() -> None:
@@ -381,3 +408,42 @@ def test_a_template_takes_what_fits_into_a_time_or_nothing() -> None:
                 some_below += below
                 assert counts[row, column] == (0 if below else fitting)
     assert some_below
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_members_of_all_kinds_take_the_batch_in_the_least_time(seed: int) -> None:
+    """Whole devices, pipelines and sharded members against every set of them; less memory leaves fewer kinds."""
+    problem, book = a_book(seed, batch_samples=12)
+    if isinstance(book, Infeasible):
+        return
+    counts = [min(2, kind.count) for kind in problem.kinds]
+    further = sharded_templates(problem)
+    menu = menu_of(book, further, EVERY, 1)
+    best_s = by_enumeration(menu, counts, 1)
+    found = least_level(menu, np.array(counts), 1)
+    if isinstance(found, int):
+        assert math.isinf(best_s)
+        return
+    assert best_s * (1 - 1e-9) <= found.level_s <= best_s * (1 + 2 * FINE.close)
+    best = best_cover(book, EVERY, devices=counts, further=further)
+    assert isinstance(best, Cover)
+    for kinds in ({LayoutKind.REPLICATED}, {LayoutKind.SHARDED}, {LayoutKind.PIPELINE}):
+        alone = cover(book, devices=counts, kinds=frozenset(kinds), further=further)
+        if isinstance(alone, Cover):
+            assert best.step_s <= alone.step_s * 1.02
+    memory = {kind.name: kind.memory_bytes for kind in problem.kinds}
+    for member in best.members:
+        held = (*member.layout.stages, *member.layout.shards)
+        assert all(each.memory_bytes <= memory[each.kind] * (1 + 1e-9) for each in held)
+
+
+def test_every_kind_of_member_is_chosen_somewhere() -> None:
+    """The choice follows the predicted step: none of the kinds wins everywhere."""
+    chosen: set[LayoutKind] = set()
+    for seed in range(60):
+        problem, book = a_book(seed)
+        if isinstance(book, Infeasible) or chosen == set(LayoutKind):
+            continue
+        best = best_cover(book, EVERY, further=sharded_templates(problem))
+        chosen |= {member.layout.kind for member in best.members} if isinstance(best, Cover) else set()
+    assert chosen == set(LayoutKind)

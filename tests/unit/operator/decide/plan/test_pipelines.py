@@ -237,7 +237,8 @@ def test_the_minimum_counts_members() -> None:
     """Two workers form one member: with minReplicas 2 nothing starts, and the reason says so."""
     cluster = a_cluster(elasticPolicy={"minReplicas": 2}).start()
     assert plan_of(cluster).generation == 0
-    assert "these devices form 1 member and least_members is 2" in cluster.message("LayoutPlanned")
+    told = cluster.message("LayoutPlanned")
+    assert "these devices form 1 member and least_members is 2; a further member lacks 1 a and 1 b" in told
 
 
 def test_two_planned_members_survive_the_loss_of_a_stage() -> None:
