@@ -96,3 +96,25 @@ def test_shards_are_read_through_a_cache(tmp_path: Path) -> None:
         shards = Shards(uris, [100] * 3, lambda path: Path(path).read_bytes(), cache=cache)
         assert sorted(shards.read(0, 0, 300)) == sorted([0] * 100 + [1] * 100 + [2] * 100)
         assert len(list(tmp_path.glob("*.bin"))) == 3
+
+
+def test_the_language_model_trains_on_shards_in_s3(tmp_path: Path) -> None:
+    """The guide's steps: shards are written, copied to the disk once, trained on; the checkpoint is exported."""
+    script = ROOT / "deploy/examples/language-model/train.py"
+    paths = [str(ROOT / part) for part in ("core", "trainer", "operator", "cli")]
+    small = ["--files", "6", "--width", "16", "--blocks", "1", "--epochs", "1", "--cache", str(tmp_path / "cache")]
+    with s3_bucket() as bucket:
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+        checkpoints = f"s3://{bucket}/checkpoints"
+        main = "from heterotrain_cli.entry import main; main()"
+        for command in (
+            [str(script), *small, "--write-shards", f"s3://{bucket}/text"],
+            [str(script), *small, "--shards", f"s3://{bucket}/text", "--checkpoints", checkpoints],
+            ["-c", main, "export", checkpoints, str(tmp_path / "model.safetensors"), "--card"],
+        ):
+            done = subprocess.run(
+                [sys.executable, *command], env=environ, capture_output=True, text=True, check=False, timeout=240
+            )
+            assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert len(list((tmp_path / "cache").glob("*.bin"))) == 8
+    assert "## Plans" in (tmp_path / "model.safetensors.md").read_text()

@@ -7,13 +7,21 @@ on where the parts of the model are. The embedding and the head share their weig
     torchrun --nproc-per-node 2 train.py
     torchrun --nproc-per-node 2 train.py --parallelism pipeline
     kubectl create configmap language-model-script --from-file train.py && kubectl apply -f job.yaml
+
+With shards in a store, such as S3, and copies of them on the local disk (docs/language-model.md):
+
+    python train.py --write-shards s3://bucket/text
+    python train.py --shards s3://bucket/text --cache /cache
 """
 
 import argparse
+import functools
+import json
 import math
 import sysconfig
 from pathlib import Path
 
+import fsspec
 import heterotrain
 import torch
 from torch import nn
@@ -29,6 +37,32 @@ def windows(files, length):
     text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))[:files])
     whole = len(text) // (length + 1) * (length + 1)
     return torch.frombuffer(bytearray(text[:whole]), dtype=torch.uint8).view(-1, length + 1)
+
+
+def write_shards(uri, rows, count):
+    """Write windows as ``count`` shards of raw bytes, and an index with the number of windows in each."""
+    parts = rows.tensor_split(count)
+    for number, part in enumerate(parts):
+        with fsspec.open(f"{uri}/{number}.bin", "wb") as file:
+            file.write(part.numpy().tobytes())
+    with fsspec.open(f"{uri}/index.json", "w") as file:
+        json.dump({"length": rows.shape[1], "counts": [len(part) for part in parts]}, file)
+
+
+def open_windows(path, length):
+    """Return the windows of a shard."""
+    return torch.frombuffer(bytearray(Path(path).read_bytes()), dtype=torch.uint8).view(-1, length)
+
+
+def read_shards(uri, cache, gigabytes):
+    """Return the windows of all shards, each of which is copied to the folder ``cache`` once for a machine."""
+    with fsspec.open(f"{uri}/index.json") as file:
+        index = json.load(file)
+    copies = heterotrain.ShardCache(cache, max_bytes=int(gigabytes * 1e9))
+    uris = [f"{uri}/{number}.bin" for number in range(len(index["counts"]))]
+    return heterotrain.Shards(
+        uris, index["counts"], functools.partial(open_windows, length=index["length"]), cache=copies
+    )
 
 
 def pairs(rows):
@@ -109,14 +143,27 @@ def main():
     parser.add_argument("--epochs", type=int, default=3, help="epochs, without an operator")
     parser.add_argument("--parallelism", default="data", help="data, sharded or pipeline, without an operator")
     parser.add_argument("--batch", type=int, default=64, help="windows per global batch, without an operator")
+    parser.add_argument("--write-shards", metavar="URI", help="write the text as shards to this folder, and end")
+    parser.add_argument("--shards", metavar="URI", help="folder with shards to train on")
+    parser.add_argument("--cache", default="/tmp/shards", help="local folder for copies of shards")  # noqa: S108
+    parser.add_argument("--cache-gigabytes", type=float, default=10.0)
+    parser.add_argument("--checkpoints", metavar="URI", help="folder of checkpoints, without an operator")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
     text = windows(options.files, options.length)
     is_test = torch.arange(len(text)) % EVERY == 0
     train_set, test_set = text[~is_test], text[is_test]
+    if options.write_shards:
+        write_shards(options.write_shards, train_set, 8)
+        return
+    if options.shards:
+        train_set = read_shards(options.shards, options.cache, options.cache_gigabytes)
 
-    job = heterotrain.init(epochs=options.epochs, batch_samples=options.batch, parallelism=options.parallelism)
+    job = heterotrain.init(
+        epochs=options.epochs, batch_samples=options.batch, parallelism=options.parallelism,
+        checkpoint_uri=options.checkpoints,
+    )  # fmt: skip
     job.wrap(lambda: GPT(options.width, options.blocks, options.heads, options.length), units="blocks")
     optimizer = job.optimizer(lambda parameters: torch.optim.AdamW(parameters, lr=options.learning_rate))
 

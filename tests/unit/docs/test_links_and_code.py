@@ -126,3 +126,12 @@ def test_commands_have_names_and_options_that_exist(line: str) -> None:
 def test_every_command_is_documented_with_an_example() -> None:
     text = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
     assert [each for each in COMMANDS if f"`{each}" not in text and f"heterotrain {each}" not in text] == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("deploy/examples/*/*.yaml")), ids=name)
+def test_manifests_of_the_examples_are_valid(path: Path) -> None:
+    objects = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    assert all({"apiVersion", "kind", "metadata"} <= each.keys() for each in objects)
+    for each in objects:
+        if each["kind"] == "HeteroTrainJob":
+            read_new_job(each)
