@@ -109,7 +109,7 @@ def cover(
             best = min(tried, key=lambda stages: tried[stages].step_s)
             for stages in numbers if numbers[0] > 0 else (best * 3 // 4, best * 3 // 2):
                 if stages not in tried and 1 < stages <= min(book.problem.most_stages, sum(left)):
-                    shortest_s = min(each.step_s for each in tried.values()) - least_exchange_s
+                    shortest_s = NEAR * min(each.step_s for each in tried.values()) - least_exchange_s
                     menu = menu_of(book, further, kinds, stages)
                     other = _rough(book, left, menu, first.least_s, shortest_s)
                     tried |= {} if other is None else {stages: other}
@@ -164,7 +164,7 @@ def _rough(
     """
     search = Search(menu, np.array(left, dtype=np.int64), book.problem.least_members)
     least_s = search.relaxed_s(guess_s)
-    if least_s is None or least_s >= shortest_s:
+    if least_s is None or least_s >= shortest_s or not search.reaches(shortest_s, ROUGH):
         return None
     level = search.whole(least_s, ROUGH)
     if level is None:

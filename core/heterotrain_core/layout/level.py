@@ -198,6 +198,10 @@ class Search:
         there = self._relaxed(bound_s * (1 + 2 * TOLERANCE)) or self._relaxed(self._longest_s)
         return None if there is None else bound_s
 
+    def reaches(self, level_s: float, effort: Effort) -> bool:
+        """Return whether whole members are found that take the batch within a time."""
+        return level_s >= self._longest_s or bool(self._chosen(level_s, effort.nodes)[1])
+
     def whole(self, least_s: float, effort: Effort = FINE, known: Level | None = None) -> Level | None:
         """Return whole members and their time, within ``effort.close`` of the least one.
 
