@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from heterotrain_core.allocate.problem import Pool, Size
 
@@ -39,6 +39,22 @@ class PoolCapacity:
     def slots_per_node(self, pool: str, size: Size) -> float:
         """Return how many workers of this size an average node of the pool holds; 0 for an unknown pool."""
         return self.slots(pool, size) / max(1, sum(self._nodes.get(pool, Counter[_Amounts]()).values()))
+
+    def parts(self, pool: str, sizes: Collection[Size]) -> dict[Size, float]:
+        """Return a part of the pool for one worker of each size: workers that fit together have parts of 1 at most.
+
+        With one size, parts are one slot's. Where sizes mix, slots of different sizes do not add up, so amounts are
+        compared instead, of the resource that these sizes need most.
+        """
+        if len(sizes) == 1:
+            return {size: 1.0 / max(1, self.slots(pool, size)) for size in sizes}
+        nodes = self._nodes.get(pool, Counter[_Amounts]())
+        totals = [
+            sum(column) for column in zip(*(tuple(n * k for n in node) for node, k in nodes.items()), strict=True)
+        ]
+        needs = {size: _amounts(size) for size in sizes}
+        found = [{size: need[r] / total for size, need in needs.items()} for r, total in enumerate(totals) if total > 0]
+        return max(found, key=lambda parts: sum(parts.values()), default=dict.fromkeys(sizes, 0.0))
 
     def holds(self, pool: str, workers: Mapping[Size, int]) -> bool:
         """Return whether the empty pool holds these workers; keys are sizes. ``False`` for an unknown pool."""

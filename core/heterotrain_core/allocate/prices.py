@@ -9,16 +9,23 @@ that an option takes. The lowest such bound is sought along subgradients with Po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from heterotrain_core.allocate.candidate import EPSILON, Candidate
 from heterotrain_core.allocate.capacity import PoolCapacity
+from heterotrain_core.allocate.problem import Size
 from heterotrain_core.allocate.value import Floats, Ints, Option
+
+Parts = Mapping[tuple[str, Size], float]
+"""Part of a pool that one worker takes, by pool and size."""
 
 _STEPS = 60
 """Subgradient steps; more lower the bound further, in proportionally more time."""
+_STEPS_OF_BOUND = 200
+"""The same where the bound is stated."""
 _PATIENCE = 5
 """Steps without a lower bound after which they become half as long, and start again from the best prices so far."""
 
@@ -26,23 +33,33 @@ _PATIENCE = 5
 class Prices:
     """A price for the whole of each pool, in units of score."""
 
-    def __init__(self, capacity: PoolCapacity, whole: Mapping[str, float]) -> None:
+    def __init__(self, parts: Parts, whole: Mapping[str, float], bound: float = math.inf) -> None:
         """Note the prices.
 
         Args:
-            capacity: of the pools.
+            parts: part of its pool that one worker takes, by pool and size.
             whole: price of each pool by name, not negative.
+            bound: what the listed options of the jobs score at most together, by these prices.
         """
-        self._capacity, self._whole = capacity, whole
+        self._parts, self._whole, self.bound = parts, whole, bound
+
+    def of_workers(self, candidate: Candidate) -> Floats:
+        """Return the price of one worker in each of the job's pools, ``_P``."""
+        pools = candidate.job.pools
+        each_P: Floats = np.array(
+            [self._whole.get(o.pool, 0.0) * self._parts.get((o.pool, o.size), 0.0) for o in pools]
+        )
+        return each_P
+
+    @property
+    def of_all_pools(self) -> float:
+        """The sum of the pools' prices."""
+        return sum(self._whole.values())
 
     def net_scores(self, candidate: Candidate) -> Floats:
         """Return each option's score less the price of its workers."""
         counts_OP, score_O = candidate.arrays
-        each_P = [
-            self._whole.get(job_pool.pool, 0.0) * part
-            for job_pool, part in zip(candidate.job.pools, _parts(candidate, self._capacity), strict=True)
-        ]
-        net_O: Floats = score_O - counts_OP @ np.array(each_P)
+        net_O: Floats = score_O - counts_OP @ self.of_workers(candidate)
         return net_O
 
     def of_unused(self, candidates: Sequence[Candidate], chosen: Sequence[Option | None]) -> dict[str, float]:
@@ -50,7 +67,7 @@ class Prices:
         left = dict.fromkeys(self._whole, 1.0)
         for candidate, option in zip(candidates, chosen, strict=True):
             for (pool, size), count in candidate.need(option).items():
-                left[pool] -= count / max(1, self._capacity.slots(pool, size))
+                left[pool] -= count * self._parts.get((pool, size), 0.0)
         return {pool: self._whole[pool] * max(0.0, part) for pool, part in left.items()}
 
     def smallest_first(self, candidate: Candidate) -> Iterator[Option]:
@@ -59,23 +76,28 @@ class Prices:
         return (candidate.options[k] for k in order.tolist())
 
 
-def find_prices(candidates: Sequence[Candidate], chosen: Iterable[Option | None], capacity: PoolCapacity) -> Prices:
+def find_prices(
+    candidates: Sequence[Candidate], chosen: Iterable[Option | None], capacity: PoolCapacity, *, valid: bool = False
+) -> Prices:
     """Return prices for the jobs that run in a given choice.
 
     Args:
         candidates: the jobs.
         chosen: their options, which together fit; the better their scores, the better the length of the steps.
         capacity: of the pools.
+        valid: whether ``bound`` has to hold where workers of several sizes share a pool; the prices are then less
+            exact there.
     """
     index_of = {name: n for n, name in enumerate(capacity.pools)}
     running = [(c, option) for c, option in zip(candidates, chosen, strict=True) if option is not None]
+    parts = _valid_parts([c for c, _ in running], capacity) if valid else _slot_parts(candidates, capacity)
     price_N = np.zeros(len(index_of))
     best_N, lowest = price_N, float("inf")
     if running:
-        part_OP, pool_OP, score_O, first_J = _stacked([c for c, _ in running], capacity, index_of)
+        part_OP, pool_OP, score_O, first_J = _stacked([c for c, _ in running], parts, index_of)
         reached = sum(option.score for _, option in running)
         length, stale = 1.0, 0
-        for _ in range(_STEPS):
+        for _ in range(_STEPS_OF_BOUND if valid else _STEPS):
             net_O = score_O - (part_OP * price_N[pool_OP]).sum(axis=1)
             most_J = np.maximum.reduceat(net_O, first_J)
             bound = float(most_J.sum() + price_N.sum())
@@ -91,16 +113,27 @@ def find_prices(candidates: Sequence[Candidate], chosen: Iterable[Option | None]
             if bound - reached <= EPSILON or not over_N.any():
                 break
             price_N = np.maximum(0.0, price_N + length * (bound - reached) / float(over_N @ over_N) * over_N)
-    return Prices(capacity, {name: float(price) for name, price in zip(index_of, best_N, strict=True)})
+    return Prices(parts, {name: float(price) for name, price in zip(index_of, best_N, strict=True)}, lowest)
 
 
-def _parts(candidate: Candidate, capacity: PoolCapacity) -> list[float]:
-    """Return the part of a pool that one worker takes, for each of the job's pools."""
-    return [1.0 / max(1, capacity.slots(job_pool.pool, job_pool.size)) for job_pool in candidate.job.pools]
+def _slot_parts(candidates: Sequence[Candidate], capacity: PoolCapacity) -> Parts:
+    """Return one slot's part of the pool for each size, as if it had no workers of other sizes."""
+    used = {(each.pool, each.size) for candidate in candidates for each in candidate.job.pools}
+    return {(pool, size): 1.0 / max(1, capacity.slots(pool, size)) for pool, size in used}
+
+
+def _valid_parts(candidates: Sequence[Candidate], capacity: PoolCapacity) -> Parts:
+    """Return parts of which all workers in a pool have 1 at most, whatever their sizes."""
+    sizes: dict[str, set[Size]] = {}
+    for candidate in candidates:
+        for each in candidate.job.pools:
+            if capacity.slots(each.pool, each.size):
+                sizes.setdefault(each.pool, set()).add(each.size)
+    return {(pool, size): part for pool, own in sizes.items() for size, part in capacity.parts(pool, own).items()}
 
 
 def _stacked(
-    candidates: Sequence[Candidate], capacity: PoolCapacity, index_of: Mapping[str, int]
+    candidates: Sequence[Candidate], parts: Parts, index_of: Mapping[str, int]
 ) -> tuple[Floats, Ints, Floats, Ints]:
     """Return the parts that options take, the pools they take them from, their scores, and each job's first row."""
     widest = max(len(candidate.job.pools) for candidate in candidates)
@@ -109,7 +142,8 @@ def _stacked(
     part_OP, pool_OP = np.zeros((sum(sizes), widest)), np.zeros((sum(sizes), widest), dtype=np.int64)
     for candidate, first, size in zip(candidates, first_J.tolist(), sizes, strict=True):
         rows, columns = slice(first, first + size), slice(len(candidate.job.pools))
-        part_OP[rows, columns] = candidate.arrays[0] * np.array(_parts(candidate, capacity))
+        own = [parts.get((each.pool, each.size), 0.0) for each in candidate.job.pools]
+        part_OP[rows, columns] = candidate.arrays[0] * np.array(own)
         pool_OP[rows, columns] = [index_of.get(job_pool.pool, 0) for job_pool in candidate.job.pools]
     return part_OP, pool_OP, np.concatenate([candidate.arrays[1] for candidate in candidates]), first_J
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from heterotrain_core.allocate.bound import distance_text, most_gain
 from heterotrain_core.allocate.branch_and_bound import best_choice
 from heterotrain_core.allocate.candidate import Candidate, Choice
 from heterotrain_core.allocate.capacity import PoolCapacity
@@ -68,17 +69,22 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
         candidate.job.key: _grant(candidate, option, capacity)
         for candidate, option in zip(candidates, choice, strict=True)
     }
+    if reservation is not None and grants[reservation.holder.key].rate_per_s <= 0:
+        grants[reservation.holder.key] = replace(grants[reservation.holder.key], kept_for=True)
     left_out = beyond | kept_free
     grants |= {
         job.key: replace(_no_workers(job, f"waits: {left_out[job.key]}"), kept_out=job.key in kept_free)
         for job in ordered
         if job.key in left_out
     }
+    gain = 0.0 if exact else most_gain(candidates, choice, capacity)
+    distance = distance_text(gain, exact=exact)
     return Proposal(
         grants=tuple(grants[job.key] for job in jobs),
         exact=exact,
-        reason=f"{sum(option is not None for option in choice)} of {len(jobs)} jobs run; "
-        + ("no allocation is better" if exact else "searched, because there are too many combinations to try all"),
+        most_gain=gain,
+        distance=distance,
+        reason=f"{sum(option is not None for option in choice)} of {len(jobs)} jobs run; {distance}",
     )
 
 

@@ -38,11 +38,11 @@ MOST_OPTIONS = 2048
 """Most options of one job; where there are more, the numbers of workers are thinned out."""
 MOST_NEAR = 729
 """Most options close to a choice: three workers more or less in each of three pools, one in each of six."""
-_MOST_VALUES = 256 * 1024
+MOST_VALUES = 256 * 1024
 """Options times pools times candidate batches of a thinned job: bounds memory where a job has very many pools."""
 _LEAST_OPTIONS = 32
 """Options that a thinned job keeps, however many pools and batches it has."""
-_IN_TIME = 20.0
+IN_TIME = 20.0
 """Score of meeting the deadline: more than any difference in rate or price."""
 _UNKNOWN = SplitMember(
     compute=ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
@@ -75,6 +75,16 @@ class Option(NamedTuple):
         return sum(self.counts)
 
 
+class Scores(NamedTuple):
+    """Figures of the rows of numbers of workers, all ``_O``, as in ``Option``; ``needed_O`` only with a deadline."""
+
+    rate_O: Floats
+    price_O: Floats
+    score_O: Floats
+    in_time_O: NDArray[np.bool_]
+    needed_O: Floats | None
+
+
 def scored_options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_O: Floats) -> tuple[Option, ...]:
     """Return the options with which the job makes progress, with their scores, best first.
 
@@ -86,6 +96,17 @@ def scored_options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints
     """
     if not len(counts_OP):
         return ()
+    found = scores(job, pools, counts_OP=counts_OP, rate_O=rate_O)
+    order = np.lexsort((*counts_OP.T[::-1], counts_OP.sum(axis=1), -found.score_O))
+    order = order[found.rate_O[order] > 0]
+    counts = map(tuple, counts_OP[order].tolist())
+    columns = (each[order].tolist() for each in (found.rate_O, found.price_O, found.score_O, found.in_time_O))
+    needs = [None] * len(order) if found.needed_O is None else found.needed_O[order].tolist()
+    return tuple(map(Option, counts, *columns, needs))
+
+
+def scores(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_O: Floats) -> Scores:
+    """Return the figures of each row, with a score of minus infinity where the job makes no progress."""
     loss_P = np.array([losses_per_s(pools[o.pool]) if o.pool in pools else 0.0 for o in job.pools])
     price_P = np.array([job_pool.price_per_hour for job_pool in job.pools])
     loss_O = counts_OP @ loss_P
@@ -105,14 +126,9 @@ def scored_options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints
         needed_O = needed_s(job, rate_O=rate_O, loss_O=loss_O, workers_O=counts_OP.sum(axis=1), kept_O=kept_O)
         in_time_O = in_time(job, needed_O, kept_O)
         # In time, the price of all workers counts. Too late, only speed counts.
-        score_O = score_O + np.where(in_time_O, _IN_TIME - dearness_O, 0.0)
+        score_O = score_O + np.where(in_time_O, IN_TIME - dearness_O, 0.0)
     score_O = job.weight * job.exponent * score_O
-    order = np.lexsort((*counts_OP.T[::-1], counts_OP.sum(axis=1), -score_O))
-    order = order[rate_O[order] > 0]
-    counts = map(tuple, counts_OP[order].tolist())
-    columns = (each[order].tolist() for each in (rate_O, price_O, score_O, in_time_O))
-    needs = [None] * len(order) if needed_O is None else needed_O[order].tolist()
-    return tuple(map(Option, counts, *columns, needs))
+    return Scores(rate_O, price_O, score_O, in_time_O, needed_O)
 
 
 def timed(job: JobDemand) -> bool:
@@ -144,14 +160,14 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
 
     Weights are those of the objective. Shares are real-valued: whole samples matter little here, and the plan rounds.
     """
-    members = _members(job)
+    members = known_members(job)
     ranks_P = np.array([job_pool.ranks for job_pool in job.pools])
     members_OP = counts_OP * ranks_P
     if job.layouts is not None:  # its batch is fixed
         return job.layouts.of([job_pool.label for job_pool in job.pools], members_OP)
     total_O = members_OP.sum(axis=1)
-    batches = _batches(job)
-    worth = _worth(job, batches)
+    batches = candidate_batches(job)
+    worth = batch_worth(job, batches)
     counts_CP: Floats = np.repeat(members_OP, len(batches), axis=0).astype(float)
     batch_C = np.tile(np.array(batches, dtype=float), len(counts_OP))
     timing = Timing(
@@ -167,7 +183,7 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
     at_floor_CP = timing.step_s(np.broadcast_to(timing.lo_W, counts_CP.shape))
     step_C = np.maximum(level_C, np.where(counts_CP > 0, at_floor_CP, 0.0).max(axis=1))
     # With noise, the slowest of many members is slower than each of them on average.
-    noise_C = np.repeat(_ceilings(job.variation, total_O), len(batches))
+    noise_C = np.repeat(noise_ceilings(job.variation, total_O), len(batches))
     rate_C = np.where(possible_C & (step_C > 0), batch_C * noise_C / np.maximum(step_C, 1e-300), 0.0)
     rate_OB = rate_C.reshape(len(counts_OP), len(batches))
     if job.objective is Objective.DEADLINE:
@@ -190,7 +206,7 @@ def possible_counts(job: JobDemand, slots: Sequence[int]) -> tuple[Ints, bool]:
         job: the demand.
         slots: workers of the job's size that each of its pools holds when it is empty.
     """
-    axes, together = _limits(job, slots)
+    axes, together = limits(job, slots)
     all_OP = combine(axes, together, MOST_OPTIONS)
     if all_OP is not None:
         return all_OP, True
@@ -203,7 +219,7 @@ def possible_counts(job: JobDemand, slots: Sequence[int]) -> tuple[Ints, bool]:
             break
     most_rows = MOST_OPTIONS
     if math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
-        most_rows = max(_LEAST_OPTIONS, min(MOST_OPTIONS, _MOST_VALUES // (len(axes) * len(_batches(job)))))
+        most_rows = max(_LEAST_OPTIONS, min(MOST_OPTIONS, MOST_VALUES // (len(axes) * len(candidate_batches(job)))))
     rows_OP = combine(axes, together, most_rows)
     if rows_OP is None:
         rows_OP = thin(axes, together, current=tuple(current), preferred=_preferred(job), most_rows=most_rows)
@@ -221,7 +237,7 @@ def counts_near(job: JobDemand, slots: Sequence[int], centre: Sequence[int]) -> 
         slots: workers of the job's size that each of its pools holds when it is empty.
         centre: workers from each of the job's pools.
     """
-    axes, together = _limits(job, slots)
+    axes, together = limits(job, slots)
     order = sorted(_preferred(job), key=lambda i: centre[i] == 0)
     most_free = int(math.log(MOST_NEAR, 3))
     free = set(order[:most_free])
@@ -236,7 +252,7 @@ def counts_near(job: JobDemand, slots: Sequence[int], centre: Sequence[int]) -> 
     return np.empty((0, len(axes)), dtype=np.int64) if rows_OP is None else rows_OP
 
 
-def _limits(job: JobDemand, slots: Sequence[int]) -> tuple[list[list[int]], list[Limit]]:
+def limits(job: JobDemand, slots: Sequence[int]) -> tuple[list[list[int]], list[Limit]]:
     """Return all numbers of workers of each of the job's pools, and the limits of pools together."""
     highest = _highest(job, slots)
     labels = [job_pool.label for job_pool in job.pools]
@@ -261,7 +277,7 @@ def _preferred(job: JobDemand) -> list[int]:
     by_price = job.objective in (Objective.COST, Objective.DEADLINE) and any(each.price_per_hour for each in job.pools)
     needed = [
         _seconds(member) / job_pool.ranks * (job_pool.price_per_hour if by_price else 1.0)
-        for member, job_pool in zip(_members(job), job.pools, strict=True)
+        for member, job_pool in zip(known_members(job), job.pools, strict=True)
     ]
     return sorted(range(len(needed)), key=lambda i: (needed[i], i))
 
@@ -275,7 +291,7 @@ def thinned_out(job: JobDemand, slots: Sequence[int]) -> bool:
     return math.prod(most + 1 for most in _highest(job, slots)) > MOST_OPTIONS
 
 
-def _members(job: JobDemand) -> list[SplitMember]:
+def known_members(job: JobDemand) -> list[SplitMember]:
     """Return one member for each of the job's pools; an unknown speed is taken from the known pool of middle speed."""
     known = [each.member for each in job.pools if each.member is not None and member_problem(each.member) is None]
     like = sorted(known, key=_seconds)[len(known) // 2] if known else _UNKNOWN
@@ -291,7 +307,7 @@ def _seconds(member: SplitMember) -> float:
     return seconds / max(1, samples)
 
 
-def _batches(job: JobDemand) -> tuple[int, ...]:
+def candidate_batches(job: JobDemand) -> tuple[int, ...]:
     """Return the candidate batches: only one for a fixed batch, or while the noise scale is unknown."""
     if job.largest_batch_samples is None or job.noise_samples is None:
         return (job.batch_samples,)
@@ -299,7 +315,7 @@ def _batches(job: JobDemand) -> tuple[int, ...]:
     return tuple(sorted({round(job.batch_samples * ratio ** (i / (BATCHES - 1))) for i in range(BATCHES)}))
 
 
-def _worth(job: JobDemand, batches: Sequence[int]) -> Floats:
+def batch_worth(job: JobDemand, batches: Sequence[int]) -> Floats:
     """Return the weight of a sample in each batch, ``_B``."""
     if job.noise_samples is None or job.objective is Objective.THROUGHPUT:
         return np.ones(len(batches))
@@ -307,7 +323,7 @@ def _worth(job: JobDemand, batches: Sequence[int]) -> Floats:
     return np.array([statistical_efficiency(b, base_samples=job.batch_samples, noise_samples=phi) for b in batches])
 
 
-def _ceilings(variation: float, total_O: Ints) -> Floats:
+def noise_ceilings(variation: float, total_O: Ints) -> Floats:
     """Return the best expected efficiency of so many equal members with this noise."""
     if variation <= 0:
         return np.ones(len(total_O))

@@ -48,23 +48,29 @@ def real_levels(
         near_samples: tolerated difference between the samples at the level and the total, besides rounding.
     """
     shape = (len(totals_C), len(timing.lo_W))
+    present_CW = np.ones(shape, dtype=bool) if counts_CW is None else counts_CW > 0
+    at_hi_CW = timing.step_s(np.broadcast_to(timing.hi_W, shape))
     low: Floats = timing.step_s(np.broadcast_to(timing.lo_W, shape)).min(axis=1)
-    high: Floats = timing.step_s(np.broadcast_to(timing.hi_W, shape)).max(axis=1)
-    level = (low + high) / 2
+    high: Floats = np.where(present_CW, at_hi_CW, 0.0).max(axis=1)
+    # Where the total takes every member's cap, shares end to grow at the level: any higher one would seem right, too.
+    most_C = (present_CW if counts_CW is None else counts_CW) @ timing.hi_W
+    level = np.where(totals_C >= most_C, high, (low + high) / 2)
     for _ in range(_NEWTON_STEPS):
         shares, slopes = timing.real_most(level[:, None])
         if counts_CW is not None:
             shares, slopes = shares * counts_CW, slopes * counts_CW
         missing = totals_C - shares.sum(axis=1)
         slope = slopes.sum(axis=1)
-        if np.all(np.abs(missing) < near_samples + 1e-6 * np.maximum(totals_C, 1.0)):
+        found = np.abs(missing) < near_samples + 1e-6 * np.maximum(totals_C, 1.0)
+        if found.all():
             break
         low = np.where(missing > 0, level, low)
         high = np.where(missing > 0, high, level)
         with np.errstate(divide="ignore", invalid="ignore"):
             newton = level + missing / slope
         inside = (newton > low) & (newton < high)
-        level = np.where(inside, newton, (low + high) / 2)
+        # A level that is found stays: the next step could leave it for the middle of a wide bracket.
+        level = np.where(found, level, np.where(inside, newton, (low + high) / 2))
     return level
 
 

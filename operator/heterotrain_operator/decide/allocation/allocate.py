@@ -70,10 +70,10 @@ def decide_allocation(
         }
 
     # 4. Let the core propose how many workers of each pool each job gets on each node group.
-    proposals = propose(problem.capacity, problem.demands, rate_cache=rate_cache).grants
+    proposal = propose(problem.capacity, problem.demands, rate_cache=rate_cache)
 
     # 5. Turn the proposals into grants: limits by pool, workers that leave, pools in which workers may wait.
-    placement = Placement(competitors, problem.groups_of, problem.capacity, proposals)
+    placement = Placement(competitors, problem.groups_of, problem.capacity, proposal, now_s=now_s)
     return {
         competitor.job.key: replace(
             placement.grant(competitor, proposed),
@@ -81,7 +81,7 @@ def decide_allocation(
             in_time=proposed.in_time,
             throughput=throughput[competitor.job.key],
         )
-        for competitor, proposed in zip(competitors, proposals, strict=True)
+        for competitor, proposed in zip(competitors, proposal.grants, strict=True)
     }
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_core.allocate.problem import Grant, Objective, Size
+from heterotrain_core.allocate.problem import Grant, Objective, Proposal, Size
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
+from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.decide.allocation.demand import Competitor, job_pool_key
 from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant
@@ -27,7 +28,8 @@ class Placement:
         competitors: the jobs.
         groups_of: by job and pool, the node groups that are open to the pool.
         capacity: capacity of the node groups.
-        proposals: one for each competitor, in the same order.
+        proposal: grants for each competitor, in the same order.
+        now_s: now, in seconds since the epoch.
     """
 
     def __init__(
@@ -35,15 +37,18 @@ class Placement:
         competitors: Sequence[Competitor],
         groups_of: GroupsByPool,
         capacity: PoolCapacity,
-        proposals: Sequence[Grant],
+        proposal: Proposal,
+        *,
+        now_s: float,
     ) -> None:
+        self._distance, self._now_s = proposal.distance, now_s
         self._open_to = groups_of
         self._occupancy = occupancy = Occupancy(capacity)
         self._granted: dict[PoolKey, dict[str, int]] = {}
         """By pool, granted workers on each node group."""
         pools = [
             (competitor, proposed, pool)
-            for competitor, proposed in zip(competitors, proposals, strict=True)
+            for competitor, proposed in zip(competitors, proposal.grants, strict=True)
             for pool in competitor.spec.worker_pools
         ]
         # 1. Take the proposals as they are.
@@ -75,14 +80,20 @@ class Placement:
         pools = competitor.spec.worker_pools
         limits = {pool.name: self._limit(competitor, pool) for pool in pools}
         may_grow = sum(limits.values()) < most_workers(competitor.spec)
+        before = competitor.before
+        since_s = before.kept_since_s if before.kept_since_s is not None else self._now_s
+        kept_since_s = since_s if proposed.kept_for else None
+        same = (before.limits, before.kept_since_s, before.kept_out) == (limits, kept_since_s, proposed.kept_out)
         return JobGrant(
             limits=limits,
             leave=frozenset(worker.pod.uid for pool in pools for worker in self._surplus(competitor, pool)),
             may_wait=frozenset(pool.name for pool in pools if may_grow and self._may_wait(competitor, pool, proposed)),
-            short_since_s=competitor.before.short_since_s,
-            exhausted=competitor.before.exhausted,
-            tries=competitor.before.tries,
-            reason=competitor.before.reason if competitor.before.limits == limits else _reason(competitor, proposed),
+            short_since_s=before.short_since_s,
+            exhausted=before.exhausted,
+            tries=before.tries,
+            reason=before.reason if same else _reason(competitor, proposed, kept_since_s, self._distance),
+            kept_since_s=kept_since_s,
+            kept_out=proposed.kept_out,
         )
 
     def _groups_of(self, competitor: Competitor, pool: WorkerPool) -> Sequence[NodeGroup]:
@@ -194,6 +205,12 @@ class Placement:
         )
 
 
-def _reason(competitor: Competitor, proposed: Grant) -> str:
+def _reason(competitor: Competitor, proposed: Grant, kept_since_s: float | None, distance: str) -> str:
     exhausted = ", ".join(sorted(competitor.before.exhausted))
-    return f"{proposed.reason}; pools without free nodes: {exhausted}" if exhausted else proposed.reason
+    parts = (
+        proposed.reason,
+        f"nodes are kept for it since {rfc3339(kept_since_s)}" if kept_since_s is not None else "",
+        f"pools without free nodes: {exhausted}" if exhausted else "",
+        f"allocation: {distance}" if proposed.workers else "",
+    )
+    return "; ".join(filter(None, parts))

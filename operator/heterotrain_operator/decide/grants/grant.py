@@ -53,6 +53,8 @@ class JobGrant:
         tries: by pool, how many times in a row it was exhausted; reset once the granted workers have nodes.
         undecided: whether the allocation has not decided yet: no worker comes or goes.
         reason: why, in one sentence; empty without limits.
+        kept_since_s: since when nodes are kept for the job, which waits; ``None`` where none are.
+        kept_out: whether free nodes are kept for another job, so that this one waits.
         spare_s: seconds between the expected end and the job's deadline, negative when it is late; ``None`` without a
             deadline or while the remaining work is unknown.
         in_time: whether the grant is enough for the deadline, so that the job needs no more.
@@ -67,6 +69,8 @@ class JobGrant:
     tries: Mapping[str, int] = field(default_factory=dict)
     undecided: bool = False
     reason: str = ""
+    kept_since_s: float | None = None
+    kept_out: bool = False
     spare_s: float | None = None
     in_time: bool = False
     throughput: ThroughputModel = field(default_factory=ThroughputModel)

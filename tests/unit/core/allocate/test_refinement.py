@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from heterotrain_core.allocate import value
+from heterotrain_core.allocate import unlisted, value
 from heterotrain_core.allocate.capacity import PoolCapacity
 from heterotrain_core.allocate.problem import JobDemand, JobPool, Pool
 from heterotrain_core.allocate.propose import build_candidates, propose
@@ -81,12 +81,16 @@ def test_two_jobs_share_many_nodes_as_well_as_possible(
         assert (best - chosen) / 2 <= 0.002
 
 
-def test_a_choice_of_listed_options_alone_is_not_called_the_best() -> None:
-    """With numbers of workers left out, the proposal does not claim that no allocation is better."""
+def test_a_choice_of_listed_options_is_called_the_best_only_with_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most numbers of workers are not listed: the proposal states the distance to the best of all of them."""
     capacity, jobs = two_jobs(random.Random(1), (16, 16, 16), 100)
-    proposal = propose(capacity, jobs[:1])
-    assert not proposal.exact
-    assert "no allocation is better" not in proposal.reason
+    counted = propose(capacity, jobs)
+    monkeypatch.setattr(unlisted, "MOST_COUNTED", 0)
+    bounded = propose(capacity, jobs)
+    assert not counted.exact
+    assert not bounded.exact
+    assert 0 < counted.most_gain <= bounded.most_gain <= 0.1
+    assert bounded.reason.endswith("% from the best possible")
 
 
 def test_refined_grants_come_to_rest() -> None:

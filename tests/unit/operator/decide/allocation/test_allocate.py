@@ -52,6 +52,7 @@ def test_a_new_job_gets_its_part_from_a_job_that_uses_all_nodes() -> None:
     assert (old.status["disruptions"], old.status["restarts"]) == (0, 0)
     assert old.condition("WorkersLimited") == ("True", "NodesShared")
     assert "-2 a: other jobs need them more" in old.message("WorkersLimited")
+    assert old.message("WorkersLimited").endswith("allocation: no allocation is better")
     assert [p["granted"] for p in old.status["pools"]] == [2]
     assert "WorkersAllocated" in old.events
     assert "starts with 2 a" in new.message("WorkersLimited")
@@ -90,6 +91,11 @@ def test_a_gang_that_has_waited_long_starts_before_later_jobs() -> None:
     multi.settle()
     assert not late.members()
     assert "ns/gang came first and has waited for more than 10 minutes" in late.message("Scheduled")
+    since = gang.message("WorkersLimited").partition("nodes are kept for it since ")[2]
+    assert since
+    multi.now_s += 100.0
+    multi.settle()
+    assert gang.message("WorkersLimited").endswith(f"nodes are kept for it since {since}"), "it does not change"
     multi.remove("other")
     multi.settle()
     assert len(gang.members()) == 4
