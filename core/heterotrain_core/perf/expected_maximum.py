@@ -6,6 +6,7 @@ Legend: ``W`` members, ``X`` points of integration.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,12 +27,43 @@ _FEWEST_POINTS = 129
 _MOST_POINTS = 2049
 _LEAST_PROBABILITY = 1e-30
 """Least factor of the product of probabilities: its logarithm and its inverse stay finite."""
+_MOST_MEAN_POINTS = 16_385
+"""Most points for a mean alone, where rare long steps make the range wide."""
 _TABLE_Z = np.linspace(-_REACH - 1, _REACH + 1, 2801)
 _TABLE_P = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _TABLE_Z.tolist()])
 
 
-def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> float:
-    """Return the mean of the maximum of independent normal variables, to about 1e-3 of the largest deviation.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hiccups:
+    """Rare long steps of single members: a mixture of two normal distributions with the member's mean.
+
+    Attributes:
+        rate: part of a member's steps that are long, in [0, 0.5].
+        ratio: by how much they are longer, relative to the member's mean own time, e.g. 2.0 for three times as long.
+    """
+
+    rate: float = 0.0
+    ratio: float = 0.0
+
+    @property
+    def variance(self) -> float:
+        """Their part of the variance of a step, relative to the squared mean."""
+        return self.rate * (1 - self.rate) * self.ratio**2
+
+
+NO_HICCUPS = Hiccups()
+
+
+def expected_maximum(
+    means: Sequence[float],
+    deviations: Sequence[float],
+    *,
+    hiccups: Hiccups = NO_HICCUPS,
+    own_s: Sequence[float] | None = None,
+) -> float:
+    """Return the mean of the maximum of independent variables, to about 1e-3 of the largest deviation.
+
+    Each is normal or, with ``hiccups``, a mixture of two normal distributions with the same deviation and mean.
 
     ``E max = h - integral of P(max <= x) dx`` up to an ``h`` above all variables, by the trapezoid rule. Exact for any
     number of variables with different means and deviations, where Clark's (1961) pairwise formula is an approximation.
@@ -40,20 +72,39 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
 
     Args:
         means: seconds, at least one, positive.
-        deviations: standard deviations in seconds, one for each mean.
+        deviations: standard deviations in seconds, one for each mean, without hiccups.
+        hiccups: of every variable.
+        own_s: seconds that a hiccup's ratio refers to; ``None`` for the means.
     """
     mean_W = np.array(means, dtype=float)
     deviation_W = np.maximum(np.array(deviations, dtype=float), _LEAST_DEVIATION * float(mean_W.max()))
-    high = float((mean_W + _REACH * deviation_W).max())
-    low = float((mean_W - _REACH * deviation_W).max())
+    longer_W = hiccups.ratio * (mean_W if own_s is None else np.array(own_s, dtype=float))
+    parts = _parts(hiccups)
+    high = max(float((mean_W + moved * longer_W + _REACH * deviation_W).max()) for _, moved in parts)
+    low = min(float((mean_W + moved * longer_W - _REACH * deviation_W).max()) for _, moved in parts)
     if high - low <= 1e-7 * abs(high):
         return float(mean_W.max())
-    x_X = np.linspace(low, high, _POINTS)
-    below_X: Floats = np.ones(_POINTS)
-    for mean, deviation in set(zip(mean_W.tolist(), deviation_W.tolist(), strict=True)):
-        times = int(np.count_nonzero((mean_W == mean) & (deviation_W == deviation)))
-        below_X = below_X * np.interp((x_X - mean) / deviation, _TABLE_Z, _TABLE_P, left=0.0, right=1.0) ** times
+    points = _POINTS if len(parts) == 1 else int(np.clip((high - low) / deviation_W.min(), _POINTS, _MOST_MEAN_POINTS))
+    x_X = np.linspace(low, high, points)
+    below_X: Floats = np.ones(points)
+    alike = Counter(zip(mean_W.tolist(), deviation_W.tolist(), longer_W.tolist(), strict=True))
+    for (mean, deviation, longer), times in alike.items():
+        one_X = sum(weight * _below((x_X - mean - moved * longer) / deviation) for weight, moved in parts)
+        below_X = below_X * one_X**times
     return high - float(np.trapezoid(below_X, x_X))
+
+
+def _parts(hiccups: Hiccups) -> tuple[tuple[float, float], ...]:
+    """Return probability and displacement of each part of the mixture, in units of a hiccup; the mean stays."""
+    if hiccups.variance <= 0:
+        return ((1.0, 0.0),)
+    return ((1 - hiccups.rate, -hiccups.rate), (hiccups.rate, 1 - hiccups.rate))
+
+
+def _below(z: Floats) -> Floats:
+    """Return the standard normal distribution."""
+    below: Floats = np.interp(z, _TABLE_Z, _TABLE_P, left=0.0, right=1.0)
+    return below
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +124,16 @@ class Derivatives:
     factor_WX: Floats
 
 
-def derivatives(mean_W: Floats, deviation_W: Floats, mean_slope_W: Floats, deviation_slope_W: Floats) -> Derivatives:
+def derivatives(
+    mean_W: Floats,
+    deviation_W: Floats,
+    mean_slope_W: Floats,
+    deviation_slope_W: Floats,
+    *,
+    hiccups: Hiccups = NO_HICCUPS,
+    own_W: Floats | None = None,
+    own_slope_W: Floats | None = None,
+) -> Derivatives:
     """Return the mean of the maximum with its first and second derivatives.
 
     With ``F_i(x)`` the distribution of member i and ``P`` their product, ``E max = h - integral of P``, hence
@@ -85,23 +145,34 @@ def derivatives(mean_W: Floats, deviation_W: Floats, mean_slope_W: Floats, devia
         deviation_W: seconds, all positive.
         mean_slope_W: seconds per unit of the member's variable.
         deviation_slope_W: the same of the deviation.
+        hiccups: of every member.
+        own_W: seconds that a hiccup's ratio refers to; ``None`` for the means.
+        own_slope_W: their slope; ``None`` for that of the means.
     """
-    high, low = float((mean_W + _REACH * deviation_W).max()), float((mean_W - _REACH * deviation_W).max())
+    longer_W = hiccups.ratio * (mean_W if own_W is None else own_W)
+    longer_slope_W = hiccups.ratio * (mean_slope_W if own_slope_W is None else own_slope_W)
+    parts = _parts(hiccups)
+    high = max(float((mean_W + moved * longer_W + _REACH * deviation_W).max()) for _, moved in parts)
+    low = min(float((mean_W + moved * longer_W - _REACH * deviation_W).max()) for _, moved in parts)
     points = int(np.clip(_POINTS_PER_DEVIATION * (high - low) / deviation_W.min(), _FEWEST_POINTS, _MOST_POINTS))
     x_X, width = np.linspace(low, high, points, retstep=True)
     weight_X: Floats = np.full(points, float(width))
     weight_X[[0, -1]] /= 2
-    z_WX = (x_X - mean_W[:, None]) / deviation_W[:, None]
-    below_WX = np.maximum(np.interp(z_WX, _TABLE_Z, _TABLE_P, left=0.0, right=1.0), _LEAST_PROBABILITY)
+    below_WX, slope_WX, bend_WX = (np.zeros((len(mean_W), points)) for _ in range(3))
+    for weight, moved in parts:
+        z_WX = (x_X - (mean_W + moved * longer_W)[:, None]) / deviation_W[:, None]
+        density_WX = weight * np.exp(-0.5 * z_WX * z_WX) / math.sqrt(2 * math.pi)
+        # How z moves with the variable, once and twice.
+        mean_slope = (mean_slope_W + moved * longer_slope_W)[:, None]
+        first_WX = -(mean_slope + z_WX * deviation_slope_W[:, None]) / deviation_W[:, None]
+        second_WX = -2 * first_WX * (deviation_slope_W / deviation_W)[:, None]
+        below_WX += weight * _below(z_WX)
+        slope_WX += density_WX * first_WX
+        bend_WX += density_WX * (second_WX - z_WX * first_WX * first_WX)
+    below_WX = np.maximum(below_WX, _LEAST_PROBABILITY)
     logs_WX = np.log(below_WX)
     all_X = logs_WX.sum(axis=0)
     others_WX = np.exp(all_X - logs_WX) * weight_X
-    density_WX = np.exp(-0.5 * z_WX * z_WX) / math.sqrt(2 * math.pi)
-    # How z moves with the variable, once and twice.
-    first_WX = -(mean_slope_W[:, None] + z_WX * deviation_slope_W[:, None]) / deviation_W[:, None]
-    second_WX = -2 * first_WX * (deviation_slope_W / deviation_W)[:, None]
-    slope_WX = density_WX * first_WX
-    bend_WX = density_WX * (second_WX - z_WX * first_WX * first_WX)
     factor_WX = slope_WX * np.sqrt(others_WX / below_WX)
     return Derivatives(
         value=high - float(np.exp(all_X) @ weight_X),

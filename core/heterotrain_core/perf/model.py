@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.perf.expected_maximum import NO_HICCUPS, Hiccups
 
 
 class FitQuality(StrEnum):
@@ -46,7 +47,8 @@ class MemberModel:
     Attributes:
         compute: the coefficients; ``None`` when the quality is degenerate.
         variation: standard deviation of own compute seconds in one step, relative to their mean; without the part that
-            all members share, where that is known.
+            all members share, where that is known, and without hiccups.
+        hiccups: rare long steps; those of the job's members together.
         uncertainty_ratio: relative standard error of predicted compute seconds at half and twice the typical share,
             the worse of the two, from the data of the member and its pool alone; ``inf`` when they do not determine it.
         error: the same at any size; ``None`` when the data do not determine it.
@@ -63,6 +65,7 @@ class MemberModel:
 
     compute: ComputeTime | None
     variation: float = 0.0
+    hiccups: Hiccups = NO_HICCUPS
     uncertainty_ratio: float = float("inf")
     error: LineError | None = None
     largest_share_samples: int = 0

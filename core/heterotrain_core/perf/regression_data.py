@@ -64,6 +64,7 @@ class RegressionData:
         precision_O: inverse squares of their relative errors.
         weight_O: the same times a weight that falls with age.
         steps_O: steps.
+        spread_O: relative variance between the steps of an observation; NaN where it is unknown.
         newest_O: whether an observation shows the current speed.
         began_s_O, ended_s_O: when their steps began and when they were scraped.
         typical_samples: mean size; newer observations count more.
@@ -82,6 +83,7 @@ class RegressionData:
     precision_O: Floats
     weight_O: Floats
     steps_O: Floats
+    spread_O: Floats
     newest_O: Flags
     began_s_O: Floats
     ended_s_O: Floats
@@ -165,6 +167,7 @@ def summarize(
         precision_O=weight_O / trust_O,
         weight_O=weight_O,
         steps_O=steps_O,
+        spread_O=np.array([_spread(o) for o in seen]),
         newest_O=newest_O,
         began_s_O=_began_s(seen),
         ended_s_O=np.array([o.ended_s for o in seen]),
@@ -252,6 +255,12 @@ def _relative_deviation(moments: MeanVariance) -> float | None:
     if moments.variance is None or moments.mean <= 0:
         return None
     return min(math.sqrt(moments.variance) / max(moments.mean, SHORTEST_STEP_S), _LARGEST_VARIATION)
+
+
+def _spread(observation: Observation) -> float:
+    own = _own(observation)
+    deviation = _relative_deviation(own) if own is not None else None
+    return math.nan if deviation is None else deviation**2
 
 
 def _usual_variation(seen: Sequence[Observation]) -> float:

@@ -176,7 +176,13 @@ class _Track:
         return np.where(weight > 0, missed / np.maximum(weight, TINY_S), 0.0), weight
 
 
-def own_variations(observations: Sequence[Sequence[Observation]], variations: Sequence[float]) -> tuple[float, ...]:
+def own_variations(
+    observations: Sequence[Sequence[Observation]],
+    variations: Sequence[float],
+    *,
+    within_parts: Sequence[float] | None = None,
+    hiccup_variance: float = 0.0,
+) -> tuple[float, ...]:
     """Return each member's relative deviation of a step without the part that all members share.
 
     The step ends with the last member. So within the steps of one observation ``cov(step, compute_i) / (step
@@ -187,14 +193,23 @@ def own_variations(observations: Sequence[Sequence[Observation]], variations: Se
 
     Args:
         observations: by member, for the members of the current plan.
-        variations: total relative deviations, one for each member.
+        variations: total relative deviations without hiccups, one for each member.
+        within_parts: how much of a member's variance within an observation is in its variation; ``None`` for all.
+            Between observations, the shared part was removed before.
+        hiccup_variance: relative variance that rare long steps add for each member. In these a member is the last, so
+            they are in the covariance of each member.
     """
     found = [mean for mean in map(_with_step, observations) if mean is not None]
     if len(found) < 2 or len(found) < len(observations):  # noqa: PLR2004  # as above
         return tuple(variations)
-    own = sum(variance for _, variance in found) / len(found)
-    common = max(0.0, (sum(covariance for covariance, _ in found) - own) / (len(found) - 1))
-    return tuple(math.sqrt(max(v * v - common, (_LEAST_OWN_PART * v) ** 2)) for v in variations)
+    own = sum(max(0.0, variance - hiccup_variance) for _, variance in found) / len(found)
+    shared = sum(covariance - hiccup_variance for covariance, _ in found)
+    common = max(0.0, (shared - own) / (len(found) - 1))
+    parts = [1.0] * len(variations) if within_parts is None else within_parts
+    return tuple(
+        math.sqrt(max(v * v - part * common, (_LEAST_OWN_PART * v) ** 2))
+        for v, part in zip(variations, parts, strict=True)
+    )
 
 
 def _with_step(observations: Sequence[Observation]) -> tuple[float, float] | None:

@@ -13,6 +13,7 @@ from heterotrain_core.perf.line import ASSUMED, FixedPart
 from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel, at_pace
 from heterotrain_core.perf.regression_data import RegressionData, summarize
 from heterotrain_core.perf.shared_pace import own_variations, remove_shared_pace, shared_slowdown
+from heterotrain_core.perf.step_noise import step_noise
 from heterotrain_core.planning.evidence import MemberEvidence
 
 LEAST_POOL_DEVIATION = 0.03
@@ -65,9 +66,17 @@ class MemberFits:
             if own.compute is None:
                 own = _assumed(own, member.pool, mates, self.alone)
             found.append(replace(own, pooled=any(mate.quality is FitQuality.OK for mate in mates)))
-        variations = own_variations([member.observations for member in self.evidence], [m.variation for m in found])
+        noise = step_noise(self.data[: len(self.evidence)], found)
+        variations = own_variations(
+            [member.observations for member in self.evidence],
+            noise.variations,
+            within_parts=noise.within_parts,
+            hiccup_variance=noise.hiccups.variance,
+        )
+        # Lines leave out long steps, but the time of a step contains them.
+        pace = self.now_ratio * (1 + noise.excess_ratio)
         return tuple(
-            replace(at_pace(model, self.now_ratio), variation=variation)
+            replace(at_pace(model, pace), variation=variation, hiccups=noise.hiccups)
             for model, variation in zip(found, variations, strict=True)
         )
 

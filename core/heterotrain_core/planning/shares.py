@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Division, Prediction
+from heterotrain_core.perf.expected_maximum import NO_HICCUPS, Hiccups
 from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel
 from heterotrain_core.planning.evidence import MemberEvidence, cautious, settled, split_member
 from heterotrain_core.planning.fitting import MemberFits, fit_members
@@ -114,7 +115,10 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
 
     # 3. Choose the shares: even, current or optimal ones.
     variations = shrunk_variations(models)
-    shares, gain, reason = _shares(request, models, members, exchange, even.shares, variations=variations)
+    hiccups = models[0].hiccups if models else NO_HICCUPS
+    shares, gain, reason = _shares(
+        request, models, members, exchange, even.shares, variations=variations, hiccups=hiccups
+    )
     final = evaluate(shares, members, communication=communication) if known else None
     relearn = tuple(m.member for m, model in zip(evidence, models, strict=True) if model.drifted)
     if relearn:
@@ -143,7 +147,7 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
             probe=probe,
             probe_steps=PROBE_STEPS if probe else 0,
             communication=exchange.communication,
-            prediction=_prediction(final, variations, exchange) if isinstance(final, Split) else None,
+            prediction=_prediction(final, variations, hiccups, exchange) if isinstance(final, Split) else None,
         ),
         gain_ratio=gain if shares != request.current_shares else 0.0,
         changed=shares != request.current_shares,
@@ -163,6 +167,7 @@ def _shares(
     even: tuple[int, ...],
     *,
     variations: Sequence[float],
+    hiccups: Hiccups,
 ) -> tuple[tuple[int, ...], float, str]:
     """Return even, current or optimal shares, the part of a step that they save against the current ones, and why."""
     if not request.rebalance:
@@ -177,9 +182,11 @@ def _shares(
         return even, 1.0, "even shares, because no member's speed is known yet"
     communication = exchange.communication or CommunicationTime()
     careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
-    found = balance_expected(request.total_samples, careful, variations, communication=communication)
+    found = balance_expected(request.total_samples, careful, variations, communication=communication, hiccups=hiccups)
     if isinstance(found, Infeasible):
-        found = balance_expected(request.total_samples, members, variations, communication=communication)
+        found = balance_expected(
+            request.total_samples, members, variations, communication=communication, hiccups=hiccups
+        )
     if isinstance(found, Infeasible):
         return even, 1.0, f"even shares, because the learned models cannot be used: {found.reason}"
     best = found.split
@@ -196,7 +203,7 @@ def _shares(
         )
     if isinstance(now, Infeasible):
         return best.shares, 1.0, f"optimal shares ({sure}); the current ones cannot stay: {now.reason}"
-    gain = _gain(found, now, variations, exchange.overhead_s)
+    gain = _gain(found, now, variations, hiccups, exchange.overhead_s)
     needed = max(request.least_gain_ratio, request.trust_ratio * false_positive_gain(models, now))
     if gain <= 0 or gain < needed:
         return (
@@ -210,7 +217,7 @@ def _shares(
     return best.shares, gain, f"optimal shares save {gain:.1%} of a step ({sure}): {why}"
 
 
-def _gain(found: ExpectedSplit, now: Split, variations: Sequence[float], overhead_s: float) -> float:
+def _gain(found: ExpectedSplit, now: Split, variations: Sequence[float], hiccups: Hiccups, overhead_s: float) -> float:
     """Return the part of a step that the found shares save.
 
     Where they are balanced, without noise: then it shows by how much the slowest member is off, as the threshold
@@ -218,7 +225,7 @@ def _gain(found: ExpectedSplit, now: Split, variations: Sequence[float], overhea
     """
     if found.expected_s == found.balanced_s:
         return 1 - (found.split.step_s + overhead_s) / (now.step_s + overhead_s)
-    return 1 - (found.expected_s + overhead_s) / (expected_step_s(now, variations) + overhead_s)
+    return 1 - (found.expected_s + overhead_s) / (expected_step_s(now, variations, hiccups=hiccups) + overhead_s)
 
 
 def _moved(found: ExpectedSplit) -> str:
@@ -228,15 +235,17 @@ def _moved(found: ExpectedSplit) -> str:
     return f"; fewer samples for noisy members save {1 - found.expected_s / found.balanced_s:.1%}"
 
 
-def _prediction(split: Split, variations: Sequence[float], exchange: ExchangeModel) -> Prediction:
+def _prediction(split: Split, variations: Sequence[float], hiccups: Hiccups, exchange: ExchangeModel) -> Prediction:
     """Return the expected step: the mean of the maximum over noisy members, plus the training loop's own overhead."""
-    step_s = expected_step_s(split, variations) + exchange.overhead_s
+    step_s = expected_step_s(split, variations, hiccups=hiccups) + exchange.overhead_s
     busy = [rank for rank, share in enumerate(split.shares) if share > 0]
     return Prediction(
         step_s=step_s,
         efficiency=sum(split.shares) / step_s / split.solo_samples_per_s,
         efficiency_ceiling=efficiency_ceiling(
-            [variations[rank] for rank in busy], [split.shares[rank] / split.own_s[rank] for rank in busy]
+            [variations[rank] for rank in busy],
+            [split.shares[rank] / split.own_s[rank] for rank in busy],
+            hiccups=hiccups,
         ),
         bindings=split.bindings,
     )

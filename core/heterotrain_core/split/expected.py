@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.perf.expected_maximum import Floats, expected_maximum
+from heterotrain_core.perf.expected_maximum import NO_HICCUPS, Floats, Hiccups, expected_maximum
 from heterotrain_core.split.balance import Infeasible, Split, balance
 from heterotrain_core.split.least_expected import Curves, least_expected
 from heterotrain_core.split.member import SplitMember
@@ -51,15 +51,17 @@ class ExpectedSplit:
     balanced_s: float
 
 
-def expected_step_s(split: Split, variations: Sequence[float]) -> float:
+def expected_step_s(split: Split, variations: Sequence[float], *, hiccups: Hiccups = NO_HICCUPS) -> float:
     """Return the mean seconds of a step: the mean of the maximum over members whose own times vary.
 
     Args:
         split: shares and times.
-        variations: standard deviation of each member's own compute seconds relative to their mean, by rank.
+        variations: standard deviation of each member's own compute seconds relative to their mean, by rank, without
+            hiccups.
+        hiccups: of every member.
     """
     deviations = [variation * own for variation, own in zip(variations, split.own_s, strict=True)]
-    return expected_maximum(split.member_s, deviations)
+    return expected_maximum(split.member_s, deviations, hiccups=hiccups, own_s=split.own_s)
 
 
 def balance_expected(
@@ -68,6 +70,7 @@ def balance_expected(
     variations: Sequence[float],
     *,
     communication: CommunicationTime = _ALONE,
+    hiccups: Hiccups = NO_HICCUPS,
 ) -> ExpectedSplit | Infeasible:
     """Return whole shares with the least expected step; never worse than the balanced shares.
 
@@ -80,11 +83,12 @@ def balance_expected(
         members: by rank.
         variations: standard deviation of each member's own compute seconds relative to their mean, by rank; finite.
         communication: T_o and T_u in seconds, gamma in [0, 1].
+        hiccups: of every member.
     """
     even = balance(total_samples, members, communication=communication)
     if isinstance(even, Infeasible):
         return even
-    balanced_s = expected_step_s(even, variations)
+    balanced_s = expected_step_s(even, variations, hiccups=hiccups)
     kept = ExpectedSplit(split=even, expected_s=balanced_s, balanced_s=balanced_s)
     alike = max(variations) - min(variations) <= _LEAST_VARIATION
     if alike or not 1 < len(members) <= MOST_MEMBERS or len({m.granularity_samples for m in members}) > 1:
@@ -98,18 +102,19 @@ def balance_expected(
         low_W=low_W,
         high_W=high_W,
         goal_s=balanced_s * (1 - LEAST_GAIN_RATIO),
+        hiccups=hiccups,
     )
     if real.expected_s >= balanced_s * (1 - LEAST_GAIN_RATIO):
         return kept
     rounded_W = _rounded(real.shares_W, timing, total_samples)
-    shares_W, expected_s = _exchanged(rounded_W, timing, variation_W)
+    shares_W, expected_s = _exchanged(rounded_W, timing, variation_W, hiccups)
     if expected_s >= balanced_s * (1 - LEAST_GAIN_RATIO):
         return kept
     split = describe(timing, members, shares_W[None, :])[0]
     return ExpectedSplit(split=split, expected_s=expected_s, balanced_s=balanced_s)
 
 
-def efficiency_ceiling(variations: Sequence[float], rates: Sequence[float]) -> float:
+def efficiency_ceiling(variations: Sequence[float], rates: Sequence[float], *, hiccups: Hiccups = NO_HICCUPS) -> float:
     """Return the efficiency that no shares exceed on average, in (0, 1].
 
     Efficiency is the achieved rate divided by the sum of the solo rates ``r_i``. With own mean times ``y_i`` it is at
@@ -120,21 +125,26 @@ def efficiency_ceiling(variations: Sequence[float], rates: Sequence[float]) -> f
     Args:
         variations: standard deviation of each member's compute seconds relative to their mean; at least one.
         rates: samples per second of each member alone, positive.
+        hiccups: of every member.
     """
     variation_W: Floats = np.array(variations, dtype=float)
     rate_W: Floats = np.array(rates, dtype=float) / float(np.sum(rates)) * len(rates)
     if len(rates) == 1 or float(variation_W.max()) <= _LEAST_VARIATION:
-        return 1.0 / max(1.0, expected_maximum([1.0] * len(rates), variations))
+        return 1.0 / max(1.0, expected_maximum([1.0] * len(rates), variations, hiccups=hiccups))
     smooth_W = np.maximum(variation_W, _LEAST_VARIATION)
     slope_W = 1.0 / rate_W
 
     def curves(shares_W: Floats) -> Curves:
         mean_W = shares_W * slope_W
-        return Curves(mean_W, mean_W * smooth_W, slope_W, slope_W * smooth_W)
+        return Curves(mean_W, mean_W * smooth_W, slope_W, slope_W * smooth_W, mean_W, slope_W)
 
     high_W = np.full(len(rate_W), float(rate_W.sum()))
     least = least_expected(
-        curves, start_W=_start(rate_W, variation_W, 0 * rate_W, high_W), low_W=_LEAST_VARIATION * rate_W, high_W=high_W
+        curves,
+        start_W=_start(rate_W, variation_W, 0 * rate_W, high_W),
+        low_W=_LEAST_VARIATION * rate_W,
+        high_W=high_W,
+        hiccups=hiccups,
     )
     # Smoothing adds at most the mean of the largest added deviation: E max of n normal ones is below sqrt(2 ln n).
     added = _LEAST_VARIATION if bool(np.any(variation_W < _LEAST_VARIATION)) else 0.0
@@ -173,6 +183,8 @@ def _curves_of(timing: Timing, variation_W: Floats) -> Callable[[Floats], Curves
             np.maximum(deviation_W, least_s),
             more_step_W / granularity_W,
             np.where(deviation_W > least_s, variation_W * more_own_W / granularity_W, 0.0),
+            own_at_W,
+            more_own_W / granularity_W,
         )
 
     return curves
@@ -194,10 +206,10 @@ def _rounded(real_W: Floats, timing: Timing, total: int) -> Ints:
     return whole_W
 
 
-def _exchanged(shares_W: Ints, timing: Timing, variation_W: Floats) -> tuple[Ints, float]:
+def _exchanged(shares_W: Ints, timing: Timing, variation_W: Floats, hiccups: Hiccups) -> tuple[Ints, float]:
     """Return shares that no move of one granule among the likeliest pairs improves, and their expected seconds."""
     granularity = int(timing.granularity_W[0])
-    best_W, best_s = shares_W, _expected(shares_W, timing, variation_W)
+    best_W, best_s = shares_W, _expected(shares_W, timing, variation_W, hiccups)
     for _ in range(_EXCHANGES):
         deviation_W = variation_W * timing.own_s(best_W)
         late_W = timing.step_s(best_W) + deviation_W
@@ -211,7 +223,7 @@ def _exchanged(shares_W: Ints, timing: Timing, variation_W: Floats) -> tuple[Int
                 tried_W = best_W.copy()
                 tried_W[giver] -= granularity
                 tried_W[taker] += granularity
-                tried_s = _expected(tried_W, timing, variation_W)
+                tried_s = _expected(tried_W, timing, variation_W, hiccups)
                 if tried_s < best_s * (1 - 1e-9):
                     found, best_s = tried_W, tried_s
         if found is None:
@@ -220,5 +232,8 @@ def _exchanged(shares_W: Ints, timing: Timing, variation_W: Floats) -> tuple[Int
     return best_W, best_s
 
 
-def _expected(shares_W: Ints, timing: Timing, variation_W: Floats) -> float:
-    return expected_maximum(timing.step_s(shares_W).tolist(), (variation_W * timing.own_s(shares_W)).tolist())
+def _expected(shares_W: Ints, timing: Timing, variation_W: Floats, hiccups: Hiccups) -> float:
+    own_W = timing.own_s(shares_W)
+    return expected_maximum(
+        timing.step_s(shares_W).tolist(), (variation_W * own_W).tolist(), hiccups=hiccups, own_s=own_W.tolist()
+    )

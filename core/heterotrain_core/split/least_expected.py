@@ -16,7 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterotrain_core.perf.expected_maximum import Derivatives, Floats, derivatives, expected_maximum
+from heterotrain_core.perf.expected_maximum import (
+    NO_HICCUPS,
+    Derivatives,
+    Floats,
+    Hiccups,
+    derivatives,
+    expected_maximum,
+)
 
 TOLERANCE = 1e-4
 """Relative gap between expected step and bound at which the search ends."""
@@ -33,12 +40,17 @@ _ACTIVE_SET_ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Mean and deviation of each member's time at its share, in seconds, and their slopes in seconds per sample."""
+    """Mean and deviation of each member's time at its share, in seconds, and their slopes in seconds per sample.
+
+    ``own_W`` are the seconds that hiccups refer to: compute without exchange.
+    """
 
     mean_W: Floats
     deviation_W: Floats
     mean_slope_W: Floats
     deviation_slope_W: Floats
+    own_W: Floats
+    own_slope_W: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,13 @@ class RealShares:
 
 
 def least_expected(
-    curves: Callable[[Floats], Curves], *, start_W: Floats, low_W: Floats, high_W: Floats, goal_s: float = math.inf
+    curves: Callable[[Floats], Curves],
+    *,
+    start_W: Floats,
+    low_W: Floats,
+    high_W: Floats,
+    goal_s: float = math.inf,
+    hiccups: Hiccups = NO_HICCUPS,
 ) -> RealShares:
     """Return the shares with the least expected step and the sum of ``start_W``.
 
@@ -70,9 +88,10 @@ def least_expected(
         low_W: least shares.
         high_W: largest shares.
         goal_s: the search ends as soon as the bound shows that no shares reach this.
+        hiccups: of every member.
     """
     shares_W, bound_s = start_W, -math.inf
-    here = _at(curves, shares_W)
+    here = _at(curves, shares_W, hiccups)
     for _ in range(_NEWTON_STEPS):
         bound_s = max(bound_s, _bound(here, shares_W, low_W, high_W))
         if here.value - bound_s <= TOLERANCE * here.value or bound_s >= goal_s:
@@ -87,19 +106,30 @@ def least_expected(
         while part > _LEAST_STEP_RATIO:
             there_W = np.clip(shares_W + part * move_W, low_W, high_W)
             at = curves(there_W)
-            if expected_maximum(at.mean_W.tolist(), at.deviation_W.tolist()) <= here.value + _SUFFICIENT * part * slope:
+            there_s = expected_maximum(
+                at.mean_W.tolist(), at.deviation_W.tolist(), hiccups=hiccups, own_s=at.own_W.tolist()
+            )
+            if there_s <= here.value + _SUFFICIENT * part * slope:
                 break
             part /= 2
         else:
             break
         shares_W = there_W
-        here = _at(curves, shares_W)
+        here = _at(curves, shares_W, hiccups)
     return RealShares(shares_W, here.value, max(bound_s, 0.0))
 
 
-def _at(curves: Callable[[Floats], Curves], shares_W: Floats) -> Derivatives:
+def _at(curves: Callable[[Floats], Curves], shares_W: Floats, hiccups: Hiccups) -> Derivatives:
     times = curves(shares_W)
-    return derivatives(times.mean_W, times.deviation_W, times.mean_slope_W, times.deviation_slope_W)
+    return derivatives(
+        times.mean_W,
+        times.deviation_W,
+        times.mean_slope_W,
+        times.deviation_slope_W,
+        hiccups=hiccups,
+        own_W=times.own_W,
+        own_slope_W=times.own_slope_W,
+    )
 
 
 def _bound(here: Derivatives, shares_W: Floats, low_W: Floats, high_W: Floats) -> float:

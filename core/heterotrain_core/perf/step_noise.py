@@ -1,0 +1,183 @@
+"""How single steps of each member vary: noise that goes on from step to step, skew, and rare long steps.
+
+A scrape shows the mean and the variance of its steps. Noise that goes on moves whole scrapes, so it shows between their
+means and hardly within them: a step's variance is the mean of ``(steps - 1) / steps * variance + (mean - usual)²``,
+however long the scrapes and however the noise goes on.
+
+Rare long steps and skew make scrapes with a large mean also spread widely. Let ``x`` be the mean of a scrape of k
+steps over the usual one, less 1, and ``y`` the term above. For independent steps
+
+    k cov(x, y) = third cumulant of a step          k var(y) - 2 var(step)² = fourth cumulant of a step
+
+With the part p of steps longer by h these are ``pq (1 - 2p) h³`` and ``pq (1 - 6pq) h⁴`` (q = 1 - p), which gives p and
+h. Normal noise has neither cumulant, also where it goes on from step to step: a normal mean and a normal spread are
+uncorrelated. The cumulants of all members are averaged, since a member alone has few long steps.
+
+Legend: ``O`` observations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from heterotrain_core.perf.expected_maximum import NO_HICCUPS, Hiccups
+from heterotrain_core.perf.line import TINY_S, Floats
+from heterotrain_core.perf.model import MemberModel
+from heterotrain_core.perf.regression_data import RegressionData
+
+LEAST_OBSERVATIONS = 8
+"""Observations from which a spread between them counts; with fewer, the usual spread within them does."""
+_LARGEST_RATIO = 10.0
+"""Cap on a mean or a deviation, relative to the usual mean: a longer pause is not noise."""
+_SURE_DEVIATIONS = 3.0
+"""Hiccups count where the third cumulant of normal noise would be so large in 1 of 1,000 cases."""
+_NEAR_RATIO = 1.25
+"""Sizes within this ratio of the current one show how far the line is from the mean."""
+_MOST_EXCESS = 0.5
+"""Cap on what long steps add to the mean, relative to it."""
+_MOST_UNUSUAL = 1.5
+"""Cap on a variance, relative to the one by medians: that of log-normal noise of 30 % is 1.25 times as large."""
+_MEDIAN_OF_SQUARE = 0.455
+"""Median of a squared standard normal variable."""
+_RATE_TABLE = np.linspace(1e-5, 0.2, 2000)
+_MIXED = _RATE_TABLE * (1 - _RATE_TABLE)
+_CUMULANT_TABLE = _MIXED * (1 - 2 * _RATE_TABLE) ** 4 / (1 - 6 * _MIXED) ** 3
+"""``third⁴ / fourth³`` by the rate; it rises over the table, and does not depend on the ratio."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNoise:
+    """The noise of a job's members.
+
+    Attributes:
+        variations: standard deviation of a step relative to its mean, without hiccups, by member.
+        within_parts: how much of the variance within an observation is in that of a step: less than 1 because the
+            rest is between observations; 1 where these were too few.
+        hiccups: of every member.
+        excess_ratio: how much longer the mean step is than the fitted line, which leaves out long steps; 0 without
+            hiccups.
+    """
+
+    variations: tuple[float, ...]
+    within_parts: tuple[float, ...]
+    hiccups: Hiccups
+    excess_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moments:
+    """One member's noise, by moments; ``usual_variance`` is the one by medians, ``excess`` the mean over the line."""
+
+    weight: float
+    within_part: float
+    variance: float
+    usual_variance: float
+    third: float
+    third_error: float
+    fourth: float
+    excess: float
+
+
+def step_noise(data: Sequence[RegressionData | None], models: Sequence[MemberModel]) -> StepNoise:
+    """Return the noise of steps.
+
+    Args:
+        data: by member, without the pace that all members share; ``None`` without observations.
+        models: their lines, in the same order.
+    """
+    found = [_moments(seen, model) for seen, model in zip(data, models, strict=True)]
+    known = [moments for moments in found if moments is not None]
+    hiccups = _hiccups(known)
+    excess = 0.0
+    if hiccups is not NO_HICCUPS:
+        weight = sum(m.weight for m in known)
+        excess = min(_MOST_EXCESS, max(0.0, sum(m.weight * m.excess for m in known) / weight))
+    variations = []
+    for moments, model in zip(found, models, strict=True):
+        if moments is None:
+            variations.append(model.variation)
+            continue
+        # The usual variance resists single broken scrapes, but is too small for skewed noise, and too large where most
+        # scrapes have a hiccup.
+        most = moments.usual_variance * (_MOST_UNUSUAL if hiccups is NO_HICCUPS else 1.0)
+        normal = min(most, moments.variance - hiccups.variance)
+        variations.append(math.sqrt(max(normal, (0.1 * model.variation) ** 2)))
+    return StepNoise(
+        variations=tuple(variations),
+        within_parts=tuple(1.0 if moments is None else moments.within_part for moments in found),
+        hiccups=hiccups,
+        excess_ratio=excess,
+    )
+
+
+def _moments(seen: RegressionData | None, model: MemberModel) -> _Moments | None:
+    """Return one member's noise; ``None`` where it has too few observations."""
+    if seen is None or model.compute is None:
+        return None
+    chosen_O = np.isfinite(seen.spread_O) & (seen.steps_O > 1)
+    size_O, steps_O = seen.size_O[chosen_O], seen.steps_O[chosen_O]
+    sizes, place_O = np.unique(size_O, return_inverse=True)
+    count = int(chosen_O.sum())
+    if count - len(sizes) < LEAST_OBSERVATIONS:
+        return None
+    line = model.compute
+    rate, fixed = line.per_sample_s + line.backward_per_sample_s, line.fixed_s + line.backward_fixed_s
+    line_O = np.maximum(rate * size_O + fixed, TINY_S)
+    mean_O = np.clip(seen.seconds_O[chosen_O] / line_O, 1 / _LARGEST_RATIO, 1 + _LARGEST_RATIO)
+    weight_O = steps_O * seen.weight_O[chosen_O] / np.maximum(seen.precision_O[chosen_O], TINY_S)
+    weight_O /= float(weight_O.sum())
+    # Compared with the mean at the same size, because times are not quite a line.
+    of_size = np.bincount(place_O, weights=weight_O * mean_O) / np.bincount(place_O, weights=weight_O)
+    x_O = mean_O / of_size[place_O] - 1
+    free = count / (count - len(sizes))
+    part_O = (steps_O - 1) / steps_O
+    within_O = part_O * np.minimum(seen.spread_O[chosen_O] * (1 + x_O) ** 2, _LARGEST_RATIO**2)
+    y_O = within_O + free * x_O**2
+    variance = float(weight_O @ y_O)
+    between = _median(x_O**2, weight_O) / _MEDIAN_OF_SQUARE * free
+    within_part = float(weight_O @ part_O)
+    usual = model.variation**2 * within_part + between
+    off_O = y_O - variance
+    third = float(weight_O @ (steps_O * x_O * off_O)) * free
+    fourth = float(weight_O @ (steps_O * off_O**2)) * free - 2 * usual**2
+    # Noise that goes on moves means and spreads by more than independent steps do.
+    lasting = max(1.0, float(weight_O @ steps_O) * between / usual) if usual > 0 else 1.0
+    error = math.sqrt(2 * float(weight_O @ weight_O)) * usual**1.5 * lasting
+    near_O = np.abs(np.log(size_O / seen.size_now)) <= math.log(_NEAR_RATIO)
+    excess = float(weight_O[near_O] @ mean_O[near_O]) / float(weight_O[near_O].sum()) - 1 if near_O.any() else 0.0
+    return _Moments(
+        weight=float(seen.steps_O.sum()),
+        within_part=within_part,
+        variance=variance,
+        usual_variance=usual,
+        third=third,
+        third_error=error,
+        fourth=fourth,
+        excess=excess,
+    )
+
+
+def _hiccups(members: Sequence[_Moments]) -> Hiccups:
+    """Return rate and ratio of the long steps of all members together."""
+    total = sum(m.weight for m in members)
+    if not members or total <= 0:
+        return NO_HICCUPS
+    third = sum(m.weight * m.third for m in members) / total
+    fourth = sum(m.weight * m.fourth for m in members) / total
+    error = math.sqrt(sum((m.weight * m.third_error) ** 2 for m in members)) / total
+    if fourth <= 0 or third <= _SURE_DEVIATIONS * error:
+        return NO_HICCUPS
+    rate = float(np.interp(third**4 / fourth**3, _CUMULANT_TABLE, _RATE_TABLE))
+    mixed = rate * (1 - rate)
+    ratio = min(_LARGEST_RATIO, fourth / third * (1 - 2 * rate) / (1 - 6 * mixed))
+    return Hiccups(rate=rate, ratio=ratio)
+
+
+def _median(values_O: Floats, weight_O: Floats) -> float:
+    order = np.argsort(values_O, kind="stable")
+    passed = np.cumsum(weight_O[order])
+    return float(values_O[order][np.searchsorted(passed, passed[-1] / 2)])
