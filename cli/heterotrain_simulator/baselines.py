@@ -1,4 +1,4 @@
-"""Baseline policies: even shares, even shares of an adaptive batch, and shares in proportion to speed."""
+"""Baseline policies: even shares and shares in proportion to speed, of a fixed and of an adaptive batch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from heterotrain_core.split.balance import Split, evaluate, evenly, in_proportio
 from heterotrain_core.split.member import SplitMember
 
 from heterotrain_simulator.policy import PolicyDecision, View, batches, best_batch
+
+MOST_GROWTH = 2
+"""Factor on the batch within one decision of ``AdaptiveProportional``."""
 
 
 @dataclass(slots=True)
@@ -83,6 +86,51 @@ class Proportional:
             self.shares = at_least_one(in_proportion(view.batch_samples, [round(s * scale) for s in wanted]))
         return PolicyDecision(
             batch_samples=view.batch_samples, shares=self.shares, reason="shares in proportion to speed"
+        )
+
+
+@dataclass(slots=True)
+class AdaptiveProportional:
+    """AdaptDL's batch with LB-BSP's shares: no such system was published, but both parts are.
+
+    The batch has the best goodput when it is shared in proportion to the newest speeds, as judged by heterotrain's fits
+    of every rank. It grows at most to twice of what was seen, as heterotrain's does.
+    """
+
+    name: str = "adaptive-proportional"
+    restarts: bool = True
+    batch_samples: int = 0
+
+    def decide(self, view: View) -> PolicyDecision:
+        """Return proportional shares of the batch with the best goodput."""
+        self.batch_samples = max(self.batch_samples or view.batch_samples, len(view.slots))
+        speeds = [_newest_speed(view, slot.member) for slot in view.slots]
+        known = [speed for speed in speeds if speed]
+        if view.changed or len(known) < len(speeds):
+            return PolicyDecision(
+                batch_samples=self.batch_samples,
+                shares=evenly(self.batch_samples, len(view.slots)),
+                reason="even shares until every speed is known",
+            )
+        scale = 2**40 / max(known)
+        weights = [round(speed * scale) for speed in known]
+        members = fitted(view)
+        predicted = None
+        if members and view.adaptive:
+            communication = exchange(view)
+            times: dict[int, float] = {}
+            for batch in batches(view, self.batch_samples):
+                split = evaluate(at_least_one(in_proportion(batch, weights)), members, communication=communication)
+                if isinstance(split, Split):
+                    times[batch] = split.step_s
+            chosen = min(best_batch(times, self.batch_samples, view), MOST_GROWTH * self.batch_samples)
+            predicted = times.get(chosen)
+            self.batch_samples = chosen
+        return PolicyDecision(
+            batch_samples=self.batch_samples,
+            shares=at_least_one(in_proportion(self.batch_samples, weights)),
+            predicted_step_s=predicted,
+            reason="shares in proportion to speed, of the batch with the best goodput",
         )
 
 

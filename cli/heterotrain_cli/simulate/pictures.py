@@ -17,6 +17,7 @@ COLOURS = {
     "even": "#8c8c8c",
     "adaptive-even": "#4c72b0",
     "proportional": "#dd8452",
+    "adaptive-proportional": "#8172b3",
     "cannikin": "#937860",
     "heterotrain": "#2a7f3f",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from heterotrain_simulator import scenario as simulator
-from heterotrain_simulator.baselines import AdaptiveEven, Even, Proportional
+from heterotrain_simulator.baselines import AdaptiveEven, AdaptiveProportional, Even, Proportional
 from heterotrain_simulator.buckets import MIB, Network
 from heterotrain_simulator.cannikin import Cannikin
 from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
@@ -34,10 +34,11 @@ from heterotrain_cli.documents import (
 )
 from heterotrain_cli.errors import InputError
 
-PolicyName = Literal["even", "adaptive-even", "proportional", "cannikin", "heterotrain"]
+PolicyName = Literal["even", "adaptive-even", "proportional", "adaptive-proportional", "cannikin", "heterotrain"]
 POLICIES: Mapping[str, Callable[[], Policy]] = {
     "even": Even,
     "adaptive-even": AdaptiveEven,
+    "adaptive-proportional": AdaptiveProportional,
     "proportional": Proportional,
     "cannikin": Cannikin,
     "heterotrain": HeterotrainPolicy,

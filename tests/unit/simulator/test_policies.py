@@ -10,7 +10,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
-from heterotrain_simulator.baselines import AdaptiveEven, Even, Proportional
+from heterotrain_simulator.baselines import AdaptiveEven, AdaptiveProportional, Even, Proportional
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.cannikin import Cannikin
 from heterotrain_simulator.engine import simulate
@@ -120,6 +120,21 @@ def test_cannikin_learns_for_two_epochs_and_is_optimal_in_the_third() -> None:
     assert third.predicted_step_s is not None
 
 
+def test_adaptive_proportional_shares_follow_speed() -> None:
+    """Even shares until both speeds are known, then by samples per second, and a batch that at most doubles."""
+    policy = AdaptiveProportional()
+    assert policy.decide(a_view()).shares == (50, 50)
+    assert policy.decide(a_view([seen("a", 50, 1.0)])).shares == (50, 50)
+    both = [seen("a", 50, 1.0), seen("b", 50, 1.0)]
+    # 50 samples take 0.06 s and 0.22 s.
+    assert policy.decide(a_view(both)).shares == (79, 21)
+    grown = policy.decide(a_view(both, adaptive=True))
+    assert 100 < grown.batch_samples <= 200
+    assert sum(grown.shares) == grown.batch_samples
+    assert grown.shares[0] / grown.shares[1] == pytest.approx(0.22 / 0.06, rel=0.05)
+    assert policy.decide(a_view(both, changed=True)).shares == (grown.batch_samples // 2,) * 2
+
+
 def test_cannikin_starts_again_with_new_members() -> None:
     """A change of members makes it learn again."""
     policy = Cannikin()
@@ -128,7 +143,7 @@ def test_cannikin_starts_again_with_new_members() -> None:
     assert policy.decide(a_view(changed=True)).shares == (50, 50)
 
 
-@pytest.mark.parametrize("policy", [AdaptiveEven, Cannikin, HeterotrainPolicy])
+@pytest.mark.parametrize("policy", [AdaptiveEven, AdaptiveProportional, Cannikin, HeterotrainPolicy])
 def test_adaptive_batches_grow_with_the_noise_scale(policy: type[Any]) -> None:
     """Late in training the batch is larger than early, within its limits; the target comes earlier than with B_0."""
     workload = a_workload(
