@@ -55,6 +55,7 @@ class Accounting:
     repeated_steps: int = 0
     _cost: float = 0.0
     _training_s: float = 0.0
+    _worker_training_s: float = 0.0
     _paused_s: float = 0.0
     _idle_s: float = 0.0
     _steps: int = 0
@@ -83,6 +84,7 @@ class Accounting:
             self.cost_at_target = self._cost + self._price(workers) * spent / _HOUR_S
         self._pass(workers, seconds)
         self._training_s += seconds
+        self._worker_training_s += seconds * len(workers)
         self._steps += count
         self._samples += count * batch
         self._current.steps += count
@@ -138,6 +140,7 @@ class Accounting:
             target_s=self.target_s,
             end_s=self.now_s,
             training_s=self._training_s,
+            worker_training_s=self._worker_training_s,
             paused_s=self._paused_s,
             idle_s=self._idle_s,
             steps=self._steps,

@@ -53,6 +53,7 @@ class RunResult:
         target_s: time of the target; ``None`` if it was not reached.
         end_s: end of the run.
         training_s: seconds of committed steps.
+        worker_training_s: the same, summed over the workers that made them.
         paused_s: seconds lost to changes of members: pauses and lost steps in flight.
         idle_s: seconds without members.
         steps, samples: committed.
@@ -68,6 +69,7 @@ class RunResult:
     target_s: float | None
     end_s: float
     training_s: float
+    worker_training_s: float
     paused_s: float
     idle_s: float
     steps: int

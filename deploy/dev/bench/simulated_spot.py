@@ -1,13 +1,16 @@
 """Simulated: the recorded p3 spot trace with given pauses. Prints Markdown for docs/simulation.md.
 
 ResNet-50 on the trace's V100 nodes, one worker each, batch 3200. Every change of members costs a pause, and a loss
-also the step in flight. The heterotrain policy runs with three pauses: a cautious second for everything (``--loss``,
-``--join``), and two measured ones (docs/benchmarks.md).
+also the step in flight. The heterotrain policy runs with four pauses: a cautious second for everything (``--loss``,
+``--join``), two measured ones (docs/benchmarks.md), and the one that Oobleck (SOSP 2023) published for BERT-large and
+GPT-2. Effective time is that of the job; in node-seconds, each node also counts from its appearance until it trains.
+Figures are the least and the greatest over the seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from heterotrain_simulator.baselines import Even
@@ -22,6 +25,8 @@ from heterotrain_simulator.workloads import IMAGENET, PRICES_PER_HOUR
 BATCH = 3200
 CLUSTER_LOSS_S = 0.72
 """The longest measured gap at a SIGKILL, an ordinary step included; a join was not measured separately."""
+OOBLECK_S = 2.0
+"""Oobleck's pause at a change of members."""
 BARE_LOSS_S, BARE_JOIN_S = 0.116, 0.08
 """Medians at a SIGKILL and at a join, of three processes on one machine."""
 
@@ -31,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loss", type=float, default=1.0, help="seconds without training after a loss")
     parser.add_argument("--join", type=float, default=1.0, help="seconds without training at a join")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each row")
     arguments = parser.parse_args()
     # The end of the trace ends the run, not the target.
     workload = replace(IMAGENET, target_steps=1e12)
@@ -47,32 +53,42 @@ def main() -> None:
         f"Simulated: {workload.what}, batch {BATCH}, on {P3.what} as recorded: {P3.end_s / 3600:.1f} h, "
         f"at most {P3.peak} nodes, {P3.mean_nodes:.1f} in the mean.\n"
     )
-    print("| who | pause at a loss / a join | changes | steps repeated | effective time | samples/s |")
+    print("| who | pause at a loss / a join | changes | effective time | of node-seconds | samples/s |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    kinds: list[tuple[str, Policy, Pauses]] = [
-        ("survivors go on, cautiously", HeterotrainPolicy(), Pauses(loss_s=arguments.loss, join_s=arguments.join)),
+    kinds: list[tuple[str, Callable[[], Policy], Pauses]] = [
+        ("survivors go on, cautiously", HeterotrainPolicy, Pauses(loss_s=arguments.loss, join_s=arguments.join)),
         (
             "survivors go on, as on the emulated cluster",
-            HeterotrainPolicy(),
+            HeterotrainPolicy,
             Pauses(loss_s=CLUSTER_LOSS_S, join_s=arguments.join),
         ),
-        ("survivors go on, as bare processes", HeterotrainPolicy(), Pauses(loss_s=BARE_LOSS_S, join_s=BARE_JOIN_S)),
-        ("restart from a checkpoint, 10 s", Even(), Pauses(restart_s=10.0)),
-        ("restart, 75 s", Even(), Pauses(restart_s=75.0)),
+        ("survivors go on, Oobleck's pause", HeterotrainPolicy, Pauses(loss_s=OOBLECK_S, join_s=OOBLECK_S)),
+        ("survivors go on, as bare processes", HeterotrainPolicy, Pauses(loss_s=BARE_LOSS_S, join_s=BARE_JOIN_S)),
+        ("restart from a checkpoint, 10 s", Even, Pauses(restart_s=10.0)),
+        ("restart, 75 s", Even, Pauses(restart_s=75.0)),
         (
             f"restart, {IMAGENET.restart_s:.0f} s (published for this job)",
-            Even(),
+            Even,
             Pauses(restart_s=IMAGENET.restart_s),
         ),
     ]
     for name, policy, pauses in kinds:
-        outcome = simulate(replace(scenario, pauses=pauses), policy, seed=1)
-        pause = f"{pauses.restart_s:g} s" if policy.restarts else f"{pauses.loss_s:g} / {pauses.join_s:g} s"
-        print(
-            f"| {name} | {pause} | {outcome.changes} | {outcome.repeated_steps} | {outcome.effective_part:.2%} "
-            f"| {outcome.samples / outcome.end_s:.0f} |",
-            flush=True,
+        of = replace(scenario, pauses=pauses)
+        found = [simulate(of, policy(), seed=seed) for seed in range(1, arguments.seeds + 1)]
+        pause = f"{pauses.restart_s:g} s" if policy().restarts else f"{pauses.loss_s:g} / {pauses.join_s:g} s"
+        node_s = P3.mean_nodes * P3.end_s
+        columns = (
+            span([outcome.effective_part for outcome in found], ".2%"),
+            span([outcome.worker_training_s / node_s for outcome in found], ".2%"),
+            span([outcome.samples / outcome.end_s for outcome in found], ".0f"),
         )
+        print(f"| {name} | {pause} | {found[0].changes} | {' | '.join(columns)} |", flush=True)
+
+
+def span(values: Sequence[float], form: str) -> str:
+    """Return the least and the greatest value, one where they are printed alike."""
+    ends = [format(end, form) for end in (min(values), max(values))]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
 if __name__ == "__main__":
