@@ -125,10 +125,10 @@ def test_adaptive_proportional_shares_follow_speed() -> None:
     policy = AdaptiveProportional()
     assert policy.decide(a_view()).shares == (50, 50)
     assert policy.decide(a_view([seen("a", 50, 1.0)])).shares == (50, 50)
-    both = [seen("a", 50, 1.0), seen("b", 50, 1.0)]
+    both = [seen(member, share, at_s) for at_s, share in ((1.0, 30), (2.0, 50)) for member in "ab"]
     # 50 samples take 0.06 s and 0.22 s.
     assert policy.decide(a_view(both)).shares == (79, 21)
-    grown = policy.decide(a_view(both, adaptive=True))
+    grown = policy.decide(a_view(both, adaptive=True, noise_samples=1e5))
     assert 100 < grown.batch_samples <= 200
     assert sum(grown.shares) == grown.batch_samples
     assert grown.shares[0] / grown.shares[1] == pytest.approx(0.22 / 0.06, rel=0.05)
