@@ -38,8 +38,8 @@ PolicyName = Literal["even", "adaptive-even", "proportional", "adaptive-proporti
 POLICIES: Mapping[str, Callable[[], Policy]] = {
     "even": Even,
     "adaptive-even": AdaptiveEven,
-    "adaptive-proportional": AdaptiveProportional,
     "proportional": Proportional,
+    "adaptive-proportional": AdaptiveProportional,
     "cannikin": Cannikin,
     "heterotrain": HeterotrainPolicy,
 }
