@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
+import torch
 import torch.distributed as dist
 from heterotrain_core.contract.plan import Rank
 
@@ -88,11 +89,12 @@ class GroupConnections:
 
 
 class Attempt(Generic[_T]):
-    """One attempt to connect, in a thread of its own."""
+    """One attempt to connect, in a thread of its own, on the same accelerator as the caller's."""
 
     def __init__(self, make: Callable[[], _T]) -> None:
         """Start ``make``, which returns what the training thread waits for."""
         self._make = make
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._done = threading.Event()
         self._made: list[_T] = []
         self._error: Exception | None = None
@@ -112,6 +114,8 @@ class Attempt(Generic[_T]):
 
     def _run(self) -> None:
         try:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)  # each thread has its own current device, at first the first one
             self._made.append(self._make())
         except Exception as error:  # noqa: BLE001  # whatever it is, the training thread gets it
             self._error = error
@@ -128,7 +132,7 @@ def connect_ranks(
         rank: this rank.
         world_size: number of ranks.
         address: address at which the others reach this rank; ``None`` for that of gloo's interface.
-        backend: ``gloo`` or ``nccl`` for the gradients; NCCL makes its connections later, with the first reduction.
+        backend: ``gloo`` or ``nccl`` for the gradients; NCCL makes its connections in ``join_nccl``.
         secret: of the job.
 
     Raises:
@@ -161,6 +165,22 @@ def nccl_group(store: Any, name: str, *, rank: int, world_size: int) -> Any:
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=COLLECTIVE_S)  # noqa: SLF001  # torch has no public way
     return c10d.ProcessGroupNCCL(c10d.PrefixStore(name, store), rank, world_size, options)
+
+
+def join_nccl(group: Any, check: Callable[[], None]) -> None:
+    """Let an NCCL group connect its ranks now, and not in the first backward pass.
+
+    A rank that waits for a lost one inside NCCL cannot be woken: a communicator that is not complete cannot be aborted.
+    So it waits in a thread that can be abandoned.
+
+    Args:
+        group: of ``nccl_group``.
+        check: called while waiting; may raise to abandon the attempt.
+
+    Raises:
+        PeerLost: a rank did not connect.
+    """
+    Attempt(lambda: group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))).result(check)
 
 
 def short_message(error: BaseException | None) -> str:

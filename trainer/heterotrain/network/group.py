@@ -26,6 +26,7 @@ from heterotrain.network.connection_setup import (
     c10d,
     connect_ranks,
     gloo_group,
+    join_nccl,
     nccl_group,
     short_message,
 )
@@ -153,17 +154,28 @@ class Group:
         connections = attempt.result(self.check)
         self._store, self._mesh, self._gradients = connections.store, connections.mesh, connections.gradients
         publish(self, rank=self.rank, world_size=self.world_size)
-        self._own(self._sockets_before)
+        self._join(connections.gradients, self._sockets_before)
         self.check()
 
-    def _own(self, before: frozenset[OpenSocket]) -> None:
-        """Count all sockets that were opened since ``before`` as the group's."""
+    def _join(self, gradients: Any, before: frozenset[OpenSocket]) -> None:
+        """Complete the connections of a group for gradients, and count all sockets since ``before`` as this group's.
+
+        Raises:
+            PeerLost: a rank was lost meanwhile.
+        """
+        watched = open_sockets()
+        if self._backend == "nccl":
+            join_nccl(gradients, self.check)
+        self._own(before, watched)
+
+    def _own(self, before: frozenset[OpenSocket], watched: frozenset[OpenSocket] | None = None) -> None:
+        """Count all sockets that were opened since ``before`` as the group's; the end of a watched one breaks it."""
         opened = open_sockets() - before
         with self._lock:
             self._own_sockets = opened | (self._own_sockets or frozenset())
-        # Without the store's sockets and those of other threads, which may close while the group is intact.
+        # Without the store's sockets and those of other threads or of NCCL, which may close while the group is intact.
         self._peer_sockets |= connected(
-            opened,
+            opened if watched is None else opened & watched,
             addresses=self._addresses if self._sockets.members else None,
             excluded_ports=self._sockets.excluded_ports | {getattr(self._store, "port", 0)},
         )
@@ -251,7 +263,7 @@ class Group:
             place = owners.index(self.rank)
             attempt = Attempt(partial(make, store, name, rank=place, world_size=len(owners)))
             self._owners[owners] = attempt.result(self.check)
-            self._own(before)
+            self._join(self._owners[owners], before)
             self.check()
 
     def all_reduce(self, flat: torch.Tensor, owners: tuple[int, ...] | None = None) -> dist.Work:

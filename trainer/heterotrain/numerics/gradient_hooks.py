@@ -21,7 +21,8 @@ import torch
 from heterotrain.numerics.buckets import Bucket
 
 LARGE_BYTES = 512 * 1024
-"""Gradients of at least this size are copied at once: a hook costs less than fetching them from memory again."""
+"""On a CPU, gradients of at least this size are copied at once: a hook costs less than fetching them from memory again.
+An accelerator copies all gradients of a bucket in one launch, when the last one has arrived."""
 MOST_SURPRISES = 3
 """Wrong orders after which every parameter keeps its hook: the graph differs from step to step."""
 
@@ -55,7 +56,8 @@ class GradientHooks:
             for number, bucket in enumerate(self.buckets):
                 last = None if each or self._last is None else self._last[number]
                 for parameter in bucket.parameters:
-                    if each or parameter is last or parameter.numel() * parameter.element_size() >= LARGE_BYTES:
+                    is_large = parameter.is_cpu and parameter.numel() * parameter.element_size() >= LARGE_BYTES
+                    if each or parameter is last or is_large:
                         self._call(parameter, bucket, each=each, is_last=parameter is last)
 
     def learn(self, order: Sequence[torch.nn.Parameter]) -> None:

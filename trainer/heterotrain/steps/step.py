@@ -33,6 +33,7 @@ from heterotrain.numerics.timeline import Timestamp
 from heterotrain.state.admission import check_loss, check_weight, plain_numbers
 from heterotrain.state.prepared import Confirmation
 from heterotrain.steps.clock import Clock, Phase
+from heterotrain.steps.out_of_memory import out_of_memory
 from heterotrain.steps.result import GradientNorm, StepResult
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import check_another_pass, check_apply, check_backward, check_same_pass
@@ -487,8 +488,9 @@ class Step:
             self.context.leave_pass(f"a rank of the member left the pass: {error}")
         if isinstance(error, PeerLost | RepeatStep):
             self.failure = error
-        elif isinstance(error, torch.OutOfMemoryError) and (self.more or not self.updates):
-            self.failure = error
+        elif (self.more or not self.updates) and (memory := out_of_memory(error)) is not None:
+            error.with_traceback(None)
+            self.failure = memory
             self._vote_to_repeat()
         elif isinstance(error, RuntimeError) and self.context.is_broken():
             self.failure = PeerLost(str(error))  # a collective inside the model failed with the formation

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.group import Group, SocketFilter
 
@@ -47,6 +50,34 @@ def test_a_cut_leaves_gloo_to_its_connections() -> None:
     communicator = Communicator()
     group_with(communicator, backend="gloo").cut("a peer is lost")
     assert communicator.aborts == 0
+
+
+class Waiting(Communicator):
+    """Waits for a lost rank while it connects, as inside NCCL: nothing wakes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.is_released = threading.Event(), threading.Event()
+
+    def eager_connect_single_device(self, _device: torch.device) -> None:
+        """Wait."""
+        self.is_asked.set()
+        self.is_released.wait(60)
+
+
+def test_a_rank_that_is_lost_while_nccl_connects_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others leave at once, although the call inside NCCL goes on."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    communicator = Waiting()
+    group = group_with(communicator, backend="nccl")
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(group._join, communicator, frozenset())
+        assert communicator.is_asked.wait(60)
+        group.cut("a peer is lost")
+        with pytest.raises(PeerLost, match="a peer is lost"):
+            joining.result(60)
+    assert not communicator.is_released.is_set()
+    communicator.is_released.set()
 
 
 def test_an_exchange_of_the_script_is_refused_where_nothing_repeats_it() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from heterotrain import UsageError
+from heterotrain.steps.out_of_memory import out_of_memory
 from heterotrain_core.contract import metrics
 from support.one_process import DATA, a_job, squared_error
 
@@ -45,3 +49,51 @@ def test_a_size_is_a_whole_number_of_at_least_one(size: object) -> None:
     """It is refused by ``init``."""
     with pytest.raises(UsageError, match="micro_batch_samples must be a whole number of at least 1"):
         a_job(micro_batch_samples=size)
+
+
+class Activations(torch.autograd.Function):
+    """Runs out of memory for more than three rows, by an allocation that no machine can serve."""
+
+    held: weakref.ref[torch.Tensor] | None = None
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the rows."""
+        activation = x.clone()
+        if len(x) > 3:
+            Activations.held = weakref.ref(activation)
+            torch.empty(1 << 60)
+        return activation
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """Return the gradient."""
+        return gradients[0]
+
+
+def test_torchs_own_error_on_a_cpu_halves_the_micro_batch_and_nothing_keeps_the_activations() -> None:
+    """It is a plain RuntimeError, and its traceback holds the frames of the model."""
+    job, model, optimizer = a_job(epochs=1)
+    model.register_forward_pre_hook(lambda _model, inputs: (Activations.apply(inputs[0]),))
+    sizes = []
+    for step in job.steps(DATA):
+        if step.is_retry:
+            assert Activations.held is not None
+            assert Activations.held() is None
+        with step:
+            for x, y in step.micro_batches():
+                sizes.append(len(x))
+                step.backward(squared_error(model, x, y))
+            step.apply(optimizer)
+    assert sizes == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "CUDA error: out of memory\nhint"],
+)
+def test_errors_of_cudas_libraries_count_as_out_of_memory(text: str) -> None:
+    """Other errors, which a smaller micro-batch does not mend, end the job."""
+    assert isinstance(out_of_memory(RuntimeError(text)), torch.OutOfMemoryError)
+    assert out_of_memory(RuntimeError("CUDA error: device-side assert triggered")) is None
+    assert out_of_memory(ValueError(text)) is None

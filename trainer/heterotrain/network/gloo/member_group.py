@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
-from heterotrain.network.connection_setup import Attempt, gloo_group, nccl_group, short_message
+from heterotrain.network.connection_setup import Attempt, gloo_group, join_nccl, nccl_group, short_message
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, PointToPointWait
 from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
@@ -90,11 +90,14 @@ class MemberGroup(Collectives):
         before = open_sockets()
         attempt = Attempt(lambda: make(store, name, rank=self.rank(), world_size=self.size()))
         made = attempt.result(check)
+        watched = open_sockets()
+        if backend == "nccl":
+            join_nccl(made, check)
         with self._lock:
             self._addresses = frozenset(addresses)
             self._excluded_ports = frozenset(excluded_ports) | {getattr(store, "port", 0)}
             self._sockets = connected(
-                open_sockets() - before, addresses=self._addresses, excluded_ports=self._excluded_ports
+                (open_sockets() & watched) - before, addresses=self._addresses, excluded_ports=self._excluded_ports
             )
             self._is_nccl, self._backend, self._cut = backend == "nccl", made, ""
         self._group = made if self._is_nccl else carried_by(made, store, rank=self.rank(), world_size=self.size())
