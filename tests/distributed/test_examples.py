@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,24 @@ def test_every_example_is_tested() -> None:
     """A new folder needs a small form here; the script for torchrun has tests of its own."""
     folders = sorted(path.parent.name for path in (ROOT / "deploy/examples").glob("*/job.yaml"))
     assert folders == sorted([*SMALL, "torchrun"])
+
+
+@pytest.mark.parametrize(("name", "ranks_before"), [("language", (1, 2)), ("vision", (1,))])
+def test_a_research_script_and_its_port_end_with_the_same_loss(
+    zygote: Zygote, tmp_path: Path, name: str, ranks_before: tuple[int, ...]
+) -> None:
+    """BatchNorm of the vision script's DDP sees a part of the batch only, so it is compared on one rank."""
+    folder, losses = ROOT / "deploy/examples" / f"from-ddp-{name}", []
+    for script, ranks in (*(("before.py", ranks) for ranks in ranks_before), ("after.py", 1), ("after.py", 2)):
+        command = {"path": str(folder / script), "arguments": []}
+        outputs = started(zygote, tmp_path, command, ranks)
+        found = [each for output in outputs for each in re.findall(r"^loss (\S+)$", output, re.MULTILINE)]
+        losses.append(float(found[-1]))
+    assert max(losses) - min(losses) <= 1e-4
+    before, after = ((folder / script).read_text().splitlines() for script in ("before.py", "after.py"))
+    changes = [line[0] for line in difflib.unified_diff(before, after, n=0) if line[:3] not in {"---", "+++"}]
+    size = f"+{changes.count('+')} −{changes.count('-')}"
+    assert f"| `from-ddp-{name}` | {size} |" in (ROOT / "docs/from-ddp.md").read_text(), size
 
 
 def test_the_script_for_ddp_and_its_port_end_with_the_same_loss(zygote: Zygote, tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_the_port_has_few_lines_that_know_heterotrain(guide: str) -> None:
 
 
 def test_every_guide_is_tested_and_documented() -> None:
-    """The one for DistributedDataParallel needs no library and is tested with the examples."""
+    """Those for DistributedDataParallel need no library and are tested with the examples."""
     folders = {path.parent.name for path in (ROOT / "deploy/examples").glob("*/before.py")}
-    assert folders == {"from-ddp", *LIBRARY}
+    assert folders == {"from-ddp", "from-ddp-language", "from-ddp-vision", *LIBRARY}
     text = "".join((ROOT / "docs" / name).read_text() for name in ("from-ddp.md", "other-libraries.md"))
     assert [name for name in folders if name not in text] == []
