@@ -12,6 +12,7 @@ from heterotrain_operator.api.types import MAX_COUNT, Count, Number, TimestampTe
 
 MAX_WORKER_ROWS = 64
 MAX_MESSAGE_LENGTH = 1024
+MAX_FAILURE_LENGTH = 256
 
 
 class Condition(Model):
@@ -145,6 +146,17 @@ class WorkerStatus(Model):
     )
 
 
+class NodeFailures(Model):
+    """Failures of the job's workers on one node."""
+
+    name: str = Field(max_length=253, description="Name of the node.")
+    failures: Count = Field(description="Failures there while workers on other nodes went on.")
+    last_time: TimestampText = Field(description="Time of the newest.")
+    reason: str = Field(max_length=MAX_FAILURE_LENGTH, description="The newest, in one sentence.")
+    named: bool = Field(default=False, description="Whether a rule of failurePolicy asks to avoid the node.")
+    avoided: bool = Field(default=False, description="Whether the job gets no more workers there.")
+
+
 class PoolSpeed(Model):
     """Time model of a rank: ``a(b) = q b + s`` before backward and ``P(b) = k b + m`` in backward, for ``b`` samples.
 
@@ -200,12 +212,14 @@ class InternalStatus(Model):
 
     Attributes:
         accounted_workers: uids of ended workers that ``restarts`` and ``disruptions`` already contain.
+        failure_times: of failures within the window of the failure policy, the oldest first.
         pools: by name.
         cost: what the job has cost so far; absent where no pool has a price.
     """
 
     cost: InternalCost | None = None
     accounted_workers: tuple[str, ...] = ()
+    failure_times: tuple[str, ...] = ()
     pools: tuple[InternalPool, ...] = ()
 
     def pool(self, name: str) -> InternalPool:
@@ -280,6 +294,13 @@ class HeteroTrainJobStatus(Model):
         default=None, max_length=MAX_MESSAGE_LENGTH, description="The newest worker failure, in one sentence."
     )
     last_failure_time: TimestampText | None = Field(default=None, description="Time of the newest worker failure.")
+    nodes_with_failures: tuple[NodeFailures, ...] = Field(
+        default=(),
+        max_length=32,
+        description="Nodes on which workers failed within a day, and whether the job avoids them; see "
+        "spec.failurePolicy.",
+        json_schema_extra=MapList("name"),
+    )
     start_time: TimestampText | None = Field(default=None, description="Time at which the job started or was resumed.")
     training_since: TimestampText | None = Field(
         default=None, description="Time at which training began after the last start or resume."

@@ -15,6 +15,7 @@ from heterotrain_core.contract.choices import Choice, Runtime
 from heterotrain_core.contract.choices import Parallelism as ParallelismMode
 from pydantic import Field, WithJsonSchema
 
+from heterotrain_operator.api.failures import FailurePolicy
 from heterotrain_operator.api.parallelism import PLANNED_MODES, Parallelism
 from heterotrain_operator.api.pools import ElasticPolicy, WorkerPool
 from heterotrain_operator.api.schema import MapList, Model, Rule
@@ -293,6 +294,11 @@ class HeteroTrainJobSpec(
         le=1000,
         description="Worker failures after which the job fails. Workers that fail within 30 seconds count once; "
         "disruptions such as evictions do not count. Example: 6.",
+    )
+    failure_policy: FailurePolicy = Field(
+        default_factory=FailurePolicy,
+        description="What the end of a worker means: rules by exit code, condition or reason; how long failures count; "
+        "and when a node is avoided.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from heterotrain_core.contract import keys
@@ -37,6 +38,7 @@ MOST_PLAN_CHARACTERS = 1_000_000
 short names and no measurements."""
 
 MOST_GATES = 8
+MOST_CONDITIONS = 32
 MOST_AVOIDS = 5000
 """Characters of the annotation with the nodes that a pod excludes."""
 
@@ -153,7 +155,13 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         ),
         fatal_probes=_fatal_probes(spec, annotations),
         image=_image(spec, annotations),
+        conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
+
+
+def _conditions(found: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Return types and statuses of the first ``MOST_CONDITIONS`` conditions."""
+    return tuple((name, str(each.get("status") or "")) for name, each in islice(found.items(), MOST_CONDITIONS))
 
 
 def _ranks(text: str) -> int:

@@ -83,6 +83,7 @@ class PodView:
         requests: resources that the scheduler reserves for the pod.
         has_secret: whether the job's secret is mounted in it; pods of older operators have none.
         fatal_probes: probes whose failure makes the kubelet end the training container.
+        conditions: types and statuses of an ended pod's conditions, for the job's rules about failures.
     """
 
     key: JobKey
@@ -118,6 +119,7 @@ class PodView:
     plan_version: str = ""
     has_secret: bool = True
     fatal_probes: tuple[str, ...] = ()
+    conditions: tuple[tuple[str, str], ...] = ()
 
     @property
     def terminal(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from heterotrain_operator.api.conditions import ConditionType, condition_holds
+from heterotrain_operator.api.failures import FailurePolicy
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
@@ -13,6 +14,7 @@ from heterotrain_operator.decide.lifecycle import Acceptance, Life, decide_life
 from heterotrain_operator.decide.plan.plan import PlanInForce, read_plan
 from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.decide.workers.capacity import FreeSlots, Shape
+from heterotrain_operator.decide.workers.failure_rules import judged
 from heterotrain_operator.decide.workers.failures import Accounts, account
 from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
 
@@ -89,11 +91,14 @@ def derive(inputs: JobInputs) -> DerivedState:
     in_force = read_plan(job, inputs.plan)
     trained = job.status.training_since is not None or (in_force.plan is not None and bool(in_force.plan.members))
     workers = worker_states([p for p in inputs.pods if p.owner_uid == job.uid], inputs.nodes, trained=trained)
+    policy = job.spec.failure_policy if job.spec is not None else FailurePolicy()
+    workers = judged(workers, policy)
     accounts = account(
         job.status,
         workers,
         in_force.plan,
         departed=inputs.plan.departed if inputs.plan is not None else (),
+        window_s=policy.window_seconds,
         counting=_counts_ends(job, workers),
         now_s=now_s,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
 from heterotrain_operator.decide.waits import left_s
-from heterotrain_operator.decide.workers.capacity import FreeSlots, admits, free_slots, shape_of
+from heterotrain_operator.decide.workers.capacity import FreeSlots, admits, free_slots, less_slots, shape_of
 from heterotrain_operator.decide.workers.failures import mismatch_delay_s, restart_delay_s
 from heterotrain_operator.decide.workers.replicas import (
     NO_REPLICAS,
@@ -174,11 +174,15 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
         except ValueError:  # the template is refused with a sentence, before any worker is created
             return FreeSlots(slots=0, matching_nodes=0, possible=False)
         shape = shape_of(manifest, requests)
-        if inputs.slots_of is not None:
-            return inputs.slots_of(shape)
-        return free_slots(shape, inputs.nodes.values(), inputs.used())
+        if inputs.slots_of is None:
+            found = free_slots(shape, inputs.nodes.values(), inputs.used())
+        else:
+            found = inputs.slots_of(shape)
+        avoided = [inputs.nodes[name] for name in blamed.get(pool.name, ())]
+        return less_slots(found, shape, avoided, inputs.used()) if avoided else found
 
-    avoid = _nodes_to_avoid(inputs, job)
+    blamed = _blamed_nodes(inputs, derived, job)
+    avoid = _nodes_to_avoid(inputs, job, blamed)
     # A pod's affinity can't be changed, so one that still waits and excludes other nodes is made again.
     outdated = [w for w in workers if _waits(w) and set(w.pod.avoids) != set(avoid.get(w.pod.pool, ()))]
     current = [worker for worker in workers if worker not in outdated]
@@ -227,14 +231,38 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     )
 
 
-def _nodes_to_avoid(inputs: JobInputs, job: ValidJob) -> dict[str, tuple[str, ...]]:
-    """Return by pool the nodes that are held down and would otherwise take its workers, at most ``MOST_AVOIDED``."""
-    if not inputs.held:
+def _blamed_nodes(inputs: JobInputs, derived: DerivedState, job: ValidJob) -> dict[str, tuple[str, ...]]:
+    """Return by pool the nodes that the job avoids because its workers failed there.
+
+    Where none of a pool's nodes were left, the job would wait for nothing: then they are used all the same.
+    """
+    names = [node.name for node in derived.accounts.blamed if node.avoided(job.spec.failure_policy)]
+    present = [inputs.nodes[name] for name in names if name in inputs.nodes]
+    if not present:
         return {}
     found = {}
     for pool in job.spec.worker_pools:
         shape = shape_of(build_pod(job, pool, 0, plan_version=""), {})
-        names = sorted(name for name, node in inputs.held.items() if admits(shape, node))
+        those = tuple(node.name for node in present if admits(shape, node))[:MOST_AVOIDED]
+        if any(admits(shape, node) for node in inputs.nodes.values() if node.name not in those):
+            found[pool.name] = those
+    return found
+
+
+def _nodes_to_avoid(
+    inputs: JobInputs, job: ValidJob, blamed: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Return by pool the nodes that its workers must not be placed on, at most ``MOST_AVOIDED``.
+
+    These are nodes that are held down and would otherwise take them, and those that the job avoids.
+    """
+    if not inputs.held:
+        return dict(blamed)
+    found = {}
+    for pool in job.spec.worker_pools:
+        shape = shape_of(build_pod(job, pool, 0, plan_version=""), {})
+        held = (name for name, node in inputs.held.items() if admits(shape, node))
+        names = sorted({*held, *blamed.get(pool.name, ())})
         found[pool.name] = tuple(names[:MOST_AVOIDED])
     return found
 

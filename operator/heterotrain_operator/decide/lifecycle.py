@@ -9,6 +9,7 @@ from enum import StrEnum
 from heterotrain_core.contract.outcome import Cause
 
 from heterotrain_operator.api.conditions import ConditionType, find_condition
+from heterotrain_operator.api.failures import FailureAction
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import JobView
@@ -70,12 +71,17 @@ def decide_life(
     finished = [worker for worker in workers if worker.state is WorkerState.FINISHED]
     if finished:
         return _finishing(job, spec, finished, workers, now_s=now_s)
-    if accounts.restarts > spec.backoff_limit:
+    ruled = next((w for w in workers if w.action is FailureAction.FAIL and w.state is WorkerState.FAILED), None)
+    if ruled is not None:
+        return Life(stage=Stage.FAILED, reason="FailurePolicy", message=f"{ruled.pod.name}: {ruled.reason}")
+    if accounts.counted > spec.backoff_limit:
+        window_s = spec.failure_policy.window_seconds
+        within = f" within {window_s} s" if window_s is not None else ""
         return Life(
             stage=Stage.FAILED,
             reason="BackoffLimitExceeded",
             message=(
-                f"workers failed {accounts.restarts} times, but backoffLimit is {spec.backoff_limit}; "
+                f"workers failed {accounts.counted} times{within}, but backoffLimit is {spec.backoff_limit}; "
                 f"the last one: {accounts.last_failure}"
             ),
         )

@@ -106,6 +106,11 @@ def events_of(
     found += [_event("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in context.accounts.failed]
     for name, why in context.accounts.disrupted.items():
         found.append(_event("WorkerDisrupted", f"{name}: {why}" if why else name, warning=True))
+    avoided = {node.name for node in before.nodes_with_failures if node.avoided}
+    for node in after.nodes_with_failures:
+        if node.avoided and node.name not in avoided:
+            why = f"no more workers on node {node.name} for a day after {node.failures} failures; {node.reason}"
+            found.append(_event("NodeAvoided", why, warning=True))
     found += _allocation_events(context, before, after)
     if new_plan is not None and new_plan.members:
         found += _plan_events(context, new_plan)

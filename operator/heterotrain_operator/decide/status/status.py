@@ -9,6 +9,7 @@ from heterotrain_core.contract.choices import Runtime
 
 from heterotrain_operator.api.conditions import ConditionType, set_conditions
 from heterotrain_operator.api.status import (
+    MAX_FAILURE_LENGTH,
     MAX_MESSAGE_LENGTH,
     MAX_WORKER_ROWS,
     Condition,
@@ -16,6 +17,7 @@ from heterotrain_operator.api.status import (
     InternalCost,
     InternalPool,
     InternalStatus,
+    NodeFailures,
     PlanStatus,
     PoolStatus,
     WorkerStatus,
@@ -127,6 +129,7 @@ def _whole_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJo
         disruptions=count(context.accounts.disruptions),
         last_failure=context.accounts.last_failure[:MAX_MESSAGE_LENGTH] if context.accounts.last_failure else None,
         last_failure_time=rfc3339(context.accounts.last_failure_s) if context.accounts.last_failure_s else None,
+        nodes_with_failures=_nodes_with_failures(context),
         start_time=start_time,
         training_since=training_since,
         completion_time=(old.completion_time or now) if stage in ENDED_STAGES else None,
@@ -220,7 +223,29 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
                 exhausted_tries=tries,
             )
         )
-    return InternalStatus(accounted_workers=tuple(sorted(context.accounts.accounted)), pools=tuple(pools), cost=cost)
+    return InternalStatus(
+        accounted_workers=tuple(sorted(context.accounts.accounted)),
+        failure_times=tuple(rfc3339(each_s) for each_s in context.accounts.incidents_s),
+        pools=tuple(pools),
+        cost=cost,
+    )
+
+
+def _nodes_with_failures(context: JobContext) -> tuple[NodeFailures, ...]:
+    """Return the nodes with failures; a suspended job begins without any."""
+    if context.spec is None or context.life.stage is Stage.SUSPENDED:
+        return ()
+    return tuple(
+        NodeFailures(
+            name=node.name,
+            failures=node.failures,
+            last_time=rfc3339(node.last_s),
+            reason=node.reason[:MAX_FAILURE_LENGTH],
+            named=node.named,
+            avoided=node.avoided(context.spec.failure_policy),
+        )
+        for node in context.accounts.blamed
+    )
 
 
 def _granted(context: JobContext, known: PoolStatus | None, name: str) -> int | None:

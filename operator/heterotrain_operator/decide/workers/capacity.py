@@ -7,7 +7,7 @@ pods are worth creating, and a pod that the scheduler cannot place delays nothin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from heterotrain_operator.cluster_state.quantity import PODS
@@ -70,6 +70,22 @@ def free_slots(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mappi
         possible=any(possible for _, possible in found),
         held=held_nodes(shape, nodes),
     )
+
+
+def less_slots(
+    found: FreeSlots, shape: Shape, without: Sequence[NodeView], used: Mapping[str, Mapping[str, float]]
+) -> FreeSlots:
+    """Return free slots without those on some of the nodes.
+
+    Args:
+        found: free slots on all nodes.
+        shape: shape of one worker.
+        without: nodes that are not used.
+        used: by node, the sum of the requests of running pods.
+    """
+    theirs = [slots for node in without if (slots := slots_on(shape, node, used.get(node.name, {}))) is not None]
+    taken = sum(slots for slots, _ in theirs)
+    return replace(found, slots=max(0, found.slots - taken), matching_nodes=max(0, found.matching_nodes - len(theirs)))
 
 
 def held_nodes(shape: Shape, nodes: Iterable[NodeView]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import Departed
 from heterotrain_operator.decide.waits import left_s
+from heterotrain_operator.decide.workers.blamed_nodes import BlamedNode, blamed
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 INCIDENT_S = 30.0
@@ -24,6 +25,8 @@ INCIDENT_S = 30.0
 FIRST_DELAY_S = 2.0
 LONGEST_DELAY_S = 300.0
 MISMATCH_DELAY_S = 60.0
+MOST_INCIDENTS = 1001
+"""Times of failures that are kept with a window: one more than the largest ``backoffLimit``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,9 @@ class Accounts:
         last_failure: the newest failure in one sentence.
         last_failure_s: when the first failure of the newest incident was noticed; 0 for never.
         departed: lost members without a pod that the status so far does not count.
+        counted: failures that count against ``backoffLimit``: with a window, those within it.
+        incidents_s: times of those, oldest first; empty without a window.
+        blamed: nodes with failures of this job, by name.
     """
 
     restarts: int
@@ -51,6 +57,9 @@ class Accounts:
     last_failure: str | None
     last_failure_s: float
     departed: tuple[Departed, ...] = ()
+    counted: int = 0
+    incidents_s: tuple[float, ...] = ()
+    blamed: tuple[BlamedNode, ...] = ()
 
 
 def account(
@@ -59,6 +68,7 @@ def account(
     plan: Plan | None,
     *,
     departed: Sequence[Departed] = (),
+    window_s: float | None = None,
     counting: bool,
     now_s: float,
 ) -> Accounts:
@@ -69,6 +79,7 @@ def account(
         workers: all workers of the job.
         plan: the plan in force: members without a pod were lost.
         departed: lost members that the plan in force no longer names.
+        window_s: seconds after which a failure no longer counts against ``backoffLimit``; ``None`` for never.
         counting: whether ends count; not while the job itself ends or is suspended.
         now_s: now.
     """
@@ -93,8 +104,28 @@ def account(
     # A later time is of a clock that was ahead: the next delay counts from now.
     last_s = min(now_s, seconds(status.last_failure_time))
     incidents = _new_incidents(failed, last_s, now_s=now_s)
+    within_s = _within(status.internal.failure_times, incidents, window_s=window_s, now_s=now_s)
     return Accounts(
         restarts=status.restarts + incidents,
+        counted=status.restarts + incidents if window_s is None else len(within_s),
+        incidents_s=within_s,
+        blamed=blamed(
+            [
+                BlamedNode(
+                    name=n.name,
+                    failures=n.failures,
+                    last_s=min(now_s, seconds(n.last_time)),
+                    reason=n.reason,
+                    named=n.named,
+                )
+                for n in status.nodes_with_failures
+            ],
+            workers,
+            failed,
+            [w for w in lost if counting],
+            incident=incidents > 0,
+            now_s=now_s,
+        ),
         disruptions=status.disruptions + len(disrupted),
         accounted=frozenset(uid for uid in before | newly if uid in present or uid in known),
         failed=failed,
@@ -104,6 +135,14 @@ def account(
         last_failure_s=now_s if incidents else last_s,
         departed=gone,
     )
+
+
+def _within(known: Sequence[str], new: int, *, window_s: float | None, now_s: float) -> tuple[float, ...]:
+    """Return the times of failures within the window, the oldest first, at most ``MOST_INCIDENTS``."""
+    if window_s is None:
+        return ()
+    times_s = [*(min(now_s, seconds(each)) for each in known), *([now_s] * new)]
+    return tuple(each for each in times_s if now_s - each < window_s)[-MOST_INCIDENTS:]
 
 
 def mismatch_of(workers: Sequence[Worker]) -> Worker | None:
@@ -152,7 +191,7 @@ def _end_s(worker: Worker) -> float:
 
 def restart_delay_s(accounts: Accounts, *, now_s: float) -> float:
     """Return for how many more seconds no worker is created; the delay doubles with every incident."""
-    if accounts.restarts == 0:
+    if accounts.counted == 0:
         return 0.0
-    delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(accounts.restarts - 1, 20))
+    delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(accounts.counted - 1, 20))
     return max(0.0, accounts.last_failure_s + delay_s - now_s)

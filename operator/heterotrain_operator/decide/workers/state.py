@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_outcome
 
+from heterotrain_operator.api.failures import FailureAction
 from heterotrain_operator.cluster_state.views import Ended, NodeView, PodView
 from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
 from heterotrain_operator.decide.workers.waiting import MAX_WORDS, why_starting, why_waiting
@@ -64,6 +65,8 @@ class Worker:
     reason: str = ""
     cause: Cause | None = None
     """What ended it, where that has a name."""
+    action: FailureAction | None = None
+    """What a rule of the job's ``failurePolicy`` makes of its end; ``None`` where none matches."""
 
     @property
     def alive(self) -> bool:

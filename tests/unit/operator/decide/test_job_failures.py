@@ -145,3 +145,92 @@ def test_a_failed_worker_whose_sidecar_still_runs_gives_its_node_to_the_successo
     cluster.vanish(name).settle()
     cluster.schedule().run().settle()
     assert len(cluster.members()) == 2
+
+
+def ruled(*rules: dict[str, object], **policy: object) -> FakeCluster:
+    """Return a running job with these rules about failures."""
+    return a_running_job(failurePolicy={"rules": list(rules), **policy})
+
+
+def test_a_rule_fails_the_job_at_once() -> None:
+    cluster = ruled({"action": "Fail", "onExitCodes": {"values": [42]}})
+    cluster.end("job-w0", Ending.FAILED, exit_code=42, reason="no licence")
+    cluster.settle()
+    assert cluster.condition("Failed") == ("True", "FailurePolicy")
+    assert "no licence (failurePolicy.rules[0] fails the job)" in cluster.status["reason"]
+
+
+def test_the_first_rule_that_matches_decides_and_an_ignored_failure_is_a_disruption() -> None:
+    cluster = ruled(
+        {"action": "Fail", "onExitCodes": {"operator": "NotIn", "values": [7]}},
+        {"action": "Ignore", "onReasons": ["Error"]},
+        {"action": "Fail", "onExitCodes": {"values": [7]}},
+    )
+    cluster.end("job-w0", Ending.FAILED, exit_code=7, reason="the licence server is busy")
+    cluster.settle()
+    assert (cluster.status["restarts"], cluster.status["disruptions"]) == (0, 1)
+    assert cluster.condition("Failed") == ("False", "NotEnded")
+
+
+def test_failures_beyond_the_window_no_longer_count() -> None:
+    cluster = a_running_job(backoffLimit=1, failurePolicy={"windowSeconds": 600})
+    for number in range(3):
+        cluster.end(f"job-w{number}", Ending.FAILED, exit_code=1, reason="boom")
+        replaced(cluster, after_s=700)
+        assert cluster.condition("Failed") == ("False", "NotEnded"), "one failure in ten minutes is allowed"
+    assert cluster.status["restarts"] == 3, "all of them are shown"
+    cluster.end("job-w3", Ending.FAILED, exit_code=1, reason="boom")
+    replaced(cluster, after_s=60)
+    cluster.end("job-w4", Ending.FAILED, exit_code=1, reason="boom")
+    cluster.settle()
+    assert cluster.condition("Failed") == ("True", "BackoffLimitExceeded")
+    assert "2 times within 600 s" in cluster.status["reason"]
+
+
+def fails_on(cluster: FakeCluster, node: str, reason: str) -> None:
+    """Let the worker on the node fail, and its replacement run."""
+    (name,) = (view.name for view in cluster.pod_views if view.node == node and not view.terminal)
+    cluster.end(name, Ending.FAILED, exit_code=1, reason=reason)
+    for _ in range(4):
+        replaced(cluster, after_s=60)
+
+
+def test_a_node_is_avoided_after_two_failures_while_others_went_on() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=3)).with_nodes("a1", "a2", "a3", cpu="1").start()
+    for failures in (1, 2):
+        fails_on(cluster, "a1", "uncorrectable ECC error")
+        (found,) = cluster.status["nodesWithFailures"]
+        assert (found["name"], found["failures"], found["avoided"]) == ("a1", failures, failures == 2)
+    assert "ECC" in found["reason"]
+    assert {view.node for view in cluster.pod_views if not view.terminal} <= {"a2", "a3", ""}
+    cluster.with_nodes("a4", cpu="1")
+    replaced(cluster, after_s=60)
+    assert {view.node for view in cluster.pod_views if not view.terminal} == {"a2", "a3", "a4"}
+    cluster.pass_time(86_400)
+    cluster.settle()
+    assert not cluster.status.get("nodesWithFailures"), "it is used again after a day"
+
+
+def test_a_job_that_would_have_no_node_left_uses_the_avoided_one() -> None:
+    cluster = FakeCluster(pool("a"), pool("b")).with_nodes("a", "b").start()
+    for _ in range(3):
+        fails_on(cluster, "a", "out of luck")
+    assert cluster.status["nodesWithFailures"][0]["avoided"]
+    assert {view.node for view in cluster.pod_views if not view.terminal} == {"a", "b"}
+
+
+def test_failures_of_all_workers_are_no_node_s_fault() -> None:
+    cluster = a_running_job()
+    for name in ("job-w0", "job-w1", "job-w2"):
+        cluster.end(name, Ending.FAILED, exit_code=1, reason="a mistake in the script")
+    cluster.settle()
+    assert not cluster.status.get("nodesWithFailures")
+
+
+def test_a_rule_makes_the_job_avoid_a_node_at_once() -> None:
+    cluster = ruled({"action": "AvoidNode", "onReasons": ["Error"]})
+    node = cluster.pods["job-w0"]["spec"]["nodeName"]
+    cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="CUDA error: device lost")
+    cluster.settle()
+    assert (cluster.status["restarts"], cluster.status["disruptions"]) == (0, 1)
+    assert [(each["name"], each["avoided"]) for each in cluster.status["nodesWithFailures"]] == [(node, True)]
