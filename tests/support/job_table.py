@@ -57,6 +57,10 @@ def elastic(**fields: Any) -> Change:
     return lambda body: body["spec"]["elasticPolicy"].update(fields)
 
 
+def failures(*rules: Body) -> Change:
+    return spec(failurePolicy={"rules": list(rules)})
+
+
 def pool(**fields: Any) -> Change:
     return lambda body: body["spec"]["workerPools"][0].update(fields)
 
@@ -102,6 +106,11 @@ ACCEPTED: dict[str, Change] = {
     ),
     "a label of a node": pool(nodeSelector={"gpu": "a100"}),
     "an empty label": metadata(labels={"team": ""}),
+    "rules about failures": failures(
+        {"action": "Fail", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}},
+        {"action": "AvoidNode", "onReasons": ["OOMKilled"]},
+        {"action": "Restart", "onPodConditions": [{"type": "DisruptionTarget"}]},
+    ),
 }
 
 REFUSED: dict[str, tuple[Change, str]] = {
@@ -202,6 +211,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
         container(env=[{"name": "HETEROTRAIN_PLAN_DIR", "value": "/x"}]),
         "names that start with HETEROTRAIN_ belong to the operator",
     ),
+    "a rule about failures without a pattern": (failures({"action": "Fail"}), "needs exactly one of onExitCodes"),
+    "a rule about failures with two patterns": (
+        failures({"action": "Ignore", "onReasons": ["Error"], "onExitCodes": {"values": [1]}}),
+        "needs exactly one of onExitCodes",
+    ),
+    "an unknown action": (failures({"action": "Retry", "onReasons": ["Error"]}), "must be one of"),
+    "exit code 0": (failures({"action": "Ignore", "onExitCodes": {"values": [0]}}), "values[0]"),
+    "a window of no length": (spec(failurePolicy={"windowSeconds": 0}), "windowSeconds"),
     "volume of the operator": (
         pod(volumes=[{"name": "heterotrain-plan", "emptyDir": {}}]),
         "the volume names heterotrain-plan and heterotrain-shm belong to the operator",
