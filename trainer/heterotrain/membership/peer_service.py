@@ -1,7 +1,8 @@
 """The peer service of a rank: a listener for the whole life of the process, requests to peers, and heartbeats.
 
 It runs an asyncio loop in a thread of its own, so that a rank answers its peers while it computes. Nothing is read from
-a connection before both sides have proved that they are ranks of this job (``network.authentication``).
+a connection before both sides have proved that they are ranks of this job (``network.authentication``). What is read is
+checked before it is used (``network.schemas``).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from heterotrain.network.frames import read_frame, write_frame
 from heterotrain.network.gloo.abort import open_sockets
 from heterotrain.network.heartbeat import CONNECT_S, Heartbeats, PeerKey, key_of
 from heterotrain.network.key_store import HostedKeyStore, KeyTable, RemoteKeyStore, serve
+from heterotrain.network.schemas import checked_request, reply_problem
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -125,6 +127,9 @@ class PeerService:
                     writer.close()
         except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
             return None
+        if problem := reply_problem(op, reply):
+            _log.warning("the reply of peer %s/%d to %r is left out: %s", peer.worker, peer.local_rank, op, problem)
+            return None
         if op not in ("plan", "offer"):
             await self._gossip(peer, reply)
         return reply if "error" not in reply else None
@@ -180,7 +185,7 @@ class PeerService:
             if not await self._is_peer(reader, writer):
                 return
             while True:
-                message = await read_frame(reader)
+                message = checked_request(await read_frame(reader))
                 if message.get("op") == "keys" and (table := self._tables.get(message["number"])) is not None:
                     await serve(table, reader, writer)
                 await write_frame(writer, await self._answer(message))

@@ -21,6 +21,7 @@ from heterotrain_core.contract.plan import Rank
 
 from heterotrain.network.authentication import authenticate_streams, peer_role
 from heterotrain.network.frames import read_frame, write_frame
+from heterotrain.network.schemas import reply_problem
 
 _log = logging.getLogger(__name__)
 
@@ -174,6 +175,8 @@ class Heartbeats:
                 reply = await read_frame(reader)
             if "error" in reply:
                 raise ValueError(str(reply["error"]))
+            if problem := reply_problem("beat", reply):
+                raise ValueError(problem)
             await self._on_reply(heartbeat.peer, reply)
             if not heartbeat.up:
                 heartbeat.up = heartbeat.ever_up = True

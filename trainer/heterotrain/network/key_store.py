@@ -30,6 +30,7 @@ _SET, _READ = b"S", b"R"
 _Store: Any = dist.Store  # type: ignore[attr-defined]  # not in torch's type information
 _MOST_BYTES = 64 * 1024 * 1024
 """Limit for one key or value, against a peer of another version that counts otherwise."""
+_MOST_ENTRIES = 1 << 22
 
 
 class KeyTable:
@@ -224,9 +225,13 @@ class RemoteKeyStore(_KeyStore):
             self._connection.settimeout(self._limit_s)
             self._connection.sendall(_REQUEST.pack(operation, len(key), len(value)) + key + value)
             (count,) = _COUNT.unpack(receive(self._connection, _COUNT.size, end_s=end_s))
+            if count > _MOST_ENTRIES:
+                raise ConnectionAbortedError(f"a store sends {count} entries")
             entries = []
             for _ in range(count):
                 key_bytes, value_bytes = _ENTRY.unpack(receive(self._connection, _ENTRY.size, end_s=end_s))
+                if max(key_bytes, value_bytes) > _MOST_BYTES:
+                    raise ConnectionAbortedError("a store sends an entry that is too long")
                 name = receive(self._connection, key_bytes, end_s=end_s)
                 entries.append((name, receive(self._connection, value_bytes, end_s=end_s)))
             return entries
