@@ -27,6 +27,7 @@ ANNOTATION_PLAN: Final = f"{GROUP}/plan"
 
 # On the plan's ConfigMap: members of the plan before whose loss the job's status may not count yet.
 ANNOTATION_DEPARTED: Final = f"{GROUP}/departed"
+ANNOTATION_NODE_LOSSES: Final = f"{GROUP}/node-losses"  # on the Lease: which nodes flap, for the next leader
 
 PLAN_KEY: Final = "plan.json"
 SECRET_KEY: Final = "key"  # noqa: S105  # a name

@@ -201,6 +201,19 @@ class NodeKind(Kind[str, NodeView]):
         self._changes.note(changed)
         return changed
 
+    def losses(self) -> str:
+        """Return the losses of nodes for the operator that comes after this one; see ``FlapHistory.to_text``."""
+        return self._history.to_text(now_s=self._wall())
+
+    def inherit(self, losses: str) -> tuple[str, ...]:
+        """Take the losses that the operator before this one noted; return the nodes that are not used because of it."""
+        names = self._history.restore(losses, nodes=len(self.all()), now_s=self._wall())
+        for name in names:
+            if (known := self.get(name)) is not None:
+                self._views[name] = self._with_hold(known)
+        self._changes.note(names)
+        return names
+
     def release(self) -> tuple[str, ...]:
         """End the holds that are over; return the nodes that may be used again."""
         names = self._history.expired(self.all(), now_s=self._wall())

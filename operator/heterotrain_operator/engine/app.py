@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import structlog
+from heterotrain_core.contract import keys
 
 from heterotrain_operator.cluster_state.parse import (
     key_of,
@@ -109,6 +110,7 @@ class App:
                 deadline_s=settings.lease_duration_s * 0.9,
             )
             self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(clocks.wall()), clock=clocks.monotonic)
+            self.elector.notes = lambda: {keys.ANNOTATION_NODE_LOSSES: self.store.nodes.losses()}
         self._clocks = clocks
         self._listed_s = float("-inf")
         """When the last full list was complete, on the monotonic clock."""
@@ -218,6 +220,12 @@ class App:
         self._enqueue_later(self.store.jobs.all())
         self.allocator.changed()
 
+    def _inherit(self, notes: Mapping[str, str]) -> None:
+        """Leave the nodes out that the leader before this one left out because they flap."""
+        if names := self.store.nodes.inherit(notes.get(keys.ANNOTATION_NODE_LOSSES, "")):
+            log.info("nodes are not used, as before", nodes=sorted(names))
+        self.metrics.held_nodes.set(len(self.store.nodes.held))
+
     async def _release_nodes(self) -> None:
         if names := self.store.nodes.release():
             log.info("nodes are used again", nodes=sorted(names))
@@ -254,6 +262,7 @@ class App:
                 await self._synced.wait()
                 if self.elector is not None:
                     await self.elector.acquire()
+                    self._inherit(self.elector.inherited)
                     tasks.create_task(self.elector.keep(), name="lease")
                 self.metrics.leader.set(1)
                 log.info("leading", identity=self.settings.identity)

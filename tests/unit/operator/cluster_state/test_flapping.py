@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from heterotrain_operator.cluster_state.flapping import (
@@ -106,3 +107,55 @@ def test_the_store_notices_losses_by_events_lists_and_deletions() -> None:
     after = store.nodes.get("a")
     assert after is not None
     assert after.hold is None
+
+
+def test_a_successor_knows_what_the_operator_knew() -> None:
+    """The hold goes on, and the next loss doubles it."""
+    first, second = FlapHistory(), FlapHistory()
+    for second_s in range(FLAPS):
+        hold = flap(first, "n", float(second_s))
+    flap(first, "once", 2.0)
+    first.note("steady", ready=True, nodes=9, now_s=2.0)
+    text = first.to_text(now_s=10.0)
+    assert "steady" not in text
+    assert second.restore(text, nodes=9, now_s=10.0) == ("n",)
+    assert second.note("n", ready=True, nodes=9, now_s=11.0) == hold
+    again = flap(second, "n", 12.0)
+    assert again == Hold(FLAPS + 1, 12.0 + 2 * FIRST_HOLD_S)
+    assert second.restore(text, nodes=9, now_s=13.0) == ()
+    assert first.to_text(now_s=WINDOW_S + FIRST_HOLD_S + 100) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "{}", "5", "[5]", "[[]]", "[" * 100_000, '[["n",3,0]]', '[["n",-1,0,99]]', '[["n",true,0,99]]',
+     '[["n",3,NaN,99]]', '[["n",3,0,Infinity]]', "[[5,3,0,99]]", f'[["{"n" * 300}",3,0,99]]'],
+    ids=lambda text: text[:20],
+)  # fmt: skip
+def test_a_text_that_is_not_a_history_is_left_out(text: str) -> None:
+    history = FlapHistory()
+    assert history.restore(text, nodes=9, now_s=10.0) == ()
+    assert history._records == {}
+
+
+def test_no_text_holds_a_node_for_long_or_most_of_a_cluster() -> None:
+    history = FlapHistory()
+    held = history.restore(json.dumps([[f"n{n}", 9, 1e300, 1e300] for n in range(9)]), nodes=9, now_s=10.0)
+    assert len(held) == 3
+    assert history.note("n0", ready=True, nodes=9, now_s=10.0) == Hold(9, 10.0 + LONGEST_HOLD_S)
+
+
+def test_the_store_of_a_new_leader_leaves_out_the_nodes_of_the_one_before() -> None:
+    first, second = Store(lambda: 0.0), Store(lambda: 60.0)
+    version = itertools.count(1)
+    for store, states in ((first, ("True", *("Unknown", "True") * FLAPS)), (second, ("True",))):
+        for name in ("a", "b", "c"):
+            for ready in states if name == "a" else ("True",):
+                body = node_body(name, "a", ready=ready)
+                body["metadata"]["resourceVersion"] = str(next(version))
+                store.nodes.put(parse_node(body))
+    assert second.nodes.inherit(first.nodes.losses()) == ("a",)
+    held = second.nodes.get("a")
+    assert held is not None
+    assert held.hold == Hold(FLAPS, FIRST_HOLD_S)
+    assert list(second.nodes.held) == ["a"]
