@@ -1,4 +1,8 @@
-"""Dashboard and alerts on a real Prometheus, compared with the truth, with one rank and with eight ranks in a pod."""
+"""Dashboard and alerts on a real Prometheus, compared with the truth, with one rank and with eight ranks in a pod.
+
+Alerts are tested by the server that evaluates them rather than by promtool: it is the same engine, and the emulated
+cluster has it anyway.
+"""
 
 from __future__ import annotations
 
@@ -313,6 +317,10 @@ def situation() -> Series:
     }
 
 
+WRONG = ("bad", "wrong", "the shares")
+"""Labels of what is wrong."""
+EVERY_S = 30
+"""Seconds between two evaluations of a rule."""
 OPERATOR_DOWN = "HeteroTrainOperatorDown"
 OPERATOR_BUG = "HeteroTrainOperatorBug"
 CLOCK_SKEW = "HeteroTrainClockSkew"
@@ -363,6 +371,21 @@ def test_the_text_of_an_alert_names_only_labels_that_it_has(wrong: RealPrometheu
         assert named <= dict(labels).keys()
     assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
     assert rule["labels"]["severity"] in ("info", "warning", "critical")
+
+
+@pytest.mark.parametrize("alert", [*OF_JOBS, OPERATOR_BUG, CLOCK_SKEW, NODES_FLAP, OPERATOR_DOWN])
+def test_an_alert_lasts_as_long_as_its_rule_asks_for(wrong: RealPrometheus, alert: str) -> None:
+    """Its expression holds without a gap for that time; one that flickers would never fire."""
+    rule = alerts("monitoring.serviceMonitor.enabled=true")[alert]
+    if "for" not in rule:
+        assert re.search(r"\[\d+m\]|offset", rule["expr"]), "it looks at more than one moment"
+        return
+    seconds = int(rule["for"][:-1]) * {"s": 1, "m": 60, "h": 3600}[rule["for"][-1]]
+    found = wrong.query(f"count_over_time(({rule['expr']})[{rule['for']}:{EVERY_S}s])", 1800)
+    ours = [
+        value for labels, value in found.items() if alert == OPERATOR_DOWN or set(WRONG) & set(dict(labels).values())
+    ]
+    assert ours == [seconds / EVERY_S]
 
 
 def test_every_alert_links_to_its_place_in_the_guide() -> None:
