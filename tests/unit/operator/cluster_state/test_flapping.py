@@ -149,7 +149,7 @@ def test_the_store_of_a_new_leader_leaves_out_the_nodes_of_the_one_before() -> N
     first, second = Store(lambda: 0.0), Store(lambda: 60.0)
     version = itertools.count(1)
     for store, states in ((first, ("True", *("Unknown", "True") * FLAPS)), (second, ("True",))):
-        for name in ("a", "b", "c"):
+        for name in ("b", "c", "a"):
             for ready in states if name == "a" else ("True",):
                 body = node_body(name, "a", ready=ready)
                 body["metadata"]["resourceVersion"] = str(next(version))
