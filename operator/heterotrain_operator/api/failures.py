@@ -65,8 +65,9 @@ class FailureRule(
     Model,
     rules=(
         Rule(
-            cel="(has(self.onExitCodes) ? 1 : 0) + (size(self.onPodConditions) > 0 ? 1 : 0) + "
-            "(size(self.onReasons) > 0 ? 1 : 0) == 1",
+            cel="(has(self.onExitCodes) ? 1 : 0) + "
+            "(has(self.onPodConditions) && size(self.onPodConditions) > 0 ? 1 : 0) + "
+            "(has(self.onReasons) && size(self.onReasons) > 0 ? 1 : 0) == 1",
             holds=lambda self: _given(self) == 1,
             message="a rule of failurePolicy needs exactly one of onExitCodes, onPodConditions and onReasons",
         ),
