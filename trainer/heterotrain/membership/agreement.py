@@ -106,8 +106,7 @@ def agree_on_state(
     roles = transfer.assign_roles(summaries, sizes)
     if roles.lost:
         _log.warning("living ranks do not hold the whole training state any more: all continue from a checkpoint")
-        training.has_state = False
-        training.drop_earlier()
+        training.has_state, training.earlier = False, None
         summaries = _summaries(group, training, checkpoints)
         roles = transfer.assign_roles(summaries, sizes)
         if summaries[roles.leader].checkpoint_step < 0:
@@ -121,13 +120,13 @@ def agree_on_state(
         _check_same_begin(group, roles, training)
     if group is not None:
         places = transfer.places_of(roles, summaries)
-        received = transfer.exchange(group, roles, training.flat, places)
+        received = transfer.exchange(group, roles, training.flat, places, hold=training.hold)
         if received is not None:
-            training.drop_earlier()
+            training.earlier = None  # frees what is not needed, before the rest is copied to the device
             training.restore_flat(received)
     if training.earlier is not None:  # this rank has all that it needs
         own = transfer.part_of(training.flat(), training.needs)
-        training.drop_earlier()
+        training.earlier = None
         training.restore_flat(own)
     training.holdings = tuple(summary.needs for summary in summaries)
     if all(holding is None for holding in training.holdings):

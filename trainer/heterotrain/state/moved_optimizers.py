@@ -6,7 +6,6 @@ all parameters of the whole model, and holds those of this rank's part.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,13 +42,6 @@ class MovedOptimizer:
         for group, names in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = [parameters[name] for name in names if name in parameters]
         self.optimizer.state = defaultdict(dict)
-
-    def holder(self) -> torch.optim.Optimizer:
-        """Return an optimizer that keeps the present parameters and their state when this one moves on."""
-        kept = copy.copy(self.optimizer)
-        kept.param_groups = [dict(group) for group in self.optimizer.param_groups]
-        kept.state = self.optimizer.state
-        return kept
 
     def _named(self, parameters: Sequence[tuple[str, Any]], *, since: int) -> list[list[str]]:
         names = {id(parameter): name for name, parameter in parameters}

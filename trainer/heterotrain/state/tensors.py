@@ -249,21 +249,29 @@ def entries_of(skeleton: bytes) -> list[Entry]:
     return sorted(found.values(), key=_order)
 
 
-def empty(
-    skeleton: bytes,
-    extent_of: Callable[[Entry], Extent | None] = lambda entry: entry.whole,
-    known: Mapping[str, Held] | None = None,
-) -> Flat:
+def empty(skeleton: bytes, extent_of: Callable[[Entry], Extent | None] = lambda entry: entry.whole) -> Flat:
     """Return a flat state with empty CPU tensors, to be filled by a transfer or from a file.
 
     Args:
         skeleton: the skeleton.
         extent_of: the elements of an entry to make room for; ``None`` leaves the entry out.
+    """
+    return Flat(skeleton, room_for(entries_of(skeleton), extent_of))
+
+
+def room_for(
+    entries: Iterable[Entry], extent_of: Callable[[Entry], Extent | None], known: Mapping[str, Held] | None = None
+) -> list[Held]:
+    """Return entries with empty CPU tensors.
+
+    Args:
+        entries: of a state.
+        extent_of: the elements of an entry to make room for; ``None`` leaves the entry out.
         known: what is held already, by name. Its tensors of parameters are taken as they are, if they have exactly
             the wanted elements.
     """
     held = []
-    for entry in entries_of(skeleton):
+    for entry in entries:
         extent = extent_of(entry)
         same = (known or {}).get(entry.name)
         if same is not None and entry.of and same.extent == extent and same.entry.dtype == entry.dtype:
@@ -271,7 +279,7 @@ def empty(
         elif extent is not None:
             shape = entry.shape if extent == entry.whole else (extent.elements,)
             held.append(Held(entry, extent, torch.empty(shape, dtype=entry.dtype)))
-    return Flat(skeleton, held)
+    return held
 
 
 def unflatten(flat: Flat) -> dict[str, Any]:

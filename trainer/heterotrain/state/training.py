@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,9 +15,10 @@ from heterotrain.errors import UsageError
 from heterotrain.layouts.holdings import Extent, Holding
 from heterotrain.layouts.layout import Layout, WholeModel, is_whole, sizes_of
 from heterotrain.state import groups
+from heterotrain.state.earlier import Earlier, holding_in
 from heterotrain.state.parts import sizes_bytes
 from heterotrain.state.prepared import Confirmation, PreparedStep
-from heterotrain.state.tensors import Flat, Shard, Stateful, elements_in, flatten, unflatten
+from heterotrain.state.tensors import Flat, Shard, Stateful, elements_in, flatten, unflatten, unpacked
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Training:
     Attributes:
         own_layout: what this rank holds of the model; ``None`` for all of it.
         holdings: what each rank of the formation holds; empty where all of them hold everything.
-        earlier: the layout and optimizers that hold the state until the first transfer under the new layout.
+        earlier: the state as this rank holds it until all of its part under a new layout has arrived.
         begin: gives the model its initial values, where it was made without any.
         on_restore: called with the number of epochs whose hooks have run, before a state is restored.
         order: name of the order in which this script reads its data; empty before ``job.steps``.
@@ -57,7 +57,7 @@ class Training:
     prepared: PreparedStep | None = None
     confirmed: tuple[int, Confirmation] | None = None
     holdings: tuple[Holding | None, ...] = ()
-    earlier: tuple[Layout, list[torch.optim.Optimizer]] | None = None
+    earlier: Earlier | None = None
 
     @property
     def layout(self) -> Layout:
@@ -72,34 +72,39 @@ class Training:
     @property
     def has(self) -> Holding | None:
         """What this rank holds of its present state; that of an earlier layout, before the first transfer."""
-        return self.needs if self.earlier is None else _holding(self.earlier[0])
+        return self.needs if self.earlier is None else self.earlier.holding
 
     def change_layout(self, model: torch.nn.Module, layout: Layout | None) -> None:
         """Train another part of the model from the next transfer on, which brings what this rank lacks.
 
-        Until then the earlier part and its optimizers stay in memory as this rank's state. The caller makes optimizers
-        of the new part and assigns them to ``optimizers`` after this call.
+        Until then the tensors of the earlier part and its optimizers stay in memory as this rank's state. The caller
+        makes optimizers of the new part and assigns them to ``optimizers`` after this call.
 
         Args:
             model: the new part.
             layout: what it is of the whole model; ``None`` for the whole one.
         """
         if self.has_state and self.earlier is None:
-            self.earlier = (self.layout, list(self.optimizers))
+            self.earlier = Earlier(self.flat(), self.needs)
         self.model, self.own_layout = model, layout
 
-    def drop_earlier(self) -> None:
-        """Release the part of the model before ``change_layout``, except for tensors that somebody refers to."""
-        if self.earlier is not None:
-            self.earlier = None
-            gc.collect()  # a model's hooks refer to each other
+    def hold(self, flat: Flat) -> None:
+        """Take a part of the newest state for this rank's, while a transfer is under way.
+
+        If the transfer breaks, others may have nothing of it any more.
+        """
+        if self.earlier is None or self.earlier.flat.skeleton is not flat.skeleton:  # the first part
+            self.progress = Progress(**unpacked(flat.skeleton)["progress"])
+        self.has_state, self.earlier = True, Earlier(flat, holding_in(flat))
 
     def capture(self, buffers: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
         """Return everything that a joiner or a checkpoint needs; the tensors are the live ones, not copies.
 
         ``buffers`` replace the model's own when a running step may have changed those.
         """
-        layout, optimizers = self.earlier or (self.layout, self.optimizers)
+        if self.earlier is not None:
+            return unflatten(self.earlier.flat)
+        layout, optimizers = self.layout, self.optimizers
         holding, shapes = layout.holding, layout.shapes
         parameters, sizes = dict(layout.named_parameters()), sizes_of(shapes)
 
@@ -136,7 +141,7 @@ class Training:
 
     def flat(self) -> Flat:
         """Return the state as skeleton and tensors."""
-        return flatten(self.capture())
+        return flatten(self.capture()) if self.earlier is None else self.earlier.flat
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a captured state.

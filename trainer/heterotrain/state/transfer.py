@@ -16,9 +16,10 @@ from heterotrain.layouts.holdings import Extent, Holding, overlap
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload
 from heterotrain.state.lacks import Place, Span, covering, extent_in, loads_of
+from heterotrain.state.moves import batches, releases
 from heterotrain.state.parts import byte_ranges, byte_view, memory_of
 from heterotrain.state.routes import Route, rounds
-from heterotrain.state.tensors import Flat, Held, empty, entries_of, merged
+from heterotrain.state.tensors import Entry, Flat, Held, entries_of, merged, room_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,19 +119,30 @@ def places_of(roles: Roles, summaries: Sequence[StateSummary]) -> tuple[Place, .
 
 def part_of(flat: Flat, needs: Holding | None) -> Flat:
     """Return what a rank needs of its own state, all of which it has; tensors of parameters are shared, not copied."""
-    into = empty(flat.skeleton, lambda entry: extent_in(entry, needs), flat.by_name)
-    _keep(flat, into)
-    return into
+    into = room_for(entries_of(flat.skeleton), lambda entry: extent_in(entry, needs), flat.by_name)
+    _keep(flat.by_name, into)
+    return Flat(flat.skeleton, into)
 
 
-def exchange(group: Group, roles: Roles, own: Callable[[], Flat], places: Sequence[Place] | None = None) -> Flat | None:
-    """Transfer the state; return it on receivers, ``None`` elsewhere. It shares tensors that a receiver has already.
+def exchange(
+    group: Group,
+    roles: Roles,
+    own: Callable[[], Flat],
+    places: Sequence[Place] | None = None,
+    *,
+    hold: Callable[[Flat], None] = lambda _flat: None,
+) -> Flat | None:
+    """Transfer the state; return its part on ranks that need another one than they have, ``None`` elsewhere.
+
+    Tensors that a rank has already are shared. Where ranks can release something, the state moves in batches
+    (``moves.batches``), so that they have room for the rest.
 
     Args:
         group: the connections of the whole formation.
         roles: the roles, the same on every rank.
         own: returns what this rank holds of the state; called on donors only.
         places: what each rank has and needs; by default, donors have everything, and all ranks need it.
+        hold: called between batches with all that this rank holds, to be kept if the group breaks.
 
     Raises:
         PeerLost: the group broke meanwhile.
@@ -141,23 +153,48 @@ def exchange(group: Group, roles: Roles, own: Callable[[], Flat], places: Sequen
         places = tuple(Place(is_donor=rank in roles.donors) for rank in range(group.world_size))
     mine = own() if group.rank in roles.donors else None
     skeleton = _described(group, roles, mine)
-    needs = places[group.rank].needs
-    into = None
-    if group.rank in roles.receivers:
-        into = empty(skeleton, lambda entry: extent_in(entry, needs), None if mine is None else mine.by_name)
-    if mine is not None and into is not None:
-        _keep(mine, into)
-    loads = loads_of(entries_of(skeleton), places)
+    had = {} if mine is None else dict(mine.by_name)
+    del mine
+    place, in_batches = places[group.rank], releases(places)
+    changes = group.rank in roles.receivers or place.has != place.needs
+    into: dict[str, Held] = {}
+    entries = entries_of(skeleton)
+    for batch in batches(entries, places) if in_batches else (tuple(entries),):
+        new = room_for(batch, lambda entry: extent_in(entry, place.needs), had) if changes else []
+        _keep(had, new)
+        into |= {held.entry.name: held for held in new}
+        _move(group, batch, (had, into), places)
+        if not in_batches:
+            continue
+        if changes:
+            hold(Flat(skeleton, _most(had, into)))
+        group.gather_now([0.0])  # all ranks have received and hold their part of the batch
+        if changes:
+            for entry in batch:
+                had.pop(entry.name, None)
+            hold(Flat(skeleton, _most(had, into)))
+    return Flat(skeleton, list(into.values())) if changes else None
+
+
+def _move(group: Group, batch: Sequence[Entry], states: Sequence[Mapping[str, Held]], places: Sequence[Place]) -> None:
+    """Send and receive the entries of a batch.
+
+    Args:
+        group: the connections.
+        batch: the entries, the same on every rank.
+        states: what this rank has, and where it receives what it lacks, by name of the entry.
+        places: what each rank has and needs.
+    """
+    loads = loads_of(batch, places)
     spans = list(loads.values())
     for routes in rounds(list(loads)):
         outgoing = _by_peer((r.to, r) for r in routes if r.source == group.rank)
         incoming = _by_peer((r.source, r) for r in routes if r.to == group.rank)
         group.send_receive(
-            {peer: _payload((mine, into), spans, own_routes) for peer, own_routes in outgoing.items()},
-            {peer: _payload((into,), spans, own_routes) for peer, own_routes in incoming.items()},
+            {peer: _payload(states, spans, own_routes) for peer, own_routes in outgoing.items()},
+            {peer: _payload(states[1:], spans, own_routes) for peer, own_routes in incoming.items()},
             "a part of the state",
         )
-    return into
 
 
 def _includes(has: Holding | None, needs: Holding | None) -> bool:
@@ -188,13 +225,22 @@ def _described(group: Group, roles: Roles, mine: Flat | None) -> bytes:
     return merged(skeletons)
 
 
-def _keep(mine: Flat, into: Flat) -> None:
+def _keep(had: Mapping[str, Held], into: Sequence[Held]) -> None:
     """Copy what this rank holds already."""
-    for held in into.held:
-        known = mine.by_name.get(held.entry.name)
+    for held in into:
+        known = had.get(held.entry.name)
         common = overlap(known.extent, held.extent) if known is not None else None
         if known is not None and common is not None and known.values is not held.values:
             _elements(held, common).copy_(_elements(known, common))
+
+
+def _most(had: Mapping[str, Held], into: Mapping[str, Held]) -> list[Held]:
+    """Return all that a rank holds; of an entry that it has twice, the one with more elements."""
+    found = dict(had)
+    for name, held in into.items():
+        if name not in found or overlap(found[name].extent, held.extent) == found[name].extent:
+            found[name] = held
+    return list(found.values())
 
 
 def _elements(held: Held, extent: Extent) -> torch.Tensor:
@@ -208,7 +254,7 @@ def _by_peer(pairs: Iterable[tuple[int, Route]]) -> dict[int, list[Route]]:
     return found
 
 
-def _payload(states: Sequence[Flat | None], spans: Sequence[Sequence[Span]], routes: Sequence[Route]) -> Payload:
+def _payload(states: Sequence[Mapping[str, Held]], spans: Sequence[Sequence[Span]], routes: Sequence[Route]) -> Payload:
     """Return the memory of the bytes of some routes, in the order of the routes.
 
     A donor's tensors on a device are copied to the host when their turn comes; a receiver's are on the host already.
@@ -224,14 +270,12 @@ def _payload(states: Sequence[Flat | None], spans: Sequence[Sequence[Span]], rou
     )
 
 
-def _views(states: Sequence[Flat | None], spans: Sequence[Span], route: Route) -> Iterator[memoryview]:
+def _views(states: Sequence[Mapping[str, Held]], spans: Sequence[Span], route: Route) -> Iterator[memoryview]:
     for part in byte_ranges([span.stop - span.start for span in spans], route.start, route.stop):
         span = spans[part.tensor]
         start, stop = span.start + part.start, span.start + part.stop
         held = next(
-            held
-            for flat in states
-            if flat is not None and (held := flat.by_name.get(span.entry.name)) is not None and _has(held, start, stop)
+            held for state in states if (held := state.get(span.entry.name)) is not None and _has(held, start, stop)
         )
         first = held.start_byte
         yield memory_of(byte_view(held.values)[start - first : stop - first].cpu())

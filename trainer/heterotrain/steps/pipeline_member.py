@@ -99,8 +99,6 @@ class PipelineMember:
             cuts[rank.stage + 1] - 1, units,
         )  # fmt: skip
         training = self._training
-        if training.has_state and training.earlier is None:
-            training.optimizers = [optimizer.holder() for optimizer in self._optimizers]
         whole = is_whole(stage.shapes, stage.holding)
         training.change_layout(stage.model, stage)
         training.begin = lambda: self._model.begin(stage)
@@ -111,6 +109,7 @@ class PipelineMember:
         self._stage, self._cuts, self.ranks = stage, cuts, layout.stages
         self._has_leftovers = True
         self.on_model(stage.model, whole)
+        give_back(self._device)  # all of the earlier part but the tensors of its state
 
     def form(self, active_group: ActiveGroup, cap_samples: int | None) -> int | None:
         """Take part in a new formation, connecting the member's ranks where they are not.

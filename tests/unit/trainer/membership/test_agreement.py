@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from heterotrain.errors import UsageError
+import torch
+from heterotrain.data.progress import Progress
+from heterotrain.errors import PeerLost, UsageError
+from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.holdings import Extent
+from heterotrain.layouts.initial_weights import built
 from heterotrain.membership.agreement import agree_on_state
 from heterotrain.network.group import Group, SocketFilter
 from heterotrain.network.mesh.mesh import Mesh
 from heterotrain.state.training import Training
+from heterotrain.steps.pipeline_member import PipelineMember
+from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
 from support.divided_models import (
     Elements,
     assert_state_is,
@@ -70,12 +78,15 @@ class Folder:
         return True
 
 
-def agree(trainings: list[Training], folder: Folder | None = None) -> None:
-    """Let all ranks agree."""
-    with groups(len(trainings)) as connected, ThreadPoolExecutor(len(trainings)) as pool:
+def agree(
+    trainings: list[Training], folder: Folder | None = None, *, places: Sequence[Callable[[], None]] = ()
+) -> None:
+    """Let all ranks agree; ``places`` gives each one its part of the model."""
+    ranks = len(trainings)
+    with groups(ranks) as connected, ThreadPoolExecutor(ranks) as pool:
         calls: list[Callable[[], Any]] = [
-            lambda group=group, training=training: agree_on_state(group, training, folder or Folder())  # type: ignore[misc]
-            for group, training in zip(connected, trainings, strict=True)
+            partial(agree_on_state, group, training, folder or Folder(), place=place)
+            for group, training, place in zip(connected, trainings, places or [lambda: None] * ranks, strict=True)
         ]
         for future in [pool.submit(call) for call in calls]:
             future.result(30)
@@ -111,6 +122,118 @@ def test_an_end_that_one_rank_knows_of_is_the_end_for_all() -> None:
     trainings[2].progress = replace(trainings[2].progress, stopped=True)
     agree(trainings)
     assert all(training.progress.stopped for training in trainings)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_part_is_lost_when_a_transfer_breaks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transfer breaks between two batches, on some ranks one message later than on others."""
+    rng = np.random.default_rng(seed)
+    ranks = int(rng.integers(2, 5))
+    donors = int(rng.integers(1, ranks + 1))
+    trainings = [training_of(holding, seed=seed, steps=STEPS) for holding in layouts_of(rng, donors)]
+    trainings += [training_of({}, seed=seed + 1) for _ in range(donors, ranks)]
+    for breaks in (True, True, False):
+        for training, holding in zip(trainings, layouts_of(rng, ranks), strict=True):
+            begin(training, Elements(holding, whole_values(seed + 2)))
+        with monkeypatch.context() as patch, suppress(PeerLost) if breaks else nullcontext():
+            if breaks:
+                break_transfers(patch, rng.integers(0, 4, ranks).tolist())
+            agree(trainings)
+    expected = training_of(full(), seed=seed, steps=STEPS)
+    for training in trainings:
+        assert_state_is(training, expected)
+        assert training.earlier is None
+
+
+def test_two_stages_change_places_in_the_room_of_one_and_a_few_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ranks exchange all of their units; the bytes of weights and moments are counted while they move."""
+    units, width = 8, 100
+    unit_bytes = 3 * 4 * width**2
+    monkeypatch.setattr("heterotrain.state.moves.BATCH_BYTES", 1)
+
+    def build() -> torch.nn.Module:
+        return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(units)))
+
+    models = [CuttableModel(built(build), None, seed=1, device=torch.device("cpu")) for _ in range(2)]
+    trainings = [Training(order="as given") for _ in models]
+    members = [PipelineMember(*both, torch.device("cpu")) for both in zip(models, trainings, strict=True)]
+    for model, member, training in zip(models, members, trainings, strict=True):
+        model.look(torch.zeros(1, width))
+        training.optimizers = [torch.optim.Adam(model.model.parameters())]
+        member.add(training.optimizers[0])
+
+    def swap(stages: tuple[int, int]) -> None:
+        places = [lambda m=member, s=stage: m.place(PLAN, s) for member, stage in zip(members, stages, strict=True)]
+        agree(trainings, places=places)
+
+    swap((0, 1))
+    expected = {}
+    for training in trainings:
+        for name, parameter in training.layout.named_parameters():
+            parameter.grad = torch.ones_like(parameter)
+            expected[name] = parameter
+        training.optimizers[0].step()
+        training.optimizers[0].zero_grad()
+        training.progress = Progress(steps=1)
+    expected = {name: parameter.detach().clone() for name, parameter in expected.items()}
+    seen, send_receive = [], Group.send_receive
+
+    def counted(group: Group, *arguments: Any, **named: Any) -> None:
+        seen.append(live_bytes(width))
+        send_receive(group, *arguments, **named)
+
+    del parameter
+    own = live_bytes(width)
+    with monkeypatch.context() as patch:
+        patch.setattr(Group, "send_receive", counted)
+        swap((1, 0))
+    assert len(seen) > units
+    assert max(seen) <= own + 4 * unit_bytes, (max(seen) - own) / unit_bytes
+    assert live_bytes(width) == own
+    for training in trainings:
+        for name, parameter in training.layout.named_parameters():
+            torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=0)
+        assert len(training.optimizers[0].state) == units
+
+
+def live_bytes(width: int) -> int:
+    """Return the bytes of all matrices of a width in this process; shared ones count once."""
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) in {torch.Tensor, torch.nn.Parameter} and thing.shape == (width, width) and not thing.is_meta:
+            storage = thing.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+PLAN = Plan(
+    job_uid="job", generation=1, revision=1, global_batch_samples=1,
+    members=(Member(index=0, pool="p", share_samples=1, layout=Layout(kind=LayoutKind.PIPELINE, cuts=(4,))),),
+    ranks=tuple(
+        Rank(
+            rank=stage, member=0, worker=f"w{stage}", worker_uid=f"w{stage}", address="127.0.0.1",
+            peer_port=stage + 1, on_demand=True, stage=stage,
+        )
+        for stage in range(2)
+    ),
+)  # fmt: skip
+
+
+def break_transfers(patch: pytest.MonkeyPatch, after: list[int]) -> None:
+    """Move each parameter by itself; a rank is lost after its n-th wait for the others."""
+    patch.setattr("heterotrain.state.moves.BATCH_BYTES", 1)
+    left, gather_now = dict(enumerate(after)), Group.gather_now
+
+    def gather(group: Group, values: Any) -> Any:
+        found = gather_now(group, values)
+        if list(values) == [0.0]:
+            left[group.rank] -= 1
+            if left[group.rank] < 0:
+                group.cut("the test breaks the transfer")
+                raise PeerLost("the test breaks the transfer")
+        return found
+
+    patch.setattr(Group, "gather_now", gather)
 
 
 def test_a_lost_part_is_read_from_the_checkpoint() -> None:

@@ -52,19 +52,6 @@ def test_a_group_holds_its_own_parameters_of_any_part() -> None:
             torch.testing.assert_close(parameter, alone[name], rtol=0, atol=0)
 
 
-def test_the_holder_keeps_state_and_settings_when_the_optimizer_moves_on() -> None:
-    model = whole()
-    optimizer = grouped(model)
-    moved, parameters = MovedOptimizer(optimizer, model), held(model, 0)
-    moved.move(parameters)
-    step(optimizer, parameters)
-    before = optimizer.state_dict()
-    holder = moved.holder()
-    moved.move(held(model, 1))
-    assert not optimizer.state
-    torch.testing.assert_close(holder.state_dict(), before, rtol=0, atol=0)
-
-
 def test_a_schedule_goes_on_with_the_same_optimizer() -> None:
     model = whole()
     optimizer = grouped(model)
