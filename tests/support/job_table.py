@@ -106,6 +106,11 @@ ACCEPTED: dict[str, Change] = {
     ),
     "a label of a node": pool(nodeSelector={"gpu": "a100"}),
     "an empty label": metadata(labels={"team": ""}),
+    "a pool with an image of its own": pool(
+        template={
+            "spec": {"runtimeClassName": "amd", "containers": [{"name": "trainer", "image": "x:rocm", "tty": True}]}
+        }
+    ),
     "rules about failures": failures(
         {"action": "Fail", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}},
         {"action": "AvoidNode", "onReasons": ["OOMKilled"]},
@@ -210,6 +215,22 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "variable of the operator": (
         container(env=[{"name": "HETEROTRAIN_PLAN_DIR", "value": "/x"}]),
         "names that start with HETEROTRAIN_ belong to the operator",
+    ),
+    "a pool's template with a node name": (
+        pool(template={"spec": {"nodeName": "node-1"}}),
+        "leave spec.template.spec.nodeName out",
+    ),
+    "a pool's template with a variable of the operator": (
+        pool(template={"spec": {"containers": [{"name": "trainer", "env": [{"name": "HETEROTRAIN_PLAN_DIR"}]}]}}),
+        "names that start with HETEROTRAIN_ belong to the operator",
+    ),
+    "a pool's template with a volume of the operator": (
+        pool(template={"spec": {"volumes": [{"name": "heterotrain-shm", "emptyDir": {}}]}}),
+        "the volume names heterotrain-plan and heterotrain-shm belong to the operator",
+    ),
+    "unknown field of a pool's template": (
+        pool(template={"containers": []}),
+        "spec.workerPools[0].template.containers is not a field",
     ),
     "a rule about failures without a pattern": (failures({"action": "Fail"}), "needs exactly one of onExitCodes"),
     "a rule about failures with two patterns": (

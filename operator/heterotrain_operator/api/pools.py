@@ -9,6 +9,7 @@ from heterotrain_core.contract.choices import Choice
 from pydantic import Field
 
 from heterotrain_operator.api.schema import Model, Rule
+from heterotrain_operator.api.template import PodTemplatePatch
 from heterotrain_operator.api.types import MAX_BATCH, MAX_NUM_PROC_PER_WORKER, MAX_WORKERS, LabelValue, Quantity
 
 
@@ -142,6 +143,11 @@ class WorkerPool(
     resources: Resources = Field(
         default_factory=Resources,
         description="Resources of the training container. An entry here replaces the template's.",
+    )
+    template: PodTemplatePatch | None = Field(
+        default=None,
+        description="What is different in this pool's pods, merged into spec.template: image, environment, volumes, "
+        "runtime class, affinity or scheduler. So one job mixes GPUs of several makers and CPUs.",
     )
     micro_batch_size: int | None = Field(
         default=None,

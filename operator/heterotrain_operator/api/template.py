@@ -116,27 +116,26 @@ LIMITED_BY_JOB = (
 )
 
 
-class PodSpec(
-    Model,
-    preserve=True,
-    rules=(
-        Rule(
-            cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
-            admits=lambda self: self.restart_policy in (None, "Never"),
-            message=REPLACED_BY_US,
-        ),
-        Rule(
-            cel="!has(self.nodeName) || self.nodeName == ''",
-            admits=lambda self: not self.node_name,
-            message=SCHEDULED_BY_POOL,
-        ),
-        Rule(
-            cel="!has(self.activeDeadlineSeconds)",
-            admits=lambda self: self.active_deadline_seconds is None,
-            message=LIMITED_BY_JOB,
-        ),
+_POD_RULES = (
+    Rule(
+        cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
+        admits=lambda self: self.restart_policy in (None, "Never"),
+        message=REPLACED_BY_US,
     ),
-):
+    Rule(
+        cel="!has(self.nodeName) || self.nodeName == ''",
+        admits=lambda self: not self.node_name,
+        message=SCHEDULED_BY_POOL,
+    ),
+    Rule(
+        cel="!has(self.activeDeadlineSeconds)",
+        admits=lambda self: self.active_deadline_seconds is None,
+        message=LIMITED_BY_JOB,
+    ),
+)
+
+
+class PodSpec(Model, preserve=True, rules=_POD_RULES):
     """Specification of the pod; all fields of Kubernetes are allowed and kept."""
 
     containers: tuple[Container, ...] = Field(
@@ -208,4 +207,49 @@ class PodTemplate(Model):
     spec: PodSpec = Field(
         description="Specification of the pod. A change applies to workers created later; suspend and resume the job "
         "to replace all."
+    )
+
+
+class ContainerPatch(Model, preserve=True):
+    """Changes of a container, or another container; all fields of Kubernetes are allowed."""
+
+    name: str = Field(min_length=1, max_length=63, description="Name of the container. Example: trainer.")
+    env: tuple[EnvVar, ...] | None = Field(
+        default=None, max_length=32, description="Environment variables, merged by name."
+    )
+
+
+class PodSpecPatch(Model, preserve=True, rules=_POD_RULES):
+    """Changes of the pod's specification; all fields of Kubernetes are allowed."""
+
+    containers: tuple[ContainerPatch, ...] | None = Field(
+        default=None,
+        max_length=4,
+        description="Containers, merged by name. Example: [{name: trainer, image: my/training:rocm}].",
+        json_schema_extra=MapList("name"),
+    )
+    volumes: tuple[Volume, ...] | None = Field(
+        default=None, max_length=16, description="Volumes, merged by name.", json_schema_extra=MapList("name")
+    )
+    restart_policy: str | None = Field(
+        default=None, max_length=16, description="Leave it out: the operator replaces workers. Example: Never."
+    )
+    node_name: str | None = Field(
+        default=None, max_length=253, description="Leave it out: the scheduler places workers."
+    )
+    active_deadline_seconds: int | None = Field(
+        default=None, description="Leave it out: use spec.activeDeadlineSeconds."
+    )
+
+
+class PodTemplatePatch(Model):
+    """What is different in the pods of one pool."""
+
+    metadata: TemplateMetadata = Field(
+        default_factory=TemplateMetadata, description="Labels and annotations, in addition to the template's."
+    )
+    spec: PodSpecPatch = Field(
+        default_factory=PodSpecPatch,
+        description="Changes of spec.template.spec: objects are merged, and so are containers, volumes, environment "
+        "variables, mounts and ports by their names; other lists replace those of the template.",
     )

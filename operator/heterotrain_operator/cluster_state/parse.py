@@ -81,6 +81,11 @@ def controller_uid(body: Mapping[str, Any]) -> str:
     return next((each["uid"] for each in owners if each.get("controller")), "")
 
 
+def _patches(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the pools' template patches of a spec that was read."""
+    return {pool["name"]: pool["template"] for pool in spec["workerPools"] if pool.get("template")}
+
+
 def parse_job(body: Mapping[str, Any]) -> JobView:
     """Return the view of a job; an invalid spec becomes its ``problem``."""
     metadata = body["metadata"]
@@ -101,6 +106,7 @@ def parse_job(body: Mapping[str, Any]) -> JobView:
         spec=spec,
         problem=problem,
         template=(body.get("spec") or {}).get("template") or {},
+        patches={} if spec is None else _patches(body["spec"]),
         status=read_status(body),
         status_body=body.get("status") or {},
     )

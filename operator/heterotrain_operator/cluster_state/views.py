@@ -41,6 +41,8 @@ class JobView:
     spec: HeteroTrainJobSpec | None
     problem: str
     template: Mapping[str, Any]
+    patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By pool, what is different in its pods' template; only of a valid job."""
     status: HeteroTrainJobStatus
     status_body: Mapping[str, Any]
 

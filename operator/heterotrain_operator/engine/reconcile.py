@@ -22,7 +22,7 @@ from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
-from heterotrain_operator.decide.objects.pods import build_pod, template_problem
+from heterotrain_operator.decide.objects.pods import build_pod, problem_of_templates
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary
 from heterotrain_operator.decide.plan.stages import CoverOf
@@ -341,7 +341,7 @@ class Reconciler:
         return memory.acceptance, None if memory.acceptance.ok else pause_s
 
     async def _dry_run(self, job: ValidJob) -> Acceptance:
-        if problem := template_problem(job.template, job.spec.worker_pools):
+        if problem := problem_of_templates(job):
             return Acceptance(known=True, ok=False, reason="InvalidTemplate", message=problem)
         refusals = await asyncio.gather(*(self._dry_run_of_pool(job, pool) for pool in job.spec.worker_pools))
         return next((refusal for refusal in refusals if refusal is not None), Acceptance(known=True))

@@ -76,17 +76,27 @@ def device_ids(device: torch.device) -> DeviceIds:
     """Return the identifiers of a device: its UUID, and its host's boot ID with its bus address.
 
     Neither is sufficient alone: the parts of a divided card (MIG) have UUIDs of their own but are one card to NCCL, and
-    a sandbox may give each pod a boot ID of its own.
+    a sandbox may give each pod a boot ID of its own. The UUID is followed by ``@`` and the library that connects the
+    device with others, because pools may have images of their own.
     """
     if device.type != "cuda":
         return ()
     found = torch.cuda.get_device_properties(device)
-    ids = [f"{found.uuid}"]
+    ids = [f"{found.uuid}@{_own_library()}"]
     bus: Any = found  # torch's stubs lack the bus address
     with contextlib.suppress(OSError):
         place = (bus.pci_domain_id, bus.pci_bus_id, bus.pci_device_id)
         ids.append(f"{_BOOT_ID.read_text('ascii').strip()}/{':'.join(f'{number:x}' for number in place)}")
     return tuple(ids)
+
+
+def _own_library() -> str:
+    """Return name and version of the library that torch calls NCCL: on GPUs of AMD, it is RCCL."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        version: Any = torch.cuda.nccl  # torch's stubs lack it
+        numbers = ".".join(str(each) for each in version.version())
+        return f"{'RCCL' if torch.version.hip else 'NCCL'} {numbers}"
+    return "no NCCL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +119,8 @@ def choose_backend(
 ) -> BackendChoice:
     """Return the backend for gradients: as set, or NCCL where every rank has a GPU for itself, else gloo.
 
+    NCCL in different versions, and NCCL with AMD's RCCL, do not connect: such a job uses gloo.
+
     Args:
         setting: the configured backend.
         devices_W: by rank.
@@ -119,7 +131,7 @@ def choose_backend(
     """
     if setting is Backend.GLOO:
         return BackendChoice(backend="gloo")
-    obstacle = _without_gpu(devices_W, names_W) or _shared(devices_W, names_W)
+    obstacle = _without_gpu(devices_W, names_W) or _shared(devices_W, names_W) or _mixed(devices_W, names_W)
     if not obstacle:
         return BackendChoice(backend="nccl")
     if setting is Backend.NCCL:
@@ -147,3 +159,12 @@ def _shared(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # n
                     f"ranks {first} ({names_W[first]}) and {rank} ({names_W[rank]}) share one GPU, which NCCL refuses"
                 )
     return ""
+
+
+def _mixed(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # noqa: N803  # W ranks
+    libraries = [ids[0].partition("@")[2] for ids in devices_W]
+    other = next((rank for rank, library in enumerate(libraries) if library != libraries[0]), None)
+    if other is None:
+        return ""
+    first, second = f"rank 0 ({names_W[0]})", f"rank {other} ({names_W[other]})"
+    return f"{first} has {libraries[0]} and {second} has {libraries[other]}, which do not connect"

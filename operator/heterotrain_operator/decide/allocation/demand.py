@@ -21,7 +21,7 @@ from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from heterotrain_operator.decide.grants.persisted import median_member
-from heterotrain_operator.decide.objects.pods import members_per_worker
+from heterotrain_operator.decide.objects.pods import members_per_worker, template_of
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
@@ -116,7 +116,7 @@ def demand_of(
             min_workers=max(0, pool.min_replicas - there),
             required=starting,  # training does not start without it, but it continues
             max_workers=max(0, competitor.most(pool) - there),
-            ranks=members_per_worker(spec, pool, job.template),
+            ranks=members_per_worker(spec, pool, template_of(job, pool)),
             price_per_hour=float(pool.price_per_hour or 0.0),
             member=throughput.members.get(pool.name),
         )

@@ -18,7 +18,7 @@ from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.allocation.demand import Competitor
-from heterotrain_operator.decide.objects.pods import members_per_worker
+from heterotrain_operator.decide.objects.pods import members_per_worker, template_of
 from heterotrain_operator.decide.plan.layout_problem import problem_of
 
 KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
@@ -69,7 +69,9 @@ def _problem(competitor: Competitor) -> Problem | None:
     if spec.parallelism.mode not in PLANNED_MODES or not measured:
         return None
     counts = {
-        pool.name: min(MOST_DEVICES, pool.max_replicas * members_per_worker(spec, pool, competitor.job.template))
+        pool.name: min(
+            MOST_DEVICES, pool.max_replicas * members_per_worker(spec, pool, template_of(competitor.job, pool))
+        )
         for pool in spec.worker_pools
     }
     problem = problem_of(spec, _with_unknown(measured, list(counts)), counts)

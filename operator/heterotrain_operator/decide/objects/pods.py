@@ -25,6 +25,7 @@ from heterotrain_operator.cluster_state.parse import (
 from heterotrain_operator.cluster_state.quantity import parse_quantity, pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
+from heterotrain_operator.decide.objects.pool_template import merged
 
 DEFAULT_GRACE_S = 30
 LOST_NODE_TOLERATION_S = 10
@@ -36,14 +37,30 @@ _NODE_NAME = "metadata.name"
 _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
 
 
+def template_of(job: JobView, pool: WorkerPool) -> Mapping[str, Any]:
+    """Return the template of a pool's pods: the job's, with the pool's patch."""
+    patch = job.patches.get(pool.name)
+    return merged(job.template, patch) if patch else job.template
+
+
+def problem_of_templates(job: ValidJob) -> str:
+    """Return what makes the template of the job or of a pool unusable, in one sentence; empty when all are usable."""
+    pools = job.spec.worker_pools
+    plain = [pool for pool in pools if pool.name not in job.patches]
+    if problem := template_problem(job.template, plain):
+        return problem
+    found = ((pool.name, template_problem(template_of(job, pool), (pool,))) for pool in pools if pool not in plain)
+    return next((f"pool {name}: {problem}" for name, problem in found if problem), "")
+
+
 def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = ()) -> str:
     """Return what makes a template unusable for the operator, in one sentence; empty when it is usable.
 
     A dry run of the real pod finds what the API server itself refuses.
 
     Args:
-        template: the job's pod template.
-        pools: the job's worker pools.
+        template: a pod template.
+        pools: the worker pools that use it.
     """
     spec = template.get("spec") or {}
     annotations = (template.get("metadata") or {}).get("annotations") or {}
@@ -144,8 +161,10 @@ def selector_keys(job: JobView) -> frozenset[str]:
     """Return the node labels by which a job selects nodes."""
     if not isinstance(job, ValidJob):
         return frozenset()
-    template = (job.template.get("spec") or {}).get("nodeSelector") or {}
-    return frozenset({*template, *(name for pool in job.spec.worker_pools for name in pool.node_selector)})
+    found: set[str] = set()
+    for pool in job.spec.worker_pools:
+        found |= {*((template_of(job, pool).get("spec") or {}).get("nodeSelector") or {}), *pool.node_selector}
+    return frozenset(found)
 
 
 def build_pod(
@@ -167,12 +186,12 @@ def build_pod(
         avoid: names of nodes that it must not be placed on.
         with_secret: whether it gets the job's secret.
     """
-    template = copy.deepcopy(dict(job.template))
+    template = copy.deepcopy(dict(template_of(job, pool)))
     metadata, spec = template.get("metadata") or {}, template["spec"]
     annotations = metadata.get("annotations") or {}
     name = keys.worker_name(job.key.name, index)
     main_name = main_container(spec, annotations)
-    ranks = num_proc_per_worker(pool, job.template)
+    ranks = num_proc_per_worker(pool, template)
     grace_s = spec["terminationGracePeriodSeconds"] = spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S
 
     spec["restartPolicy"] = "Never"

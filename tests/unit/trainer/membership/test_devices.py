@@ -40,6 +40,9 @@ THE_SAME_PLACE_ELSEWHERE = ("GPU-c", "host2/0:1:0")
         (Backend.AUTO, [A, B, A], "gloo", "ranks 0 (w0/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
         (Backend.AUTO, [B, A, ALSO_A_ON_A_DIVIDED_CARD], "gloo",
          "ranks 1 (w1/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
+        (Backend.AUTO, [("GPU-a@NCCL 2.27.5", "x"), ("GPU-b@RCCL 2.22.3", "y")], "gloo",
+         "rank 0 (w0/0) has NCCL 2.27.5 and rank 1 (w1/0) has RCCL 2.22.3, which do not connect"),
+        (Backend.AUTO, [("GPU-a@NCCL 2.27.5", "x"), ("GPU-b@NCCL 2.27.5", "y")], "nccl", ""),
         (Backend.AUTO, [ALSO_A_IN_A_SANDBOX, A], "gloo",
          "ranks 0 (w0/0) and 1 (w1/0) share one GPU, which NCCL refuses"),
     ],
@@ -83,7 +86,7 @@ def test_a_rank_takes_its_own_device_and_identifies_it(monkeypatch: pytest.Monke
     devices = [take_device(Identity(mode=Mode.OPERATED, local_rank=rank)) for rank in range(3)]
     assert devices == current == [torch.device("cuda", index) for index in (0, 1, 0)]
     ids = [device_ids(device) for device in devices]
-    assert [found[0] for found in ids] == ["u0", "u1", "u0"]
+    assert [found[0].partition("@")[0] for found in ids] == ["u0", "u1", "u0"]
     assert [found[1].partition("/")[2] for found in ids] == ["0:1a:0", "0:1b:0", "0:1a:0"]
     assert device_ids(torch.device("cpu")) == ()
 
