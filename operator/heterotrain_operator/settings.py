@@ -77,6 +77,10 @@ class Settings:
         default="",
         metadata=_about("Shares of namespaces in nodes that jobs compete for, as NAMESPACE=WEIGHT,…; others have 1."),
     )
+    node_announcements: str = field(
+        default="",
+        metadata=_about("Further taint keys and types of node conditions that announce a node's end, with commas."),
+    )
     network_policy: bool = field(
         default=False,
         metadata=_about("Give each job a NetworkPolicy: only its own workers reach its workers, others their metrics."),
@@ -114,6 +118,11 @@ class Settings:
 def namespaces(text: str) -> tuple[str, ...]:
     """Return the namespaces in a text such as ``team-a, team-b``, each once."""
     return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+
+
+def announcements(text: str) -> tuple[str, ...]:
+    """Return the entries of a text such as ``example.com/retiring, MaintenanceScheduled``, each once."""
+    return namespaces(text)
 
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0

@@ -316,6 +316,7 @@ SAMPLES: dict[str, Any] = {
     "imagePullSecrets": [{"name": "s"}],
     "extraEnv": [{"name": "A", "value": "b"}],
     "namespaceWeights": {"team-a": 3},
+    "nodeAnnouncements": ["example.com/retiring"],
     "tolerations": [{"key": "x"}],
     "extraArgs": ["--workers=3"],
     "runbookUrl": "https://docs.example/operations",

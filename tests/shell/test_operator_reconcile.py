@@ -44,9 +44,9 @@ from support.fakes import FakeKube
 KEY = JobKey("ns", "job")
 
 
-def an_app(kube: FakeKube, cluster: FakeCluster | None = None, clocks: Clocks | None = None) -> App:
+def an_app(kube: FakeKube, cluster: FakeCluster | None = None, clocks: Clocks | None = None, **settings: str) -> App:
     """Return an operator that has listed a cluster."""
-    app = without_competition(kube, status_interval_s=0.0, clocks=clocks)
+    app = without_competition(kube, status_interval_s=0.0, clocks=clocks, **settings)
     cluster = cluster or FakeCluster().with_nodes("a", "b", "c")
     for body in cluster.nodes.values():
         app.store.nodes.put(parse_node(body))
@@ -55,9 +55,11 @@ def an_app(kube: FakeKube, cluster: FakeCluster | None = None, clocks: Clocks | 
     return app
 
 
-def without_competition(kube: FakeKube, *, status_interval_s: float, clocks: Clocks | None = None) -> App:
+def without_competition(
+    kube: FakeKube, *, status_interval_s: float, clocks: Clocks | None = None, **settings: Any
+) -> App:
     """Return an operator whose jobs need not wait for an allocation."""
-    app = App(kube, Settings(leader_election=False, status_interval_s=status_interval_s), clocks=clocks)
+    app = App(kube, Settings(leader_election=False, status_interval_s=status_interval_s, **settings), clocks=clocks)
     app.reconciler._sources = replace(app.reconciler._sources, grant_of=lambda _: UNLIMITED)
     return app
 
@@ -623,6 +625,17 @@ async def test_heartbeats_of_nodes_queue_no_job_and_taints_queue_all() -> None:
     tainted = node_body("a", "a", taints=["karpenter.sh/disrupted:NoSchedule"])
     tainted["metadata"]["resourceVersion"] = "8"
     app.node_event(tainted, deleted=False)
+    assert len(app.queue) == 1
+
+
+async def test_a_condition_that_announces_a_node_s_end_queues_all_jobs() -> None:
+    app = an_app(FakeKube(), node_announcements="Maintenance, example.com/retiring")
+    app.node_event(node_body("a", "a"), deleted=False)
+    app.queue.forget(KEY)
+    leaving = node_body("a", "a")
+    leaving["metadata"]["resourceVersion"] = "8"
+    leaving["status"]["conditions"].append({"type": "Maintenance", "status": "True"})
+    app.node_event(leaving, deleted=False)
     assert len(app.queue) == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -12,6 +12,7 @@ from heterotrain_core.contract import keys
 
 from heterotrain_operator.api.reading import SpecError, read_spec, read_status
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
+from heterotrain_operator.cluster_state.announcements import announcement_of
 from heterotrain_operator.cluster_state.quantity import pod_requests, quantities
 from heterotrain_operator.cluster_state.views import (
     Departed,
@@ -193,8 +194,13 @@ def _fatal_probes(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> tu
     return tuple(probe for probe in ("livenessProbe", "startupProbe") if main.get(probe))
 
 
-def parse_node(body: Mapping[str, Any]) -> NodeView:
-    """Return the view of a node."""
+def parse_node(body: Mapping[str, Any], announcements: Collection[str] = ()) -> NodeView:
+    """Return the view of a node.
+
+    Args:
+        body: the node.
+        announcements: taint keys and types of conditions that announce its end, in addition to the known ones.
+    """
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     ready = next((each["status"] for each in status.get("conditions") or () if each["type"] == "Ready"), "Unknown")
     return NodeView(
@@ -208,6 +214,7 @@ def parse_node(body: Mapping[str, Any]) -> NodeView:
         allocatable=quantities(status.get("allocatable")),
         readiness=NodeReadiness(ready),
         cordoned=bool(spec.get("unschedulable")),
+        announced=announcement_of(body, announcements),
     )
 
 

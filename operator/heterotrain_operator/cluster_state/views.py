@@ -145,7 +145,12 @@ class Taint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node; ``hold`` is set while it is not used because it was lost again and again."""
+    """A node.
+
+    Attributes:
+        announced: what announces its end; empty without an announcement.
+        hold: set while it is not used because it was lost again and again.
+    """
 
     name: str
     resource_version: str
@@ -154,6 +159,7 @@ class NodeView:
     allocatable: Mapping[str, float]
     readiness: NodeReadiness
     cordoned: bool
+    announced: str = ""
     hold: Hold | None = None
 
 

@@ -45,7 +45,7 @@ from heterotrain_operator.kube.lease import Elector, LeaseSettings
 from heterotrain_operator.kube.resources import JOBS
 from heterotrain_operator.kube.reviews import MetricsAccess
 from heterotrain_operator.kube.verbs import Kube
-from heterotrain_operator.settings import Settings, namespace_weights
+from heterotrain_operator.settings import Settings, announcements, namespace_weights
 
 LIST_RETRY_S = 2.0
 RELEASE_S = 5.0
@@ -112,6 +112,7 @@ class App:
             self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(clocks.wall()), clock=clocks.monotonic)
             self.elector.notes = lambda: {keys.ANNOTATION_NODE_LOSSES: self.store.nodes.losses()}
         self._clocks = clocks
+        self._announcements = announcements(settings.node_announcements)
         self._listed_s = float("-inf")
         """When the last full list was complete, on the monotonic clock."""
         self.metrics.listed_age.set_function(lambda: clocks.monotonic() - self._listed_s)
@@ -202,7 +203,7 @@ class App:
 
     def node_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Store the newest state of a node; heartbeats change no relevant field and queue no job."""
-        view = parse_node(body)
+        view = parse_node(body, self._announcements)
         before = self.store.nodes.get(view.name)
         if deleted:
             self.store.nodes.discard(view.name)
@@ -298,7 +299,7 @@ class App:
         while True:
             self._watch_gap.clear()
             try:
-                known = await relist(self.kube, self.store, self.settings.watched)
+                known = await relist(self.kube, self.store, self.settings.watched, announcements=self._announcements)
                 if not self._synced.is_set():
                     await list_foreign(self.kube, self.store, self.settings.watched)
             except KubeError as error:
@@ -347,4 +348,4 @@ def _demand(job: JobView) -> tuple[object, ...]:
 
 def _without_labels(node: NodeView) -> tuple[object, ...]:
     """Return what decisions depend on, besides labels."""
-    return (node.taints, node.readiness, node.cordoned, node.allocatable, node.hold)
+    return (node.taints, node.announced, node.readiness, node.cordoned, node.allocatable, node.hold)

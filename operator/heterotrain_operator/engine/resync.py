@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -24,13 +25,16 @@ log = structlog.get_logger()
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
-async def relist(kube: Kube, store: Store, namespaces: Sequence[str] = ()) -> set[JobKey]:
+async def relist(
+    kube: Kube, store: Store, namespaces: Sequence[str] = (), *, announcements: Sequence[str] = ()
+) -> set[JobKey]:
     """Replace the store's contents by full lists.
 
     Args:
         kube: the API server.
         store: what is replaced.
         namespaces: those to watch; empty for all.
+        announcements: what announces a node's end, in addition to what is known.
 
     Returns:
         The jobs from before and after, so that deleted ones are noticed, too.
@@ -58,7 +62,7 @@ async def relist(kube: Kube, store: Store, namespaces: Sequence[str] = ()) -> se
         return plan if plan is not None and store.controls_plan(plan) else None
 
     before = set(store.jobs.all())
-    await refill(store.nodes, parse_node, lambda: kube.list(NODES))
+    await refill(store.nodes, partial(parse_node, announcements=announcements), lambda: kube.list(NODES))
     await refill(store.jobs, parse_job, of(JOBS))  # before the plans: only those of jobs are kept
     await refill(store.plans, parse_plan, of(CONFIG_MAPS, OWNED))
     await refill(store.pods, parse_pod, of(PODS, OWNED))

@@ -1,8 +1,4 @@
-"""The state of a node as far as its workers are concerned: it stays, its end is announced, or it is lost.
-
-Every cloud and autoscaler has its own taint for "this node is about to go". Reading all of them turns a sudden loss
-into a planned one. Cordoning alone is not such an announcement: a cordoned node may stay for days.
-"""
+"""The state of a node as far as its workers are concerned: it stays, its end is announced, or it is lost."""
 
 from __future__ import annotations
 
@@ -13,17 +9,6 @@ from typing import Final
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.views import NodeReadiness, NodeView
 
-# Taint keys that announce the end of a node, and what they mean.
-ANNOUNCEMENTS: Final = {
-    "karpenter.sh/disrupted": "Karpenter is about to remove the node",
-    "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler is about to remove the node",
-    "aws-node-termination-handler/spot-itn": "AWS has announced the interruption of the spot node",
-    "aws-node-termination-handler/scheduled-maintenance": "AWS has announced maintenance of the node",
-    "aws-node-termination-handler/asg-lifecycle-termination": "AWS is about to terminate the node",
-    "cloud.google.com/impending-node-termination": "Google Cloud has announced the node's end",
-    "remediator.aks.microsoft.com/unschedulable": "AKS has announced the end of the spot node",
-    "node.cloudprovider.kubernetes.io/shutdown": "the cloud has shut the node down",
-}
 _LOST_TAINTS: Final = {
     "node.kubernetes.io/unreachable": "the control plane has lost contact with the node",
     "node.kubernetes.io/out-of-service": "the node is out of service",
@@ -61,9 +46,8 @@ def assess_node(node: NodeView | None, name: str) -> NodeAssessment:
             return NodeAssessment(state=NodeState.LOST, reason=f"{what} ({name})")
     if node.readiness is NodeReadiness.UNKNOWN:
         return NodeAssessment(state=NodeState.LOST, reason=f"the control plane has lost contact with the node ({name})")
-    for key, what in ANNOUNCEMENTS.items():
-        if key in keys:
-            return NodeAssessment(state=NodeState.LEAVING, reason=f"{what} ({name})")
+    if node.announced:
+        return NodeAssessment(state=NodeState.LEAVING, reason=f"{node.announced} ({name})")
     if node.readiness is NodeReadiness.FALSE:
         return NodeAssessment(state=NodeState.LEAVING, reason=f"node {name} reports that it is not ready")
     if node.hold is not None:

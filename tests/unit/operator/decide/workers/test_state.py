@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_outcome
+from heterotrain_operator.cluster_state.announcements import TAINTS
 from heterotrain_operator.cluster_state.parse import parse_node
 from heterotrain_operator.cluster_state.views import Ended, JobKey, NodeView, PodView
-from heterotrain_operator.decide.workers.node_state import ANNOUNCEMENTS, NodeState, assess_node
+from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
 from heterotrain_operator.decide.workers.state import WorkerState, assess_worker, worker_states
 from support.fake_cluster import node_body
 
@@ -51,9 +52,38 @@ def ended(
     return replace(POD, phase=phase, ended=Ended(exit_code=exit_code, reason=reason, message=message, finished_s=0.0))
 
 
-@pytest.mark.parametrize("key", ANNOUNCEMENTS)
+@pytest.mark.parametrize("key", TAINTS)
 def test_the_announcements_of_all_clouds_are_understood(key: str) -> None:
     assert assess_node(a_node(taints=[f"{key}:NoSchedule"]), "n").state is NodeState.LEAVING
+
+
+@pytest.mark.parametrize(
+    ("condition", "state"),
+    [
+        ({"type": "VMEventScheduled", "status": "True", "reason": "PreemptScheduled"}, NodeState.LEAVING),
+        ({"type": "VMEventScheduled", "status": "True", "reason": "FreezeScheduled"}, NodeState.STAYS),
+        ({"type": "VMEventScheduled", "status": "False"}, NodeState.STAYS),
+        ({"type": "Maintenance", "status": "True"}, NodeState.LEAVING),
+        ({"type": "DiskPressure", "status": "True"}, NodeState.STAYS),
+    ],
+)
+def test_conditions_that_announce_a_node_s_end(condition: dict[str, str], state: NodeState) -> None:
+    body = node_body("n", "a")
+    body["status"]["conditions"].append(condition)
+    assert assess_node(parse_node(body, ["Maintenance"]), "n").state is state
+
+
+def test_the_cluster_s_own_taint_and_the_deletion_of_the_node_are_announcements() -> None:
+    retiring = node_body("n", "a", taints=["example.com/retiring:NoSchedule"])
+    assert assess_node(parse_node(retiring), "n").state is NodeState.STAYS
+    found = assess_node(parse_node(retiring, ["example.com/retiring"]), "n")
+    assert (found.state, found.reason) == (
+        NodeState.LEAVING,
+        "it has example.com/retiring, which announces its end (n)",
+    )
+    deleted = node_body("n", "a")
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert assess_node(parse_node(deleted), "n").state is NodeState.LEAVING
 
 
 @pytest.mark.parametrize(
