@@ -50,7 +50,7 @@ def groups(ranks: int) -> Iterator[list[Group]]:
         group = Group(
             rank=rank, world_size=ranks, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset())
         )
-        group._mesh = Mesh(peers[rank], rank=rank, limit_s=30.0)
+        group._mesh = Mesh(peers[rank], rank=rank, limit_s=8.0)
         found.append(group)
     try:
         yield found
