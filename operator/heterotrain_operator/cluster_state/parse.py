@@ -150,6 +150,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
         unschedulable=refused.get("message") or refused.get("reason") or "",
         unschedulable_since_s=seconds(refused.get("lastTransitionTime")),
+        scheduled_s=seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else 0.0,
         waiting_reason=waiting.get("reason") or "",
         waiting_message=waiting.get("message") or "",
         ended=_ended(spec, status, annotations),

@@ -80,6 +80,7 @@ class PodView:
         image: of its training container.
         avoids: nodes that the operator has excluded for the pod.
         unschedulable: the scheduler's message if it found no node; empty otherwise.
+        scheduled_s: when the scheduler gave it a node; 0 without one.
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
         plan_version: version of the plan in the pod's annotation.
         requests: resources that the scheduler reserves for the pod.
@@ -113,6 +114,7 @@ class PodView:
     image: str = ""
     unschedulable: str = ""
     unschedulable_since_s: float = 0.0
+    scheduled_s: float = 0.0
     waiting_reason: str = ""
     waiting_message: str = ""
     ended: Ended | None = None

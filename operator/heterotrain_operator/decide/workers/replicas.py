@@ -1,7 +1,8 @@
-"""How many workers each pool should have: as many as fit, at least the minimum, and at most one that waits for a node.
+"""How many workers each pool should have: as many as fit, at least the minimum, and a few that wait for a node.
 
 A worker without a node delays nothing. One per pool may therefore wait: the scheduler places it as soon as there is
-room, and a cluster autoscaler sees the demand for a node. More waiting workers would add nothing.
+room, and a cluster autoscaler sees the demand for a node. Once nodes came for workers that had waited, more of them may
+wait: one more than came, so 1, 2, 4, 8. Where none comes, more waiting workers would add nothing.
 
 When jobs compete for the same nodes, this job gets only its allocated workers. It may keep a waiting worker beyond that
 only where the worker cannot take capacity that is being freed for another job.
@@ -24,7 +25,10 @@ from heterotrain_operator.decide.workers.capacity import FreeSlots
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 WAITING_PER_POOL = 1
-"""Workers without a node that are kept in each pool beyond those that fit."""
+"""Workers without a node that are kept in each pool beyond those that fit, and beyond one for each that got a node."""
+MOST_WAITING = 64
+ARRIVED_S = 600.0
+"""A node that came for a waiting worker counts for so long."""
 _MOST_HELD = 3
 UNSCHEDULABLE_S = 10.0
 """A surplus waiting worker is removed only after this long: the scheduler may be about to place it."""
@@ -108,7 +112,7 @@ def decide_replicas(
     # 4. Add the minimums and one waiting worker per pool, where the job may wait for nodes.
     may_wait = [pool for pool in spec.worker_pools if grant.limits is None or pool.name in grant.may_wait]
     if not grant.undecided:
-        _add_waiting(spec, may_wait, count, schedulable)
+        _add_waiting(spec, may_wait, count, schedulable, now_s=now_s)
 
     # 5. Create what is missing in each pool, and remove surplus workers that have no node.
     create: list[WorkerPool] = []
@@ -188,8 +192,10 @@ def _add_waiting(
     pools: Sequence[WorkerPool],
     count: dict[str, int],
     schedulable: Mapping[str, Sequence[Worker]],
+    *,
+    now_s: float,
 ) -> None:
-    """Raise the counts of these pools to the minimums, even where no node fits, and by one waiting worker each.
+    """Raise the counts of these pools to the minimums, even where no node fits, and by the workers that may wait.
 
     An autoscaler may add nodes for waiting workers.
     """
@@ -201,9 +207,19 @@ def _add_waiting(
     for pool in pools:
         own = schedulable[pool.name]
         waiting = count[pool.name] - len(own) + sum(w.state is WorkerState.WAITING for w in own)
-        may_grow = count[pool.name] < pool.max_replicas and sum(count.values()) < most_workers(spec)
-        if waiting < WAITING_PER_POOL and may_grow:
-            count[pool.name] += 1
+        may_grow = min(pool.max_replicas - count[pool.name], most_workers(spec) - sum(count.values()))
+        wanted = min(MOST_WAITING, WAITING_PER_POOL + _arrived(own, now_s=now_s)) - waiting
+        count[pool.name] += max(0, min(wanted, may_grow))
+
+
+def _arrived(workers: Sequence[Worker], *, now_s: float) -> int:
+    """Return how many workers got a node lately after they had waited for one, as autoscalers bring it."""
+    return sum(
+        worker.placed
+        and worker.pod.scheduled_s - worker.pod.created_s >= UNSCHEDULABLE_S
+        and now_s - worker.pod.scheduled_s < ARRIVED_S
+        for worker in workers
+    )
 
 
 def _replaced_soon(spec: HeteroTrainJobSpec, staying: Sequence[Worker], create: Sequence[WorkerPool]) -> bool:
