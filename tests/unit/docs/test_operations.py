@@ -13,6 +13,7 @@ from heterotrain_operator.decide.faults import INTERNAL_ERROR
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.status.context import HOPELESS
 from heterotrain_operator.decide.status.events import _RULES
+from support.syntax import parsed
 
 ROOT = Path(__file__).parents[3]
 OPERATOR = ROOT / "operator/heterotrain_operator"
@@ -41,7 +42,7 @@ def reasons_in_code() -> set[str]:
     """Return the reasons of conditions: what is passed or assigned to a ``reason``, but for rules of events."""
     found: set[str] = set()
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file.read_text())):
             match node:
                 case ast.Call(func=ast.Name(id=name), keywords=given) if name != "_Rule":
                     for each in given:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from lab import metrics_reference
+from support.syntax import parsed
 
 ROOT = Path(__file__).parents[3]
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
@@ -16,7 +17,7 @@ CODE = "\n".join(re.findall(r"```(?:\w*)\n(.*?)```", TEXT, re.DOTALL)) + "\n".jo
 
 def public(file: str, class_name: str) -> set[str]:
     """Return the public methods and properties of a class, without loading PyTorch."""
-    tree = ast.parse((ROOT / "trainer/heterotrain" / file).read_text(encoding="utf-8"))
+    tree = parsed((ROOT / "trainer/heterotrain" / file).read_text(encoding="utf-8"))
     (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
     return {node.name for node in found.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
 
@@ -35,7 +36,7 @@ def test_every_public_method_is_shown_somewhere(file: str, class_name: str, usua
 
 
 def test_every_argument_of_init_is_shown_somewhere() -> None:
-    tree = ast.parse((ROOT / "trainer/heterotrain/session.py").read_text(encoding="utf-8"))
+    tree = parsed((ROOT / "trainer/heterotrain/session.py").read_text(encoding="utf-8"))
     (init,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "init"]
     names = [argument.arg for argument in init.args.kwonlyargs]
     assert [each for each in names if not re.search(rf"\b{each}\b", CODE)] == []
@@ -43,7 +44,7 @@ def test_every_argument_of_init_is_shown_somewhere() -> None:
 
 def test_every_public_name_of_the_packages_is_shown_somewhere() -> None:
     for package in ("trainer/heterotrain", "cli/heterotrain_client"):
-        tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
+        tree = parsed((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
         (names,) = [
             ast.literal_eval(node.value)
             for node in tree.body

@@ -19,7 +19,7 @@ from heterotrain_operator.api.status import (
     WorkerStatus,
     as_body,
 )
-from heterotrain_operator.api.template import PodTemplate
+from heterotrain_operator.api.template import PodTemplate, PodTemplatePatch
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from support.fake_cluster import job_body, pool
 
@@ -118,7 +118,7 @@ def rules_of(model: type[Model]) -> Iterator[Rule]:
     yield from model.rules
     for field in model.model_fields.values():
         for part in (field.annotation, *get_args(field.annotation)):
-            if isinstance(part, type) and issubclass(part, Model) and part is not PodTemplate:
+            if isinstance(part, type) and issubclass(part, Model) and part not in (PodTemplate, PodTemplatePatch):
                 yield from rules_of(part)
 
 
