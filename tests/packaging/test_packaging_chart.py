@@ -125,6 +125,9 @@ def test_the_author_of_a_job_needs_the_right_to_create_pods() -> None:
     assert (rule["resources"], rule["operations"]) == (["heterotrainjobs"], ["CREATE", "UPDATE"])
     (validation,) = policy["spec"]["validations"]
     assert "resource('pods').namespace(request.namespace).check('create')" in validation["expression"]
+    (condition,) = policy["spec"]["matchConditions"]
+    assert "object.?spec.?template != oldObject.?spec.?template" in condition["expression"]
+    assert "q.template == p.template" in condition["expression"], "a pool's template makes pods, too"
     assert of_kind(render("admissionPolicies.enabled=false"), "ValidatingAdmissionPolicy") == []
 
 

@@ -67,6 +67,38 @@ async def test_no_finalizer_and_no_kopf_annotation_is_left_on_any_object(cluster
         assert not [key for key in body["metadata"].get("annotations", {}) if "kopf" in key]
 
 
+async def test_a_pool_s_own_template_makes_its_pods_and_no_others(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a")
+    await cluster.add_node("b")
+    changed = {"name": "main", "image": "image.invalid/other:2", "env": [{"name": "VENDOR", "value": "b"}]}
+    own = {"metadata": {"labels": {"vendor": "b"}}, "spec": {"containers": [changed]}}
+    await cluster.create(cluster.job(cluster.pool("a"), cluster.pool("b", template=own)))
+    names = await cluster.started(2)
+    pods = {body["metadata"]["labels"][keys.LABEL_POOL]: body for body in (await cluster.pods()).values()}
+    mains = {pool: body["spec"]["containers"][0] for pool, body in pods.items()}
+    assert {pool: main["image"] for pool, main in mains.items()} == {
+        "a": "image.invalid/none:1",
+        "b": "image.invalid/other:2",
+    }
+    assert [pool for pool, main in mains.items() if {"name": "VENDOR", "value": "b"} in main["env"]] == ["b"]
+    assert [pool for pool, body in pods.items() if body["metadata"]["labels"].get("vendor") == "b"] == ["b"]
+    assert sorted(await cluster.members()) == sorted(names)
+
+
+async def test_a_pool_s_template_that_the_api_server_refuses_is_reported(cluster: Cluster, operator: Operator) -> None:
+    """A dry run finds what the schema of the job cannot: here, an unknown choice."""
+    await cluster.add_node("a")
+    own = {"spec": {"dnsPolicy": "Nonsense"}}
+    await cluster.create(cluster.job(cluster.pool("a", template=own)))
+
+    async def reported() -> bool:
+        status, reason, message = await cluster.condition("Accepted")
+        return (status, reason) == ("False", "InvalidTemplate") and "a worker of pool a" in message
+
+    await until(reported, "the condition Accepted with the API server's words")
+    assert await cluster.pods() == {}
+
+
 async def test_a_pool_without_a_node_delays_nothing_and_is_reported(cluster: Cluster, operator: Operator) -> None:
     await cluster.add_node("a")
     await cluster.create(cluster.job())

@@ -187,6 +187,14 @@ async def test_the_author_of_a_job_has_to_be_allowed_to_create_pods(
     await until(suspended, "the job is suspended by a user who may not create pods")
     template = {"spec": {"template": {"spec": {"serviceAccountName": "another"}}}}
     await refused(lambda: author.merge(JOBS, cluster.namespace, "job", template), "need the right to create pods")
+    pools: list[Body] = cluster.job()["spec"]["workerPools"]
+    own = {"spec": {"serviceAccountName": "another"}}
+    of_a_pool = {"spec": {"workerPools": [{**pools[0], "template": own}, *pools[1:]]}}
+    await refused(lambda: author.merge(JOBS, cluster.namespace, "job", of_a_pool), "need the right to create pods")
+    of_a_new_pool = {"spec": {"workerPools": [*pools, {**pools[0], "name": "new", "template": own}]}}
+    await refused(lambda: author.merge(JOBS, cluster.namespace, "job", of_a_new_pool), "need the right to create pods")
+    larger = {"spec": {"workerPools": [{**pools[0], "maxReplicas": 2}, *pools[1:]]}}
+    await author.merge(JOBS, cluster.namespace, "job", larger)
     await allow("pods", [{"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}])
 
     async def created() -> bool:
