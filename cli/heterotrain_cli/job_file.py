@@ -10,7 +10,8 @@ from heterotrain_core.contract import keys
 from heterotrain_operator.api.admission import job_name, read_new_job
 from heterotrain_operator.api.reading import SpecError
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.decide.objects.pods import template_problem
+from heterotrain_operator.cluster_state.parse import template_patches
+from heterotrain_operator.decide.objects.pods import problem_of_templates
 
 from heterotrain_cli.documents import parse_documents, place, read_text
 from heterotrain_cli.errors import InputError
@@ -53,7 +54,7 @@ def read_job_file(path: str) -> JobFile:
         spec = read_new_job(body)
     except SpecError as error:
         raise InputError(f"{where}: {error}") from error
-    if problem := template_problem(body["spec"]["template"], spec.worker_pools):
+    if problem := problem_of_templates(body["spec"]["template"], spec.worker_pools, template_patches(body["spec"])):
         raise InputError(f"{where}: {problem}")
     metadata = body["metadata"]
     return JobFile(name=job_name(metadata), namespace=metadata.get("namespace"), body=body, spec=spec)

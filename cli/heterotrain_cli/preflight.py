@@ -108,6 +108,11 @@ def checking_job(job: JobFile, store: str | None) -> dict[str, Any]:
         if container["name"] == chosen:
             container["command"] = command
             container.pop("args", None)
+    for pool in spec["workerPools"]:
+        for container in ((pool.get("template") or {}).get("spec") or {}).get("containers") or ():
+            if container["name"] == chosen:  # what this pool would run instead of the checks
+                container.pop("command", None)
+                container.pop("args", None)
     spec |= {
         "runtime": "Torchrun", "backoffLimit": 0, "activeDeadlineSeconds": LIMIT_S, "cleanPodPolicy": "None",
         "preRunningDeadlineSeconds": LIMIT_S, "ttlSecondsAfterFinished": LIMIT_S,

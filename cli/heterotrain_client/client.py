@@ -11,7 +11,8 @@ from heterotrain_cli.job_file import API_VERSION
 from heterotrain_core.contract.choices import Runtime
 from heterotrain_operator.api.admission import read_new_job
 from heterotrain_operator.api.reading import SpecError
-from heterotrain_operator.decide.objects.pods import template_problem
+from heterotrain_operator.cluster_state.parse import template_patches
+from heterotrain_operator.decide.objects.pods import problem_of_templates
 
 from heterotrain_client.job import TrainingJob
 from heterotrain_client.manifest import Pools, Script, job_body, script_body, source_of
@@ -152,5 +153,5 @@ def _check(body: Mapping[str, Any]) -> None:
         spec = read_new_job(body)
     except SpecError as error:
         raise InputError(str(error)) from error
-    if problem := template_problem(body["spec"]["template"], spec.worker_pools):
+    if problem := problem_of_templates(body["spec"]["template"], spec.worker_pools, template_patches(body["spec"])):
         raise InputError(problem)

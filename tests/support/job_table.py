@@ -111,6 +111,16 @@ ACCEPTED: dict[str, Change] = {
             "spec": {"runtimeClassName": "amd", "containers": [{"name": "trainer", "image": "x:rocm", "tty": True}]}
         }
     ),
+    "a pool with volumes, init containers and tolerations of its own": pool(
+        template={
+            "spec": {
+                "initContainers": [{"name": "drivers", "image": "x", "restartPolicy": "Always"}],
+                "volumes": [{"name": "data", "hostPath": {"path": "/data"}}],
+                "tolerations": [{"key": "amd.com/gpu", "operator": "Exists"}],
+                "containers": [{"name": "trainer", "resources": {"limits": {"amd.com/gpu": 2}}}],
+            }
+        }
+    ),
     "rules about failures": failures(
         {"action": "Fail", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}},
         {"action": "AvoidNode", "onReasons": ["OOMKilled"]},
@@ -227,6 +237,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a pool's template with a volume of the operator": (
         pool(template={"spec": {"volumes": [{"name": "heterotrain-shm", "emptyDir": {}}]}}),
         "the volume names heterotrain-plan and heterotrain-shm belong to the operator",
+    ),
+    "a pool's template with a malformed selector": (
+        pool(template={"spec": {"nodeSelector": 7}}),
+        "spec.workerPools[0].template.spec.nodeSelector must be a mapping, not 7",
+    ),
+    "a pool's template with a malformed amount": (
+        pool(template={"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "much"}}}]}}),
+        "'much' is not a quantity",
     ),
     "unknown field of a pool's template": (
         pool(template={"containers": []}),

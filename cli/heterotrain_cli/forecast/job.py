@@ -14,7 +14,8 @@ from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.pools import CapacityType, WorkerPool
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.decide.objects.pods import members_per_worker, num_proc_per_worker
+from heterotrain_operator.cluster_state.parse import template_patches
+from heterotrain_operator.decide.objects.pods import members_per_worker, num_proc_per_worker, patched
 
 from heterotrain_cli.documents import place
 from heterotrain_cli.errors import InputError
@@ -103,7 +104,7 @@ def job_of(spec: HeteroTrainJobSpec, *, name: str, namespace: str | None, body: 
         name=name,
         namespace=namespace,
         batch_samples=spec.training.base_batch_samples,
-        pools=_pools(spec, body["spec"]["template"]),
+        pools=_pools(spec, body["spec"]["template"], template_patches(body["spec"])),
         least_workers=spec.elastic_policy.min_replicas,
         most_workers=most_workers(spec),
         even=spec.training.rebalance.boundary is BoundaryKind.NEVER,
@@ -112,16 +113,18 @@ def job_of(spec: HeteroTrainJobSpec, *, name: str, namespace: str | None, body: 
     )
 
 
-def _pools(spec: HeteroTrainJobSpec, template: Mapping[str, Any]) -> tuple[Pool, ...]:
+def _pools(
+    spec: HeteroTrainJobSpec, template: Mapping[str, Any], patches: Mapping[str, Mapping[str, Any]]
+) -> tuple[Pool, ...]:
     return tuple(
         Pool(
             name=pool.name,
-            ranks=members_per_worker(spec, pool, template),
+            ranks=members_per_worker(spec, pool, patched(template, patches, pool)),
             least_workers=pool.min_replicas,
             most_workers=pool.max_replicas,
             spot=pool.capacity_type is CapacityType.SPOT,
             price_per_hour=None if pool.price_per_hour is None else float(pool.price_per_hour),
-            micro_batch_samples=_micro_batch(spec, pool, template),
+            micro_batch_samples=_micro_batch(spec, pool, patched(template, patches, pool)),
         )
         for pool in spec.worker_pools
     )

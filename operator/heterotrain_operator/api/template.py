@@ -215,7 +215,22 @@ class ContainerPatch(Model, preserve=True):
 
     name: str = Field(min_length=1, max_length=63, description="Name of the container. Example: trainer.")
     env: tuple[EnvVar, ...] | None = Field(
-        default=None, max_length=32, description="Environment variables, merged by name."
+        default=None, max_length=32, description="Environment variables; one of the same name is replaced."
+    )
+    resources: ContainerResources | None = Field(
+        default=None, description="Resources. The pool's resources take precedence in the training container."
+    )
+    ports: tuple[ContainerPort, ...] | None = Field(default=None, max_length=32, description="Ports, merged by number.")
+    volume_mounts: tuple[VolumeMount, ...] | None = Field(
+        default=None, max_length=32, description="Volume mounts; one at the same path is replaced."
+    )
+    restart_policy: str | None = Field(
+        default=None, max_length=16, description="For init containers only: Always makes it a sidecar. Example: Always."
+    )
+    termination_message_path: str | None = Field(
+        default=None,
+        max_length=4096,
+        description="File for the worker's final result, which the operator reads. Example: /dev/termination-log.",
     )
 
 
@@ -228,8 +243,33 @@ class PodSpecPatch(Model, preserve=True, rules=_POD_RULES):
         description="Containers, merged by name. Example: [{name: trainer, image: my/training:rocm}].",
         json_schema_extra=MapList("name"),
     )
+    init_containers: tuple[ContainerPatch, ...] | None = Field(
+        default=None,
+        max_length=4,
+        description="Init containers, merged by name.",
+        json_schema_extra=MapList("name"),
+    )
     volumes: tuple[Volume, ...] | None = Field(
-        default=None, max_length=16, description="Volumes, merged by name.", json_schema_extra=MapList("name")
+        default=None,
+        max_length=16,
+        description="Volumes; one of the same name is replaced.",
+        json_schema_extra=MapList("name"),
+    )
+    node_selector: dict[str, LabelValue] | None = Field(
+        default=None,
+        max_length=32,
+        description="Labels of the nodes. The pool's own nodeSelector takes precedence. Example: {zone: a}.",
+    )
+    tolerations: tuple[PodToleration, ...] | None = Field(
+        default=None,
+        max_length=64,
+        description="Tolerations in place of those of spec.template. The pool's own are added.",
+    )
+    overhead: dict[str, Quantity] | None = Field(
+        default=None, max_length=32, description="Additional resources of the runtime class. Example: {memory: 64Mi}."
+    )
+    termination_grace_period_seconds: int | None = Field(
+        default=None, ge=1, le=86_400, description="Seconds between SIGTERM and SIGKILL. Example: 60."
     )
     restart_policy: str | None = Field(
         default=None, max_length=16, description="Leave it out: the operator replaces workers. Example: Never."
@@ -250,6 +290,6 @@ class PodTemplatePatch(Model):
     )
     spec: PodSpecPatch = Field(
         default_factory=PodSpecPatch,
-        description="Changes of spec.template.spec: objects are merged, and so are containers, volumes, environment "
-        "variables, mounts and ports by their names; other lists replace those of the template.",
+        description="Changes of spec.template.spec: objects are merged, and containers by their names. Volumes, "
+        "variables and mounts replace those of the same name or path; other lists replace those of the template.",
     )

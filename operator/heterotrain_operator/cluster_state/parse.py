@@ -82,7 +82,7 @@ def controller_uid(body: Mapping[str, Any]) -> str:
     return next((each["uid"] for each in owners if each.get("controller")), "")
 
 
-def _patches(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def template_patches(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the pools' template patches of a spec that was read."""
     return {pool["name"]: pool["template"] for pool in spec["workerPools"] if pool.get("template")}
 
@@ -107,7 +107,7 @@ def parse_job(body: Mapping[str, Any]) -> JobView:
         spec=spec,
         problem=problem,
         template=(body.get("spec") or {}).get("template") or {},
-        patches={} if spec is None else _patches(body["spec"]),
+        patches={} if spec is None else template_patches(body["spec"]),
         status=read_status(body),
         status_body=body.get("status") or {},
     )

@@ -14,7 +14,11 @@ from click.testing import CliRunner, Result
 from heterotrain_cli.cluster import api, submit
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.view import duration, number, view_of
+from heterotrain_cli.errors import InputError
+from heterotrain_cli.forecast.job import read_job
+from heterotrain_cli.job_file import read_job_file
 from heterotrain_cli.main import main
+from heterotrain_cli.preflight import checking_job
 from support.api_stub import ApiStub, serve, write_kubeconfig
 
 JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
@@ -392,3 +396,32 @@ def test_preflight_of_a_job_checks_its_own_pools_and_image(stub: ApiStub, tmp_pa
     checked.write_text(yaml.safe_dump(body))
     assert "is valid" in told("validate", str(checked))
     assert made not in stub.objects, "it is deleted"
+
+
+def test_preflight_runs_in_the_image_of_each_pool_and_never_its_command(tmp_path: Path) -> None:
+    body = yaml.safe_load(JOB_FILE)
+    changed = {"name": "trainer", "image": "my/rocm", "command": ["heterotrain-run", "train.py"], "args": ["--amd"]}
+    body["spec"]["workerPools"][0]["template"] = {"spec": {"containers": [changed]}}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(body))
+    (pool,) = checking_job(read_job_file(str(file)), None)["spec"]["workerPools"]
+    assert pool["template"]["spec"]["containers"] == [{"name": "trainer", "image": "my/rocm"}]
+
+
+def test_validate_checks_the_templates_of_pools(tmp_path: Path) -> None:
+    body = yaml.safe_load(JOB_FILE)
+    body["spec"]["workerPools"][0]["template"] = {"spec": {"containers": [{"name": "trainer", "readinessProbe": {}}]}}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(body))
+    with pytest.raises(InputError, match="pool a100: container trainer has a readinessProbe"):
+        read_job_file(str(file))
+
+
+def test_the_forecast_counts_accelerators_of_a_pool_s_template(tmp_path: Path) -> None:
+    body = yaml.safe_load(JOB_FILE)
+    limits = {"name": "trainer", "resources": {"limits": {"amd.com/gpu": 4}}}
+    body["spec"]["workerPools"][0]["template"] = {"spec": {"containers": [limits]}}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(body))
+    (pool,) = read_job(str(file)).pools
+    assert pool.ranks == 4

@@ -39,17 +39,27 @@ _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
 
 def template_of(job: JobView, pool: WorkerPool) -> Mapping[str, Any]:
     """Return the template of a pool's pods: the job's, with the pool's patch."""
-    patch = job.patches.get(pool.name)
-    return merged(job.template, patch) if patch else job.template
+    return patched(job.template, job.patches, pool)
 
 
-def problem_of_templates(job: ValidJob) -> str:
+def patched(
+    template: Mapping[str, Any], patches: Mapping[str, Mapping[str, Any]], pool: WorkerPool
+) -> Mapping[str, Any]:
+    """Return the template of a pool's pods from the job's template and the patches of all pools."""
+    patch = patches.get(pool.name)
+    return merged(template, patch) if patch else template
+
+
+def problem_of_templates(
+    template: Mapping[str, Any], pools: Sequence[WorkerPool], patches: Mapping[str, Mapping[str, Any]]
+) -> str:
     """Return what makes the template of the job or of a pool unusable, in one sentence; empty when all are usable."""
-    pools = job.spec.worker_pools
-    plain = [pool for pool in pools if pool.name not in job.patches]
-    if problem := template_problem(job.template, plain):
+    plain = [pool for pool in pools if pool.name not in patches]
+    if problem := template_problem(template, plain):
         return problem
-    found = ((pool.name, template_problem(template_of(job, pool), (pool,))) for pool in pools if pool not in plain)
+    found = (
+        (pool.name, template_problem(patched(template, patches, pool), (pool,))) for pool in pools if pool not in plain
+    )
     return next((f"pool {name}: {problem}" for name, problem in found if problem), "")
 
 

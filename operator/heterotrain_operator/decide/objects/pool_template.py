@@ -1,7 +1,8 @@
 """The pod template of one pool: the job's template with the pool's patch, merged as ``kubectl patch`` merges pods.
 
 Objects are merged field by field. Lists are merged item by item where Kubernetes tells items apart by a key; any other
-list of the patch replaces the template's.
+list of the patch replaces the template's. An item with one source only, such as a volume, is replaced as a whole:
+merged with a volume of another kind, it would have two sources, which the API server refuses.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ MERGE_KEYS = {
 """By list, the field that tells its items apart (Kubernetes' ``patchMergeKey``)."""
 
 
+_REPLACED = frozenset({"env", "hostAliases", "imagePullSecrets", "resourceClaims", "volumeMounts", "volumes"})
+"""Lists of which an item of the patch replaces the one with the same key."""
+
+
 def merged(template: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the template with the patch; neither is changed. A null in the patch changes nothing."""
     result = dict(template)
@@ -34,7 +39,7 @@ def merged(template: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, A
         if isinstance(before, Mapping) and isinstance(value, Mapping):
             result[name] = merged(before, value)
         elif name in MERGE_KEYS and _are_objects(before) and _are_objects(value):
-            result[name] = _merged_lists(before or (), value, MERGE_KEYS[name])
+            result[name] = _merged_lists(before or (), value, MERGE_KEYS[name], whole=name in _REPLACED)
         else:
             result[name] = value
     return result
@@ -45,7 +50,7 @@ def _are_objects(value: object) -> bool:
 
 
 def _merged_lists(
-    before: Sequence[Mapping[str, Any]], patch: Sequence[Mapping[str, Any]], key: str
+    before: Sequence[Mapping[str, Any]], patch: Sequence[Mapping[str, Any]], key: str, *, whole: bool
 ) -> list[dict[str, Any]]:
     """Return the items of ``before`` with their patches, followed by those that only the patch has."""
     result = [dict(each) for each in before]
@@ -54,5 +59,5 @@ def _merged_lists(
         if own is None:
             result.append(dict(each))
         else:
-            result[own] = merged(result[own], each)
+            result[own] = dict(each) if whole else merged(result[own], each)
     return result

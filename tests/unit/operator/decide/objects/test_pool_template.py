@@ -96,13 +96,47 @@ def test_neither_template_nor_patch_is_changed() -> None:
         ({"spec": {"containers": [{"name": "trainer", "readinessProbe": {}}]}}, "has a readinessProbe"),
         ({"spec": {"nodeName": "n"}}, "nodeName"),
         ({"metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "none"}}}, "names 'none'"),
-        ({"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "much"}}}]}}, "cannot be read"),
     ],
 )
 def test_what_is_unusable_is_reported_with_the_name_of_the_pool(patch: Body, part: str) -> None:
-    problem = problem_of_templates(a_job(patch))
+    job = a_job(patch)
+    problem = problem_of_templates(job.template, job.spec.worker_pools, job.patches)
     assert problem.startswith("pool amd: ")
     assert part in problem
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"nodeSelector": 7},
+        {"nodeSelector": "maker=amd"},
+        {"tolerations": {"key": "x"}},
+        {"tolerations": ["x"]},
+        {"overhead": "much"},
+        {"terminationGracePeriodSeconds": "half a minute"},
+        {"initContainers": 7},
+        {"initContainers": [{"image": "x"}]},
+        {"containers": [{"name": "trainer", "resources": "2 GPUs"}]},
+        {"containers": [{"name": "trainer", "resources": {"limits": {"amd.com/gpu": "two"}}}]},
+        {"containers": [{"name": "trainer", "ports": [8080]}]},
+        {"containers": [{"name": "trainer", "volumeMounts": "/data"}]},
+    ],
+)
+def test_a_malformed_patch_is_a_problem_of_its_job_and_never_of_others(spec: Body) -> None:
+    """A node's event asks all jobs for the labels by which they select: no job may raise there."""
+    job = parse_job(job_body(pool("amd", template={"spec": spec}), template=copy.deepcopy(TEMPLATE)))
+    assert selector_keys(job) == frozenset()
+    assert job.problem.startswith("spec.workerPools[0].template.spec")
+
+
+def test_a_volume_or_variable_of_another_kind_replaces_that_of_the_template() -> None:
+    """Merged field by field, it would have two sources, and the API server would refuse the pod."""
+    variable = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    volume = {"name": "data", "hostPath": {"path": "/data"}}
+    job = a_job({"spec": {"volumes": [volume], "containers": [{"name": "trainer", "env": [variable]}]}})
+    spec = pods_of(job)["amd"]["spec"]
+    assert volume in spec["volumes"]
+    assert variable in spec["containers"][0]["env"]
 
 
 def test_a_patch_of_odd_shapes_is_a_problem_of_its_pod_and_no_exception() -> None:
