@@ -18,6 +18,9 @@ _FORM = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([a-zA-Z]{0,2})
 
 MOST = 2.0**63
 """The bound of all quantities: a larger number is not a real amount, and infinity would spoil sums."""
+_POD_LEVEL = ("cpu", "memory")
+_HUGE_PAGES = "hugepages-"
+"""Resources that a pod may request as a whole."""
 PODS = "pods"
 """The resource that bounds the number of pods on a node; every pod requests one."""
 
@@ -49,7 +52,8 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
     """Return the resources that the scheduler reserves for a pod.
 
     For each resource, this is the larger of two sums: all containers and native sidecars, or the largest init
-    container plus the sidecars started before it. The runtime class's overhead and one pod are added.
+    container plus the sidecars started before it. Resources of the pod itself (``spec.resources``) replace the sum of
+    its containers. The runtime class's overhead and one pod are added.
     """
     sidecars: Counter[str] = Counter()
     peak: dict[str, float] = {}
@@ -62,7 +66,21 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
             peak[name] = max(peak.get(name, 0.0), needs.get(name, 0.0) + sidecars[name])
     total = added([sidecars, *(container_requests(c) for c in spec.get("containers") or ())])
     largest = {name: max(total.get(name, 0.0), peak.get(name, 0.0)) for name in {*total, *peak}}
-    return added([largest, quantities(spec.get("overhead")), {PODS: 1.0}])
+    return added([{**largest, **_of_whole_pod(spec, largest)}, quantities(spec.get("overhead")), {PODS: 1.0}])
+
+
+def _of_whole_pod(spec: Mapping[str, Any], of_containers: Mapping[str, float]) -> dict[str, float]:
+    """Return requests of the pod as a whole; as in the API server, a limit counts where no container requests any."""
+    resources = spec.get("resources")
+    if not isinstance(resources, Mapping):  # the dry run refuses it
+        return {}
+    limits, requests = (quantities(_mapping(resources.get(kind))) for kind in ("limits", "requests"))
+    chosen = {**{name: limit for name, limit in limits.items() if not of_containers.get(name)}, **requests}
+    return {name: amount for name, amount in chosen.items() if name in _POD_LEVEL or name.startswith(_HUGE_PAGES)}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -45,7 +45,8 @@ class SlotIndex:
 
     def free_slots(self, shape: Shape) -> FreeSlots:
         """Return how many more workers of this shape fit; see ``capacity.free_slots``."""
-        key = json.dumps([shape.requests, shape.node_selector, shape.tolerations], sort_keys=True, default=str)
+        parts = [shape.requests, shape.node_selector, shape.tolerations, shape.affinity]
+        key = json.dumps(parts, sort_keys=True, default=str)
         entry = self._entries.pop(key, None) or _Entry()
         self._entries[key] = entry
         if len(self._entries) > MOST_SHAPES:

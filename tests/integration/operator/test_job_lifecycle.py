@@ -8,7 +8,7 @@ from pathlib import Path
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.kube.client import KubeClient
-from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, PODS, SERVICES, Resource
+from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, NODES, PODS, SERVICES, Resource
 from support.api_cluster import Cluster, Operator, force_delete
 from support.waiting import until
 
@@ -123,6 +123,32 @@ async def test_too_few_nodes_are_reported_with_the_scheduler_s_message(cluster: 
 
     await until(reported, "the condition Scheduled with the scheduler's message")
     await state_is(cluster, "Pending")
+
+
+async def test_a_node_that_is_being_deleted_is_drained_before_it_is_gone(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a")
+    node = await cluster.add_node("b")
+    await cluster.create(cluster.job(cluster.pool("a"), cluster.pool("b")))
+    names = await cluster.started(2)
+    pods = await cluster.pods()
+    (expected,) = [name for name in names if pods[name]["spec"]["nodeName"] == node]
+
+    async def hold(*finalizers: str) -> None:
+        body = {"metadata": {"finalizers": list(finalizers)}}
+        await cluster.kube._call(
+            "PATCH", NODES.path(None, node), body=body, content_type="application/merge-patch+json"
+        )
+
+    await hold("example.com/drain")
+    try:
+        await cluster.kube._call("DELETE", NODES.path(None, node))
+
+        async def drained() -> bool:
+            return (await cluster.plan())["drain"] == [expected]
+
+        await until(drained, "the plan's drain list")
+    finally:
+        await hold()
 
 
 async def test_an_announced_node_is_drained_and_its_worker_comes_back(cluster: Cluster, operator: Operator) -> None:

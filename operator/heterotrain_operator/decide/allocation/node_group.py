@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from heterotrain_operator.cluster_state.views import JobKey, NodeView
 from heterotrain_operator.decide.workers.capacity import Shape, admits
+from heterotrain_operator.decide.workers.node_affinity import label_keys
 from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
 
 _PRECISION = 1000.0
@@ -60,18 +61,20 @@ def node_groups(
     selectors: dict[str, Shape] = {}
     selector_of: dict[PoolKey, str] = {}
     for pool_key, shape in shapes.items():
-        selector = json.dumps([sorted(shape.node_selector.items()), [sorted(t.items()) for t in shape.tolerations]])
+        tolerations = [sorted(toleration.items()) for toleration in shape.tolerations]
+        selector = json.dumps([sorted(shape.node_selector.items()), tolerations, shape.affinity])
         selectors.setdefault(selector, shape)
         selector_of[pool_key] = selector
     # There are few kinds of nodes and few selectors, and each pair is compared only once.
-    asked = sorted({key for shape in selectors.values() for key in shape.node_selector})
+    asked = sorted({key for shape in selectors.values() for key in (*shape.node_selector, *label_keys(shape.affinity))})
+    by_name = any(not each.key for shape in selectors.values() for term in shape.affinity or () for each in term)
     open_to: dict[tuple[object, ...], frozenset[str]] = {}
     members: dict[frozenset[str], list[str]] = {}
     for name in sorted(nodes):
         node = nodes[name]
         if assess_node(node, name).state is not NodeState.STAYS:
             continue
-        kind = (node.cordoned, node.taints, *(node.labels.get(key) for key in asked))
+        kind = (name if by_name else "", node.cordoned, node.taints, *(node.labels.get(key) for key in asked))
         if kind not in open_to:
             open_to[kind] = frozenset(selector for selector, shape in selectors.items() if admits(shape, node))
         if open_to[kind]:

@@ -26,14 +26,12 @@ from heterotrain_operator.cluster_state.quantity import parse_quantity, pod_requ
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
 from heterotrain_operator.decide.objects.pool_template import merged
+from heterotrain_operator.decide.workers.node_affinity import NODE_NAME, REQUIRED, label_keys, required_terms
 
 DEFAULT_GRACE_S = 30
 LOST_NODE_TOLERATION_S = 10
 """Seconds that a pod stays bound to an unreachable node; the cluster's default is 300."""
 _GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_NODE_NAME = "metadata.name"
-"""The only field by which a node affinity selects, with one value in each expression."""
 _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
 
 
@@ -173,7 +171,8 @@ def selector_keys(job: JobView) -> frozenset[str]:
         return frozenset()
     found: set[str] = set()
     for pool in job.spec.worker_pools:
-        found |= {*((template_of(job, pool).get("spec") or {}).get("nodeSelector") or {}), *pool.node_selector}
+        spec = template_of(job, pool).get("spec") or {}
+        found |= {*(spec.get("nodeSelector") or {}), *pool.node_selector, *label_keys(required_terms(spec))}
     return frozenset(found)
 
 
@@ -271,13 +270,16 @@ def build_pod(
 
 
 def _avoiding(affinity: Mapping[str, Any], avoid: Sequence[str]) -> dict[str, Any]:
-    """Return an affinity that excludes these nodes as well; a pod has to match one term, so each term gets them."""
+    """Return an affinity that excludes these nodes as well; a pod has to match one term, so each term gets them.
+
+    The API server allows one value in each expression about a name.
+    """
     node = affinity.get("nodeAffinity") or {}
-    required = node.get(_REQUIRED) or {}
-    excluded = [{"key": _NODE_NAME, "operator": "NotIn", "values": [name]} for name in avoid]
+    required = node.get(REQUIRED) or {}
+    excluded = [{"key": NODE_NAME, "operator": "NotIn", "values": [name]} for name in avoid]
     own: Sequence[Mapping[str, Any]] = required.get("nodeSelectorTerms") or ({},)
     terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *excluded]} for term in own]
-    return {**affinity, "nodeAffinity": {**node, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
+    return {**affinity, "nodeAffinity": {**node, REQUIRED: {**required, "nodeSelectorTerms": terms}}}
 
 
 def _plan_and_secret(job: JobView, *, with_secret: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How many more workers of a pool fit: the nodes' allocatable resources less the requests of all running pods.
 
-This is an estimate: affinity, volumes and quotas are visible to the scheduler only. It decides no more than how many
-pods are worth creating, and a pod that the scheduler cannot place delays nothing.
+This is an estimate: affinity between pods, volumes and quotas are visible to the scheduler only. It decides no more
+than how many pods are worth creating, and a pod that the scheduler cannot place delays nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from heterotrain_operator.cluster_state.quantity import PODS
 from heterotrain_operator.cluster_state.views import NodeView, Taint
+from heterotrain_operator.decide.workers.node_affinity import Terms, allows, required_terms
 from heterotrain_operator.decide.workers.node_state import NodeState, assess_node, describe_hold
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
@@ -25,6 +26,7 @@ class Shape:
     requests: Mapping[str, float]
     node_selector: Mapping[str, str]
     tolerations: Sequence[Mapping[str, Any]]
+    affinity: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ def shape_of(pod: Mapping[str, Any], requests: Mapping[str, float]) -> Shape:
         requests=requests,
         node_selector=spec.get("nodeSelector") or {},
         tolerations=tuple(spec.get("tolerations") or ()),
+        affinity=required_terms(spec),
     )
 
 
@@ -112,10 +115,11 @@ def _matches(shape: Shape, node: NodeView) -> bool:
 
 
 def admits(shape: Shape, node: NodeView) -> bool:
-    """Return whether a node takes new workers of this shape, judging by its labels, taints and cordon."""
+    """Return whether a node takes new workers of this shape, judging by its name, labels, taints and cordon."""
     return (
         not node.cordoned
         and all(node.labels.get(key) == value for key, value in shape.node_selector.items())
+        and allows(shape.affinity, node.name, node.labels)
         and all(
             taint.effect not in _BLOCKING_EFFECTS or any(tolerates(each, taint) for each in shape.tolerations)
             for taint in node.taints

@@ -43,6 +43,35 @@ def test_an_invalid_quantity_is_refused(text: str) -> None:
         parse_quantity(text)
 
 
+@pytest.mark.parametrize(
+    ("resources", "cores", "memory"),
+    [
+        ({"requests": {"cpu": "8"}}, 8.1, 2.0**30),
+        ({"limits": {"cpu": "8"}}, 2.1, 2.0**30),
+        ({"limits": {"memory": "4Gi", "cpu": "8"}, "requests": {"cpu": "3"}}, 3.1, 2.0**30),
+        ({"requests": {"nvidia.com/gpu": "8"}}, 2.1, 2.0**30),
+        ({}, 2.1, 2.0**30),
+        ("8 cores", 2.1, 2.0**30),
+        ({"requests": "8 cores"}, 2.1, 2.0**30),
+    ],
+)
+def test_resources_of_the_whole_pod_replace_the_sum_of_its_containers(
+    resources: object, cores: float, memory: float
+) -> None:
+    spec = {
+        "resources": resources,
+        "containers": [container(requests={"cpu": "2", "memory": "1Gi"})],
+        "overhead": {"cpu": "100m"},
+    }
+    found = pod_requests(spec)
+    assert found == {"cpu": pytest.approx(cores), "memory": memory, "pods": 1.0}
+
+
+def test_limits_of_the_whole_pod_count_where_no_container_requests_any() -> None:
+    spec = {"resources": {"limits": {"memory": "4Gi", "hugepages-2Mi": "1Gi"}}, "containers": [container()]}
+    assert pod_requests(spec) == {"memory": 2.0**32, "hugepages-2Mi": 2.0**30, "pods": 1.0}
+
+
 def container(**resources: dict[str, str]) -> dict[str, object]:
     return {"name": "c", "resources": resources}
 
