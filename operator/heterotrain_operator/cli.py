@@ -31,6 +31,7 @@ from heterotrain_operator.settings import (
     ENVIRONMENT_PREFIX,
     Option,
     Settings,
+    announcements,
     namespace_weights,
     namespaces,
     setting_options,
@@ -86,6 +87,7 @@ def run(**options: Any) -> None:
     """
     try:
         namespace_weights(options["namespace_weights"])
+        announcements(options["node_announcements"])
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     set_up_logs(options["log_level"], readable=options["log_format"] == "text")

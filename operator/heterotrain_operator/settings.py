@@ -120,9 +120,24 @@ def namespaces(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
 
 
+_ANNOUNCEMENT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,314}[A-Za-z0-9])?")
+
+
 def announcements(text: str) -> tuple[str, ...]:
-    """Return the entries of a text such as ``example.com/retiring, MaintenanceScheduled``, each once."""
-    return namespaces(text)
+    """Return the entries of a text such as ``example.com/retiring, MaintenanceScheduled``, each once.
+
+    Raises:
+        ValueError: an entry is neither the key of a taint nor the type of a condition, or it holds on healthy nodes.
+    """
+    found = namespaces(text)
+    for entry in found:
+        if not _ANNOUNCEMENT.fullmatch(entry):
+            raise ValueError(f"node announcements: {entry!r} is neither the key of a taint nor the type of a condition")
+        if entry == "Ready":
+            raise ValueError(
+                "node announcements: Ready holds on every healthy node, and workers would leave it: remove it"
+            )
+    return found
 
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0

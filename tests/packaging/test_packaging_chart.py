@@ -405,6 +405,8 @@ def test_weights_of_namespaces_reach_the_operator() -> None:
     [
         "namespaceWeights.team-a=0",
         "namespaceWeights.team-a=-1",
+        "nodeAnnouncements[0]=a b",
+        "nodeAnnouncements[0]=Ready",
         "prometheus.url=prometheus:9090",
         "replicas=-1",
         "operator.workers=0",

@@ -18,6 +18,7 @@ TAINTS: Final = {
     "aws-node-termination-handler/asg-lifecycle-termination": "AWS is about to terminate the node",
     "cloud.google.com/impending-node-termination": "Google Cloud has announced the node's end",
     "remediator.aks.microsoft.com/unschedulable": "AKS has announced the end of the spot node",
+    "remediator.kubernetes.azure.com/unschedulable": "AKS has announced the end of the spot node",
     "node.cloudprovider.kubernetes.io/shutdown": "the cloud has shut the node down",
 }
 """Taint keys, whatever their effect; ``karpenter.sh/disruption`` is that of Karpenter before version 1."""

@@ -93,6 +93,14 @@ def test_weights_of_namespaces_are_read_from_a_list() -> None:
     assert namespace_weights("") == {}
 
 
+@pytest.mark.parametrize("text", ["a b", "/leaving", "x" * 317, "example.com/leaving,Ready"])
+def test_an_impossible_announcement_is_refused_before_the_start(parsed: list[Settings], text: str) -> None:
+    """The condition Ready would make workers leave every healthy node."""
+    result = run("--node-announcements", text)
+    assert result.exit_code != 0
+    assert "node announcements: " in result.output
+
+
 @pytest.mark.parametrize("text", ["team-a", "team-a=", "=3", "team-a=0", "team-a=-1", "team-a=1e9", "team-a=nan"])
 def test_an_impossible_weight_is_refused_before_the_start(parsed: list[Settings], text: str) -> None:
     result = run("--namespace-weights", text)
