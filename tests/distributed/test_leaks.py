@@ -30,7 +30,7 @@ def held_by(worker: Worker) -> Counter[str]:
 
 def test_forty_broken_formations_leave_neither_threads_nor_descriptors(operate: Callable[..., Operator]) -> None:
     """A rank loses a message in the middle of a backward pass, again and again."""
-    operator = operate(epochs=1000, peer_timeout_s=3.0)
+    operator = operate(epochs=100_000, peer_timeout_s=3.0)
     loses = {"place": "launched", "step": FIRST, "every": EVERY, "times": BREAKS, "do": "lose"}
     gate = Gate(operator.folder, FIRST - 2)
     workers = [operator.start(f"w{i}", fault={0: loses, 1: gate.fault}.get(i), collective_s=GLOO_S) for i in range(3)]

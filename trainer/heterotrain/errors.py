@@ -78,3 +78,19 @@ class RepeatStep(HeterotrainError):  # noqa: N818  # names the event
 
 class Excluded(HeterotrainError):  # noqa: N818  # names the event
     """The other ranks formed without this process, and no plan names it any more."""
+
+
+def drop_frames(error: BaseException) -> None:
+    """Drop the stack frames of an error that is kept, and of its causes, with all that their variables hold.
+
+    An error that a variable of one of its own frames can reach lives until Python's cycle collector runs, which in a
+    steady training takes minutes; the connections of a broken formation would live as long.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            waiting += [one.__cause__, one.__context__]

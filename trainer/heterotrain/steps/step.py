@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, Self
 
 import torch
 
-from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError
+from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError, drop_frames
 from heterotrain.layouts.batch_parts import LossFunction, inputs_and_targets, loss_and_weight
 from heterotrain.layouts.stage import Method, Share, Stage
 from heterotrain.network.control import StepDecision
@@ -489,13 +489,14 @@ class Step:
         if isinstance(error, PeerLost | RepeatStep):
             self.failure = error
         elif (self.more or not self.updates) and (memory := out_of_memory(error)) is not None:
-            error.with_traceback(None)
+            drop_frames(error)  # the vote must not wait for memory that they hold
             self.failure = memory
             self._vote_to_repeat()
         elif isinstance(error, RuntimeError) and self.context.is_broken():
             self.failure = PeerLost(str(error))  # a collective inside the model failed with the formation
         else:
             return False
+        drop_frames(error)
         _log.info("step %d is repeated: %s", self.task.number, error)
         return True
 
@@ -548,6 +549,7 @@ class Step:
                 self._reduce_nothing()
             self._vote(ok=False)
         except PeerLost as lost:
+            drop_frames(lost)
             self.failure = lost
 
     @property
