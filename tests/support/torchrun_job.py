@@ -26,6 +26,7 @@ from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
+SECRET = b"s" * keys.SECRET_BYTES
 
 
 @dataclass(slots=True)
@@ -72,6 +73,7 @@ class TorchrunJob:
         ports = free_ports(190)
         folder = self.folder / name
         (folder / "plan").mkdir(parents=True)
+        (folder / "plan" / keys.SECRET_KEY).write_bytes(SECRET)
         paths = [str(ROOT / part) for part in ("core", "trainer")]
         environ = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths),
@@ -79,6 +81,7 @@ class TorchrunJob:
             env.RUNTIME: "Torchrun", env.JOB_NAME: "job", env.JOB_UID: "j", env.WORKER: name,
             env.WORKER_UID: f"u-{name}", env.WORKER_ADDRESS: "127.0.0.1",
             env.NUM_PROC_PER_WORKER: str(ranks), env.PLAN_DIR: str(folder / "plan"),
+            env.SECRET_DIR: str(folder / "plan"),
             env.PEER_PORT: str(ports), env.METRICS_PORT: str(ports + 50),
             env.TERMINATION_PATH: str(folder / "outcome"),
             env.CONFIG: encode_config(TrainingConfig(grace_s=self.grace_s)), **self.environ,

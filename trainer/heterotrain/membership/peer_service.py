@@ -21,14 +21,8 @@ from heterotrain_core.contract.plan import Rank
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.plan_source import PlanSource
-from heterotrain.network.authentication import (
-    HANDSHAKE_S,
-    MOST_HALF_OPEN,
-    REFUSALS,
-    NotAuthenticatedError,
-    authenticate_streams,
-    peer_role,
-)
+from heterotrain.network.authentication import authenticate_streams, peer_role
+from heterotrain.network.callers import Callers
 from heterotrain.network.connection_setup import SETUP_S, HostedStore, connect_store
 from heterotrain.network.frames import read_frame, write_frame
 from heterotrain.network.gloo.abort import open_sockets
@@ -63,8 +57,8 @@ class PeerService:
             changed=self._changed,
             secret=identity.secret,
         )
-        self._role = peer_role(identity.worker_uid, identity.local_rank)
-        self._half_open: dict[asyncio.StreamWriter, None] = {}
+        role = peer_role(identity.worker_uid, identity.local_rank)
+        self.callers = Callers(identity.secret, role=role, where="the peer port")
         self._tables: dict[int, KeyTable] = {}
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
@@ -182,7 +176,7 @@ class PeerService:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if not await self._is_peer(reader, writer):
+            if not await self.callers.authenticate(reader, writer):
                 return
             while True:
                 message = checked_request(await read_frame(reader))
@@ -197,30 +191,6 @@ class PeerService:
             pass  # closing
         finally:
             writer.close()
-
-    async def _is_peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Authenticate a caller; return whether it is a rank of this job. Strangers together cost bounded memory."""
-        if len(self._half_open) >= MOST_HALF_OPEN:
-            oldest = next(iter(self._half_open))
-            del self._half_open[oldest]
-            oldest.transport.abort()  # its own handshake counts it
-        self._half_open[writer] = None
-        why = ""
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                await authenticate_streams(reader, writer, self.identity.secret, role=self._role, listens=True)
-        except NotAuthenticatedError as error:
-            why = str(error)
-        except TimeoutError:
-            why = f"it sent no proof within {HANDSHAKE_S:g} s"
-        except (OSError, asyncio.IncompleteReadError):
-            why = "it ended without a proof"
-        finally:
-            self._half_open.pop(writer, None)
-        if why:
-            REFUSALS.add("the peer port", writer.get_extra_info("peername"), why)
-            writer.transport.abort()
-        return not why
 
     async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("job") != self.identity.job_uid:

@@ -28,7 +28,7 @@ from heterotrain.identity import Identity, read_config, read_identity
 from heterotrain.membership.plan_source import PlanSource
 from heterotrain.telemetry.logs import set_up_logs
 from heterotrain.telemetry.report import Report, serve
-from heterotrain.torchrun.peers import LauncherState, absent, serve_state, tell_finished
+from heterotrain.torchrun.peers import LauncherState, StateServer, absent, tell_finished
 from heterotrain.torchrun.processes import Processes
 from heterotrain.torchrun.world import World, commands, world_of
 
@@ -64,8 +64,8 @@ class TorchrunLauncher:
             signal.signal(number, self._on_signal)
         # Last to first: rank 0's port is what the kubelet asks.
         servers = [serve(report, _rank(self._identity, r)) for r, report in reversed([*enumerate(self._reports)])]
-        state = serve_state(
-            self._identity.peer_port or 0,
+        state = StateServer(
+            self._identity,
             lambda: LauncherState.LEAVING if self._told.is_set() else LauncherState.THERE,
             on_finished=self._others_finished.set,
         )
@@ -122,7 +122,7 @@ class TorchrunLauncher:
             processes.reap()
             time.sleep(POLL_S)
         if not processes.failed:
-            tell_finished(world.others, timeout_s=self._question_s)
+            tell_finished(world.others, self._identity.secret, timeout_s=self._question_s)
             reason = "the script for torchrun ended with exit code 0"
             return Outcome(ending=Ending.FINISHED, reason=reason, epoch=0, step=0, cause=Cause.TORCHRUN_SCRIPT)
         reason = processes.failure()
@@ -161,7 +161,7 @@ class TorchrunLauncher:
 
     def _after_failure(self, world: World, reason: str) -> Outcome | None:
         """Return the failure if the script is the reason; ``None`` once the next world replaces it."""
-        missing = absent(world.others, timeout_s=self._question_s)
+        missing = absent(world.others, self._identity.secret, timeout_s=self._question_s)
         if not missing or self._others_finished.is_set():
             if self._told.is_set() or self._replaced(world):
                 return self._left() if self._told.is_set() else None

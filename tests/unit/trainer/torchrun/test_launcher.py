@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -103,12 +105,20 @@ def test_the_failure_of_a_script_is_the_worker_s_failure(make: Make) -> None:
 
 
 def test_a_failure_after_the_loss_of_another_worker_is_no_failure(make: Make) -> None:
-    """Survivors whose script ended through a broken connection train on in the next world."""
+    """Survivors whose script ended through a broken connection train on in the next world.
+
+    A stranger who tells the survivor that the script has ended elsewhere is not believed.
+    """
     job = make("say()\nif os.environ['WORLD_SIZE'] == '2':\n    wait_for('broken')\n    sys.exit(1)\nwait_for('end')")
     job.start("a")
     lost = job.start("b")
     job.plan("a", "b")
     job.wait_for("0of2", "1of2")
+    with socket.create_connection(("127.0.0.1", job.workers["a"].ports), LIMIT_S) as stranger:
+        stranger.sendall(b"GET /launcher/finished HTTP/1.0\r\n\r\n".ljust(200, b"F"))
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1000):
+                pass
     lost.process.kill()
     lost.process.wait()
     (job.folder / "broken").touch()
