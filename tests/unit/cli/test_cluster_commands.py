@@ -398,6 +398,18 @@ def test_preflight_of_a_job_checks_its_own_pools_and_image(stub: ApiStub, tmp_pa
     assert made not in stub.objects, "it is deleted"
 
 
+@pytest.mark.parametrize("store", ["s3://key:hunter2@bucket/a", "s3://bucket/a?token=hunter2"])
+def test_preflight_takes_no_credentials_of_a_store(stub: ApiStub, tmp_path: Path, store: str) -> None:
+    """They would stand in the pods' command line, which more people may read than the store."""
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    done = run("preflight", str(file), "--store", store)
+    assert done.exit_code == 2
+    assert "--store must have no password and no query" in done.output
+    assert "hunter2" not in done.output
+    assert stub.requests == [], "nothing was sent"
+
+
 def test_preflight_runs_in_the_image_of_each_pool_and_never_its_command(tmp_path: Path) -> None:
     body = yaml.safe_load(JOB_FILE)
     changed = {"name": "trainer", "image": "my/rocm", "command": ["heterotrain-run", "train.py"], "args": ["--amd"]}
