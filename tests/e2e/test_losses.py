@@ -5,10 +5,13 @@ One job goes through all tests; after the last one `conftest.py` checks every sa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending, decode_outcome
-from lab import spot_node
+from lab import network_policies, spot_node
 from lab.cluster import ClusterError, wait_for
 from lab.install import OPERATOR_NAMESPACE, rollout
 from local_cluster import control
@@ -65,14 +68,46 @@ def test_an_evicted_worker_shuts_down_gracefully_and_is_replaced(running: Runnin
 
 
 def test_a_killed_worker_costs_one_step_and_counts_as_a_failure(running: Running, shared: Shared) -> None:
-    """SIGKILL: the survivors repeat the current step, the worker comes back, and one failure is counted."""
+    """SIGKILL: the survivors repeat the current step, the worker comes back, and one failure is counted.
+
+    All of this behind enforced NetworkPolicies, which keep a pod of the same namespace away from the workers.
+    """
     restarts, disruptions = charged(running)
     shared.failures += 1
-    generation = running.job.wait_members(3, timeout_s=10).generation
-    pod = running_pod(running, "v100")
-    spot_node.kill(running.job, pod)
-    wait_for_replacement(running, generation)
+    cluster, generation = running.job.cluster, running.job.wait_members(3, timeout_s=10).generation
+    with stranger(running) as reaches:
+        assert reaches("t4", keys.PEER_PORT), "without enforcement nothing is closed, or the test would prove nothing"
+        with network_policies.enforced(cluster):
+            spot_node.kill(running.job, running_pod(running, "v100"))
+            wait_for_replacement(running, generation)
+            for pool in ("t4", "v100"):
+                assert not reaches(pool, keys.PEER_PORT)
+                assert reaches(pool, keys.METRICS_PORT)
     wait_for(lambda: charged(running) == (restarts + 1, disruptions), "one failure to be charged", timeout_s=30)
+
+
+@contextmanager
+def stranger(running: Running) -> Iterator[Callable[[str, int], bool]]:
+    """Yield a function that tells whether another pod of the namespace can connect to a pool's worker at a port."""
+    name, cluster = "stranger", running.job.cluster
+    trainer = running.job.pod_on("a100")["spec"]["containers"][0]
+    keep = {"name": name, "image": trainer["image"], "imagePullPolicy": "Never", "command": ["sleep", "600"]}
+    spec = {"containers": [keep], "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    cluster.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=60s", timeout_s=90)
+
+    def reaches(pool: str, port: int) -> bool:
+        address = running.job.pod_on(pool)["status"]["podIP"]
+        code = f"import socket; socket.create_connection(({address!r}, {port}), timeout=3).close()"
+        try:
+            cluster.kubectl("exec", name, "--", "python3", "-c", code)
+        except ClusterError as error:
+            assert "timed out" in str(error), "refused is not dropped: does the worker listen there?"  # noqa: PT017
+            return False
+        return True
+
+    yield reaches
+    cluster.delete("pod", name)
 
 
 def test_a_node_that_loses_power_and_returns(running: Running) -> None:

@@ -57,6 +57,17 @@ def plug(node: str) -> None:
         network.plug(_plan().node(node))
 
 
+def inside(node: str, *command: str, stdin: str | None = None) -> str:
+    """Run a command on a node, as root, and return what it printed.
+
+    Raises:
+        Problem: there is no such node, it has no power, or the command failed.
+    """
+    if kind.is_running():
+        return kind.inside(node, *command, stdin=stdin)
+    return local_node.inside(_plan().node(node), *command, stdin=stdin)
+
+
 def kubeconfig_path() -> Path:
     """Return the path of the administrator's kubeconfig of the running cluster.
 

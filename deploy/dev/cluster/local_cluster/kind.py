@@ -119,6 +119,11 @@ def plug(node: str) -> None:
     run("docker", "exec", node, "ip", "route", "replace", "default", "via", gateway)
 
 
+def inside(node: str, *command: str, stdin: str | None = None) -> str:
+    """Run a command in the node's container."""
+    return run("docker", "exec", "--interactive", _known(node), *command, stdin=stdin)
+
+
 def _name() -> str:
     return topology.read(CONFIGURATION.read_text()).name
 
