@@ -209,6 +209,9 @@ bench: cluster-running ## figures of the demo job on the cluster, each with its 
 bench-prediction: cluster-running ## prediction of step times for shares that were never used, on the cluster
 	@$(LAB) -m lab.prediction
 
+bench-noise: cluster-running ## balanced shares and those of the least expected step, with one noisy pool, on the cluster
+	@$(LAB) -m lab.noise
+
 bench-convergence: cluster-running ## time to an accuracy on the cluster: even, adaptive and learned shares, three seeds
 	@$(LAB) -m lab.convergence
 
@@ -231,6 +234,6 @@ bench-simulated: setup ## the tables of docs/simulation.md; about twenty minutes
 
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files test-core \
   test-operator test-trainer test-unit test-distributed test-guides chaos test-wheel test-cuda images cluster cluster-running \
-  cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-convergence bench-scale \
+  cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
   bench-mathematics \
   bench-trainer bench-simulated pictures

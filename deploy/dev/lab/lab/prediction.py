@@ -143,7 +143,14 @@ def stray_shares(batch_samples: int, evidence: Sequence[MemberEvidence], rng: ra
 
 
 def in_turns(
-    cluster: Cluster, job: Job, scrapes: Scrapes, plan: Plan, vectors: Sequence[tuple[int, ...]], *, rounds: int
+    cluster: Cluster,
+    job: Job,
+    scrapes: Scrapes,
+    plan: Plan,
+    vectors: Sequence[tuple[int, ...]],
+    *,
+    rounds: int,
+    turn_steps: int = MEASURED_STEPS,
 ) -> tuple[Plan, list[Mapping[str, Sequence[Observation]]]]:
     """Alternate between the last vector and the others, which have one batch, until all have enough steps.
 
@@ -184,7 +191,7 @@ def in_turns(
         if turns != in_force:
             plan, in_force = turning(plan, turns), turns
             write(cluster, job, plan)
-        steps = steps_of(turns) + MEASURED_STEPS
+        steps = steps_of(turns) + turn_steps
         wait_for(
             lambda: steps_of(turns) >= steps, f"{steps:.0f} steps with each of {turns}", timeout_s=300, every_s=0.5
         )
