@@ -34,6 +34,8 @@ def test_a_script_for_torchrun_goes_on_after_the_loss_of_a_worker(namespace: Clu
     pod = manifest["spec"]["template"]["spec"]
     pod["containers"][0]["command"] += ["--epochs", str(EPOCHS)]
     pod["volumes"][1]["hostPath"]["path"] = str(folder)
+    for pool in manifest["spec"]["workerPools"]:  # each new world imports PyTorch again in every pod
+        pool["resources"]["limits"]["cpu"] = "1"
     script = {"train.py": (EXAMPLE / "train.py").read_text()}
     named = {"metadata": {"name": "torchrun-script"}, "data": script}
     namespace.apply({"apiVersion": "v1", "kind": "ConfigMap", **named})
