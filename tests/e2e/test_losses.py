@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending, decode_outcome
 from lab import network_policies, spot_node
-from lab.cluster import ClusterError, wait_for
+from lab.cluster import Cluster, ClusterError, wait_for
 from lab.install import OPERATOR_NAMESPACE, rollout
 from local_cluster import control
+from local_cluster.process import Problem
 
 if TYPE_CHECKING:
     from conftest import Running, Shared
@@ -141,18 +142,37 @@ def test_a_network_cut_and_its_repair(running: Running) -> None:
     assert charged(running)[0] == restarts
 
 
-def test_the_operator_killed_in_the_middle(running: Running) -> None:
-    """Training continues; the next operator gets all its state from the cluster."""
+def test_the_operator_and_a_kubelet_killed_in_the_middle(running: Running) -> None:
+    """Training continues; the next operator and the next kubelet get all their state from cluster and node."""
     before = charged(running)
     cluster = running.job.cluster
     generation = running.job.wait_members(3, timeout_s=10).generation
+    node = spot_node.node_of_pool(cluster, "v100")
+    killed, renewed = kubelet_of(node), lease_of(cluster, node)
+    control.inside(node, "kill", "-KILL", killed)
     selector = ("-l", "app.kubernetes.io/name=heterotrain-operator")
     cluster.run("kubectl", "-n", OPERATOR_NAMESPACE, "delete", "pod", *selector, "--grace-period=0", "--force")
     running.wait_steps(running.steps() + 3)
     rollout(cluster, OPERATOR_NAMESPACE, "heterotrain-operator")
+    wait_for(lambda: kubelet_of(node) not in ("", killed), "another kubelet", timeout_s=30)
+    wait_for(lambda: lease_of(cluster, node) != renewed, "the kubelet's next sign of life", timeout_s=60)
     running.wait_steps(running.steps() + 3)
     assert running.job.wait_members(3, timeout_s=5).generation == generation, "no new generation was started"
     assert charged(running) == before
+
+
+def kubelet_of(node: str) -> str:
+    """Return the number of a node's kubelet process; empty if it has none."""
+    try:
+        return control.inside(node, "pgrep", "-x", "kubelet").strip()
+    except Problem:
+        return ""
+
+
+def lease_of(cluster: Cluster, node: str) -> str:
+    """Return the time of a kubelet's last sign of life."""
+    path = "jsonpath={.spec.renewTime}"
+    return cluster.run("kubectl", "-n", "kube-node-lease", "get", "lease", node, "-o", path)
 
 
 def test_prometheus_away_and_back(running: Running) -> None:
