@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 KILL_AFTER_S = 20
 """After one rank has failed, the others are killed unless they end within this time."""
+MOST_DESCRIPTORS = 65_536
+"""Descriptors that a process may open, where the limit of the container allows it."""
 
 _LEFT_EARLY = Outcome(ending=Ending.LEFT, reason="received SIGTERM before it had joined", epoch=0, step=0)
 
@@ -36,7 +39,12 @@ _PLAIN = "the script ended with exit code 0 and did not call heterotrain.init()"
 
 
 def merge(
-    outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: bool, errors: Sequence[str] = ()
+    outcomes: Sequence[Outcome | None],
+    codes: Sequence[int],
+    *,
+    told: bool,
+    errors: Sequence[str] = (),
+    first: int = 0,
 ) -> Outcome:
     """Return a pod's outcome from those of its ranks: one failure is a failure, one leave is a leave.
 
@@ -46,6 +54,7 @@ def merge(
         told: whether the pod received SIGTERM. A rank that is still loading its libraries then has no peers to notify
             and is ended by the signal itself: it counts as having left.
         errors: by local rank, the last error in its output; empty where there is none.
+        first: local rank that failed first. The launcher ended the others, so their ends explain nothing.
     """
     outcomes = [
         _LEFT_EARLY if told and outcome is None and code == -signal.SIGTERM else outcome
@@ -61,10 +70,12 @@ def merge(
     if not written and not any(codes):
         return last(Ending.LEFT if told else Ending.FINISHED, _PLAIN, Cause.PLAIN_SCRIPT)
 
-    for rank, outcome in enumerate(outcomes):
-        if outcome is not None and outcome.ending is Ending.FAILED:
+    ranks = sorted(range(len(codes)), key=lambda rank: rank != first)
+    for rank in ranks:
+        if (outcome := outcomes[rank]) is not None and outcome.ending is Ending.FAILED:
             return last(Ending.FAILED, f"rank {rank}: {outcome.reason}", outcome.cause)
-    for rank, (outcome, code) in enumerate(zip(outcomes, codes, strict=True)):
+    for rank in ranks:
+        outcome, code = outcomes[rank], codes[rank]
         if code < 0 and outcome is None:  # a rank that has written its outcome may crash while it exits
             return last(Ending.FAILED, f"rank {rank} was ended by {_how(code)}{_own_words(errors, rank)}")
         if code > 0:
@@ -90,6 +101,7 @@ class Launcher:
         self._operated = env.JOB_UID in self._environ
         self._errors: dict[int, ErrorOutput] = {}
         self._ending = False
+        self._first = 0
         self._told = False
 
     def run(self) -> int:
@@ -107,7 +119,7 @@ class Launcher:
             self._watch()
             codes = [self._codes[rank] for rank in range(self._ranks)]
             errors = [self._errors[rank].last_error() if rank in self._errors else "" for rank in range(self._ranks)]
-            outcome = merge([_read(file) for file in files], codes, told=self._told, errors=errors)
+            outcome = merge([_read(file) for file in files], codes, told=self._told, errors=errors, first=self._first)
         if not self._operated:  # no operator: ranks write no outcome, and the exit code is the answer
             return next((128 - code if code < 0 else code for code in codes if code), 0)
         path = self._environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH)
@@ -146,7 +158,7 @@ class Launcher:
             child.returncode = self._codes[rank] = os.waitstatus_to_exitcode(status)
             ended_well = self._codes[rank] == 0 or (self._told and self._codes[rank] == -signal.SIGTERM)
             if not ended_well and not self._ending:
-                self._ending = True
+                self._ending, self._first = True, rank
                 _log.error(
                     "rank %d of the pod ended with %s: terminating the other ranks", rank, _how(self._codes[rank])
                 )
@@ -183,6 +195,17 @@ def _read(file: Path) -> Outcome | None:
         return None
 
 
+def _allow_descriptors() -> None:
+    """Raise the limit of open descriptors: some container runtimes start with 1024, and peers and strangers use some.
+
+    Gloo ends the process when there are none left.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the script given on the command line.
 
@@ -197,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         print(usage)  # noqa: T201  # output of a command
         raise SystemExit(0 if given else 2)
+    _allow_descriptors()
     if Runtime(os.environ.get(env.RUNTIME, Runtime.HETEROTRAIN)) is Runtime.TORCHRUN:
         from heterotrain.torchrun.launcher import run  # noqa: PLC0415  # needs a package of the extra `trainer`
 

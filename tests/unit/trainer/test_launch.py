@@ -52,6 +52,23 @@ def test_outcomes_are_merged(outcomes: list[Outcome | None], codes: list[int], e
 
 
 @pytest.mark.parametrize(
+    ("outcomes", "codes", "reason"),
+    [
+        ([None, None, None], [-15, 1, -15], "rank 1 ended with exit code 1: ValueError: b"),
+        ([None, None, None], [-15, -11, -15], "rank 1 was ended by SIGSEGV: ValueError: b"),
+        ([None, FAILED, None], [-15, 1, -9], "rank 1: because failed"),
+        ([FAILED, FAILED, None], [1, 1, -9], "rank 1: because failed"),
+    ],
+)
+def test_the_rank_that_failed_first_is_the_reason(
+    outcomes: list[Outcome | None], codes: list[int], reason: str
+) -> None:
+    """The launcher ended the others."""
+    merged = merge(outcomes, codes, told=False, errors=["", "ValueError: b", "KeyError: c"], first=1)
+    assert (merged.ending, merged.reason) == (Ending.FAILED, reason)
+
+
+@pytest.mark.parametrize(
     ("codes", "told", "ending", "cause"),
     [
         ([0, 0], False, Ending.FINISHED, Cause.PLAIN_SCRIPT),
@@ -212,3 +229,19 @@ def test_usage() -> None:
         [sys.executable, "-m", "heterotrain.launch"], env=path, capture_output=True, text=True, check=False
     )
     assert (found.returncode, found.stdout.startswith("usage: heterotrain-run")) == (2, True)
+
+
+def test_ranks_may_open_more_descriptors_than_the_runtime_allows_at_first(tmp_path: Path) -> None:
+    """Some runtimes start containers with 1024; what the container may have at most is kept."""
+    script = tmp_path / "script.py"
+    script.write_text("import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))")
+    paths = os.pathsep.join(str(ROOT / part) for part in ("core", "trainer"))
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4000)); "
+        "from heterotrain.launch import main; main(sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, str(script)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": paths}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["4000", "4000"]
