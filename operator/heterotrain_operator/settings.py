@@ -96,8 +96,8 @@ class Settings:
         metadata=_about("Serve metrics only to tokens that may get /metrics, by TokenReview and SubjectAccessReview."),
     )
     listen: str = field(
-        default="0.0.0.0",  # noqa: S104  # probes and scrapes come from outside the pod
-        metadata=_about("Address to listen on for probes and scrapes."),
+        default="",
+        metadata=_about("Address to listen on for probes and scrapes; empty for all, of IPv4 and IPv6."),
     )
     leader_election: bool = field(
         default=True, metadata=_about("Act only while holding the Lease. Switch it off only to debug a single replica.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from heterotrain_operator.engine.serve import METRICS_PATH, Certificate, serve
 from heterotrain_operator.kube.errors import Unavailable
 from heterotrain_operator.kube.resources import Resource
 from heterotrain_operator.kube.reviews import KEPT_S, MOST_TOKEN, MetricsAccess
+from heterotrain_operator.settings import Settings
 from prometheus_client import CollectorRegistry, Gauge
 from support.fakes import FakeKube
 from support.ports import free_port
@@ -154,3 +156,20 @@ async def test_files_that_cannot_be_read_keep_the_present_certificate(url: str, 
 async def test_an_operator_without_its_certificate_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"tls\.crt"):
         Certificate(tmp_path)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_probes_and_scrapes_come_over_ipv4_and_ipv6() -> None:
+    """In a cluster with IPv6 only, the kubelet could not reach the operator otherwise."""
+    ports = free_port(), free_port()
+    runners = await serve(
+        listen=Settings().listen, health_port=ports[0], metrics_port=ports[1], healthy=lambda: True,
+        ready=lambda: True, registry=CollectorRegistry(),
+    )  # fmt: skip
+    async with aiohttp.ClientSession() as session:
+        for host in ("127.0.0.1", "[::1]"):
+            for port, path in zip(ports, ("/healthz", METRICS_PATH), strict=True):
+                async with session.get(f"http://{host}:{port}{path}") as response:
+                    assert response.status == 200
+    for runner in runners:
+        await runner.cleanup()

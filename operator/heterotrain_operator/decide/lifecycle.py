@@ -141,6 +141,10 @@ def _finishing_copies(
 
 
 def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
+    """Return the failure of a job whose deadline is over, or that it is active.
+
+    The deadlines of a job that is refused do not run: it has not started, uses no node, and may still be corrected.
+    """
     start_s = min(now_s, seconds(job.status.start_time))
     may_wait = []
     for limit_s, reason, message, applies in (

@@ -85,7 +85,7 @@ async def serve(
     """Start both servers and return their runners, which the caller cleans up.
 
     Args:
-        listen: address to listen on.
+        listen: address to listen on; empty for all addresses.
         health_port: port of the probes.
         metrics_port: port of the metrics.
         healthy: whether the process works.
@@ -104,6 +104,6 @@ async def serve(
     for app, port, context in ((health, health_port, None), (exporter, metrics_port, tls)):
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, listen, port, ssl_context=context).start()
+        await web.TCPSite(runner, listen or None, port, ssl_context=context).start()
         runners.append(runner)
     return runners

@@ -8,6 +8,8 @@ exported.
 from __future__ import annotations
 
 import logging
+import socket
+import socketserver
 import sys
 import threading
 import urllib.error
@@ -247,6 +249,25 @@ class Report:
             yield _gauge(names.PEAK_MEMORY, labels, peaks)
 
 
+class _Server(ThreadingHTTPServer):
+    """Listens on IPv4 and IPv6, and waits for nobody."""
+
+    daemon_threads = True
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+    def server_bind(self) -> None:
+        """Bind for IPv4 and IPv6, without the base class's question to a name server, which may be away."""
+        if self.address_family is socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "worker", self.server_address[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # base class's names
+        """Ignore clients that disconnect or time out; log any other error, which is a defect."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            _log.exception("the request for metrics from %s failed", client_address)
+
+
 def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
     """Serve metrics and readiness on the rank's port; return ``None`` if it has no port.
 
@@ -293,16 +314,8 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class names it
             """Do not log requests."""
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # base class's names
-            """Ignore clients that disconnect or time out; log any other error, which is a defect."""
-            if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-                _log.exception("the request for metrics from %s failed", client_address)
-
     try:
-        server = Server(("", identity.metrics_port), Handler)
+        server = _Server(("", identity.metrics_port), Handler)
     except OSError as error:
         raise UsageError(
             f"the metrics port {identity.metrics_port} cannot be used ({error}). Stop the process that listens there, "

@@ -1,7 +1,8 @@
 """Counts failures and disruptions, each worker exactly once, even if the operator restarts in between.
 
 The pod of an ended worker stays in the API until the status counts its end. Its uid stays in the status as long as the
-pod exists or a plan names it. So a new operator neither counts it again nor misses it.
+pod exists or a plan names it. So a new operator neither counts it again nor misses it. A worker whose node was lost and
+came back leaves the status: its own failure counts later, and so does another loss.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def account(
     gone = tuple(each for uid, each in known.items() if uid not in present and uid not in before)
     pools = Counter([*(worker.pod.pool for worker in lost), *(each.pool for each in gone)])
     newly = {w.pod.uid for w in (*failed, *mismatched, *lost)} | {each.uid for each in gone}
+    returned = {w.pod.uid for w in workers if w.placed}
     disrupted = {w.pod.name: w.reason for w in lost} | {each.name: "its pod is gone" for each in gone}
     if not counting:  # their uids are kept nevertheless, so that a resumed job does not count them
         failed, disrupted, pools = (), {}, Counter()
@@ -127,7 +129,7 @@ def account(
             now_s=now_s,
         ),
         disruptions=status.disruptions + len(disrupted),
-        accounted=frozenset(uid for uid in before | newly if uid in present or uid in known),
+        accounted=frozenset(uid for uid in (before | newly) - returned if uid in present or uid in known),
         failed=failed,
         disrupted=disrupted,
         lost=pools,

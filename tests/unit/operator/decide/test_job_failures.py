@@ -128,6 +128,22 @@ def test_disruptions_never_fail_a_job() -> None:
     assert cluster.status["state"] == "Running"
 
 
+def test_a_worker_that_came_back_with_its_node_is_charged_for_its_own_failure() -> None:
+    """Its loss was a disruption; what it does afterwards is its own."""
+    cluster = FakeCluster(pool("a", maxReplicas=2)).with_nodes("a", "a2", cpu="1").start()
+    name = min(cluster.pods)
+    node = cluster.pods[name]["spec"]["nodeName"]
+    cluster.set_node(node, "Unknown")
+    cluster.settle()
+    assert cluster.status["disruptions"] == 1
+    cluster.set_node(node, "True")
+    cluster.settle()
+    assert name in cluster.members()
+    cluster.end(name, Ending.FAILED, exit_code=1, reason="boom")
+    cluster.settle()
+    assert (cluster.status["disruptions"], cluster.status["restarts"]) == (1, 1)
+
+
 def test_a_failed_worker_whose_sidecar_still_runs_gives_its_node_to_the_successor() -> None:
     template = {"spec": {"containers": [{"name": "main", "image": "i"}, {"name": "proxy", "image": "i"}]}}
     wide = pool("a", maxReplicas=2, resources={"limits": {"cpu": "2"}})

@@ -59,6 +59,24 @@ def test_a_refused_template_creates_no_pods_and_the_status_reports_why() -> None
     assert cluster.condition("Stalled") == ("True", "InvalidTemplate")
 
 
+def test_the_deadlines_of_a_refused_job_begin_when_it_is_accepted() -> None:
+    """It uses no node and may still be corrected; afterwards, it has the whole time."""
+    cluster = FakeCluster(spec={"preRunningDeadlineSeconds": 60, "activeDeadlineSeconds": 600})
+    cluster.acceptance = Acceptance(known=True, ok=False, reason="PodsForbidden", message="by a policy")
+    cluster.settle()
+    cluster.pass_time(10_000)
+    cluster.settle()
+    assert (cluster.status["state"], cluster.status.get("startTime")) == ("Invalid", None)
+    cluster.acceptance = Acceptance(known=True)
+    cluster.settle()
+    cluster.pass_time(59)
+    cluster.settle()
+    assert cluster.condition("Failed")[0] == "False"
+    cluster.pass_time(2)
+    cluster.settle()
+    assert cluster.condition("Failed") == ("True", "PreRunningDeadlineExceeded")
+
+
 def test_a_template_that_is_refused_later_keeps_running_workers_and_creates_none() -> None:
     cluster = a_running_job()
     cluster.acceptance = Acceptance(known=True, ok=False, reason="InvalidTemplate", message="unknown field imagee")

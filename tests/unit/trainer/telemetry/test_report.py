@@ -128,6 +128,22 @@ def test_readiness_waits_for_all_local_ranks() -> None:
             server.server_close()
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_probes_and_scrapes_come_over_ipv4_and_ipv6(host: str) -> None:
+    """In a cluster with IPv6 only, no worker could get ready otherwise."""
+    identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", metrics_port=free_port())
+    report = Report(identity)
+    report.gauges({names.READY: 1.0})
+    server: Any = serve(report, identity)
+    try:
+        with urllib.request.urlopen(f"http://{host}:{identity.metrics_port}/ready", timeout=20) as reply:
+            assert reply.status == 200
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 @pytest.mark.parametrize("fault", ["hangs up", "defect"])
 def test_only_defects_are_logged(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """A scraper that disconnects while the response is made leaves no log line; an exception in the code does."""
