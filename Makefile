@@ -159,6 +159,7 @@ test-oldest-torch: setup ## the trainer's tests with the lowest PyTorch that it 
 	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/dev.txt > $(OLDEST)/rest.txt
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --require-hashes -r requirements/trainer-cu12.txt
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --require-hashes -r $(OLDEST)/rest.txt
+	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --no-build-isolation -e .
 	@$(OLDEST)/bin/pytest -q $(PARALLEL) tests/unit/trainer
 	@$(OLDEST)/bin/pytest -q tests/distributed
 

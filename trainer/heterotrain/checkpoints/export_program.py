@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -124,7 +125,9 @@ def export_program(model: torch.nn.Module, inputs: Sequence[torch.Tensor], out: 
 
 def _pt2(exported: Any, path: Path) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     torch.export.save(exported, path.with_suffix(".pt2"))
-    module = torch.export.load(path.with_suffix(".pt2")).module()
+    with warnings.catch_warnings():  # PyTorch 2.10 warns of its own way to read the weights
+        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+        module = torch.export.load(path.with_suffix(".pt2")).module()
     return lambda inputs: _flat(module(*inputs))
 
 
