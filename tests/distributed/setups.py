@@ -19,6 +19,7 @@ from heterotrain.network.control import StepDecision
 from heterotrain.numerics.reducer import Bucket, Reducer
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.step import Step
+from support.passes import perturb, put_back
 
 torch.set_num_threads(1)  # as in the workers: several threads would slow these small models down
 
@@ -56,14 +57,21 @@ def train(
         with step:
             running[0] = step.number
             injector.at("step", step.number)
-            for x, y in step.micro_batches():
-                formats.add(str(model[0](x).dtype))
-                total, weight = training.loss(model, x, y, step.number)
-                if training.tokens or training.error == "classes":
-                    step.backward(total, weight=weight)
-                else:
-                    step.backward(total / weight)
-            step.apply(optimizer, clip_norm=training.clip_norm, clip_value=training.clip_value)
+            clips = {"clip_norm": training.clip_norm, "clip_value": training.clip_value}
+            moved = []
+            for more in (True, False) if training.passes != "one" else (False,):
+                for x, y in step.micro_batches(more=more):
+                    formats.add(str(model[0](x).dtype))
+                    total, weight = training.loss(model, x, y, step.number)
+                    if training.tokens or training.error == "classes":
+                        step.backward(total, weight=weight)
+                    else:
+                        step.backward(total / weight)
+                if more and training.passes == "ascent":
+                    moved = perturb(model)
+                    continue
+                put_back(moved)
+                step.apply(optimizer, **clips)
     stem = f"{out}/{os.environ['HETEROTRAIN_WORKER']}"
     torch.save(model.state_dict(), f"{stem}.pt")
     torch.save(buckets, f"{stem}.buckets")
@@ -184,18 +192,17 @@ def twin(
     result = Twin(weights={})
     for number, (epoch, x, y) in enumerate(batches(setup, epochs=epochs, batch=batch)):
         factor = rate(number, model, optimizer, x, y) if rate else 1.0
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=setup.autocast):
-            total, weight = setup.loss(model, x, y, number)
-        (total / weight).backward()
-        result.losses.append(float(total.detach()) / weight)
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        norm = float(torch.cat([g.flatten() for g in gradients]).norm())
-        for gradient in gradients:
-            if setup.clip_norm is not None and norm > setup.clip_norm:
-                gradient.mul_(setup.clip_norm / norm)
-            if setup.clip_value is not None:
-                gradient.clamp_(-setup.clip_value, setup.clip_value)
+        moved = []
+        if setup.passes != "one":
+            _backward(setup, model, x, y, number)
+            if setup.passes == "ascent":
+                moved = perturb(model)
+            else:
+                _clip(setup, model)
+                optimizer.step()
+        result.losses.append(_backward(setup, model, x, y, number))
+        put_back(moved)
+        _clip(setup, model)
         own = optimizer.param_groups[0]["lr"]
         optimizer.param_groups[0]["lr"] = own * factor
         if factor == 0:
@@ -206,6 +213,25 @@ def twin(
             scheduler.step()
     result.weights = {name: value.detach() for name, value in model.state_dict().items()}
     return result
+
+
+def _backward(setup: TrainingSetup, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, number: int) -> float:
+    """Compute the gradients of a whole batch; return its loss."""
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=setup.autocast):
+        total, weight = setup.loss(model, x, y, number)
+    (total / weight).backward()
+    return float(total.detach()) / weight
+
+
+def _clip(setup: TrainingSetup, model: torch.nn.Module) -> None:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = float(torch.cat([g.flatten() for g in gradients]).norm())
+    for gradient in gradients:
+        if setup.clip_norm is not None and norm > setup.clip_norm:
+            gradient.mul_(setup.clip_norm / norm)
+        if setup.clip_value is not None:
+            gradient.clamp_(-setup.clip_value, setup.clip_value)
 
 
 def batches(

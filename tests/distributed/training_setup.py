@@ -29,6 +29,8 @@ class TrainingSetup:
         tied: hidden layers of equal width share their weights.
         error: ``squares``, ``huber``, or ``classes`` with some labels to be ignored.
         autocast: whether the twin computes in bf16; a job does so by its precision.
+        passes: over the micro-batches of a step: ``one``; ``updates``, two with an update each; or ``ascent``, where
+            the first one moves the weights for the second one, as in SAM.
     """
 
     samples: int = 90
@@ -46,6 +48,7 @@ class TrainingSetup:
     tied: bool = False
     error: str = "squares"
     autocast: bool = False
+    passes: str = "one"
 
     def data(self) -> torch.utils.data.TensorDataset:
         """Return the samples."""
