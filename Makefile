@@ -134,7 +134,7 @@ test-unit: setup ## the three above in one run, about two minutes
 	@$(PYTEST) $(PARALLEL) tests/unit tests/shell tests/packaging
 
 test-distributed: setup ## real training processes with injected faults
-	@$(VENV)/bin/pytest tests/distributed -q
+	@$(PYTEST) -n 2 tests/distributed
 
 chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=number, SEED=first one; about one second each
 	@PYTHONPATH=core:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \

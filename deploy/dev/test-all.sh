@@ -41,7 +41,7 @@ begin_build
 say "lint; programs and images of the cluster are built in the background"
 make --no-print-directory lint
 tier unit -n auto --maxprocesses 4 tests/unit tests/shell
-tier distributed tests/distributed
+tier distributed -n 2 tests/distributed  # several processes each, which wait for one another for much of the time
 say "programs and images of the cluster"
 tail -n +1 -f --pid="$builder" "$results/build.log"
 check_build
