@@ -103,9 +103,13 @@ class Jobs:
         limits: Mapping[str, str] | None = None,
         epochs: int | None = EPOCHS,
         epoch_samples: int = EPOCH_SAMPLES,
+        disk: str = "",
         **changes: Any,
     ) -> Running:
-        """Apply an example job; with ``epochs=None`` it trains until the test calls ``stop``."""
+        """Apply an example job; with ``epochs=None`` it trains until the test calls ``stop``.
+
+        ``disk`` is the size of a disk of each pod's own for checkpoints, such as 64Ki; by default they share a folder.
+        """
         cluster = Cluster(environment=self._installed.environment, namespace=f"e2e-{self._base}{namespace}")
         if not any(job.cluster.namespace == cluster.namespace for job in self._jobs):
             remove_namespace(cluster)
@@ -127,6 +131,8 @@ class Jobs:
         )
         if epochs is None:
             replace_script(cluster, manifest, OPEN_ENDED)
+        if disk:
+            give_disk(manifest, disk)
         cluster.apply(manifest)
         job = Job(cluster, name)
         self._jobs.append(job)
@@ -213,6 +219,14 @@ def replace_script(cluster: Cluster, manifest: dict[str, Any], training_script: 
     pod = manifest["spec"]["template"]["spec"]
     pod["containers"][0]["command"][1] = f"/script/{training_script.name}"
     pod["volumes"][0]["configMap"]["name"] = name
+
+
+def give_disk(manifest: dict[str, Any], size: str) -> None:
+    """Make the job write its checkpoints, one a second, to a disk of this size."""
+    pod = manifest["spec"]["template"]["spec"]
+    pod["volumes"].append({"name": "disk", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    pod["containers"][0]["volumeMounts"].append({"name": "disk", "mountPath": "/disk"})
+    manifest["spec"]["checkpoint"] |= {"uri": "file:///disk", "intervalSeconds": 1}
 
 
 @pytest.hookimpl(hookwrapper=True)

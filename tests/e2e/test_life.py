@@ -69,13 +69,18 @@ def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
 
 
 def test_jobs_in_two_namespaces_are_independent_of_each_other_and_of_a_crashing_job(start: Start) -> None:
-    """Jobs of the same name train in parallel while a third job crashes again and again."""
+    """Jobs of the same name train in parallel while a third job crashes again and again.
+
+    One of them has no room for a checkpoint: it trains to its end, and says what is missing.
+    """
     limits = {"a100": "200m", "v100": "200m", "t4": "200m"}
     broken = start("broken", namespace="-a", limits=limits, arguments=["--no-such-option"], spec={"backoffLimit": 2})
     one = start("job", namespace="-a", limits=limits, epochs=2)
-    other = start("job", namespace="-b", limits=limits, epochs=2)
+    other = start("job", namespace="-b", limits=limits, epochs=2, disk="64Ki")
     one.wait_succeeded()
     other.wait_succeeded()
+    assert "No space left on device" in other.job.condition("Succeeded")["message"]
+    assert other.job.status()["restarts"] == 0
     broken.job.wait_true("Failed", timeout_s=120)
     failed = broken.job.condition("Failed")
     assert failed["reason"] == "BackoffLimitExceeded"
