@@ -162,6 +162,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
             for volume in spec.get("volumes") or ()
         ),
         fatal_probes=_fatal_probes(spec, annotations),
+        all_ended=_all_ended(spec, status),
         image=_image(spec, annotations),
         conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
@@ -285,6 +286,13 @@ def _ended(spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapp
         message=state.get("message") or "",
         finished_s=seconds(state.get("finishedAt")),
     )
+
+
+def _all_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    ended = {
+        each["name"] for each in status.get("containerStatuses") or () if (each.get("state") or {}).get("terminated")
+    }
+    return bool(ended) and ended >= {container["name"] for container in spec.get("containers") or ()}
 
 
 def _disruption(conditions: Mapping[str, Mapping[str, Any]], status: Mapping[str, Any]) -> str:

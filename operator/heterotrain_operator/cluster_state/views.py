@@ -86,6 +86,8 @@ class PodView:
         requests: resources that the scheduler reserves for the pod.
         has_secret: whether the job's secret is mounted in it; pods of older operators have none.
         fatal_probes: probes whose failure makes the kubelet end the training container.
+        all_ended: whether every container has ended. The kubelet changes the phase a moment later, once it has cleaned
+            up; until then the pod holds its node.
         conditions: types and statuses of an ended pod's conditions, for the job's rules about failures.
     """
 
@@ -123,6 +125,7 @@ class PodView:
     plan_version: str = ""
     has_secret: bool = True
     fatal_probes: tuple[str, ...] = ()
+    all_ended: bool = False
     conditions: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -448,7 +448,8 @@ def _is_deleted(worker: Worker, stage: Stage, policy: CleanPodPolicy) -> bool:
     if stage is Stage.FINISHING:
         return worker.state is WorkerState.WAITING  # it would start a training that is over
     if stage in ENDED_STAGES:
-        return policy is CleanPodPolicy.ALL or (policy is CleanPodPolicy.RUNNING and not worker.pod.phase_ended)
+        runs = not (worker.pod.phase_ended or worker.pod.all_ended)
+        return policy is CleanPodPolicy.ALL or (policy is CleanPodPolicy.RUNNING and runs)
     return False  # refused: running workers stay
 
 

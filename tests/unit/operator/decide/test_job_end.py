@@ -102,6 +102,20 @@ def test_clean_pod_policy_for_ended_pods(policy: str, left: list[str]) -> None:
     assert sorted(cluster.pods) == left
 
 
+@pytest.mark.parametrize(("has_sidecar", "left"), [(False, ["job-w0", "job-w1", "job-w2"]), (True, [])])
+def test_pods_whose_containers_have_ended_keep_their_logs(has_sidecar: bool, left: list[str]) -> None:
+    """The kubelet changes the phase of a pod a moment after the last container's status."""
+    cluster = a_running_job(cleanPodPolicy="Running")
+    for name in cluster.members():
+        cluster.end(name, Ending.FINISHED)
+        cluster.pods[name]["status"]["phase"] = "Running"
+        if has_sidecar:
+            cluster.pods[name]["spec"]["containers"].append({"name": "sidecar"})
+    cluster.settle()
+    assert cluster.status["state"] == "Succeeded"
+    assert sorted(name for name, pod in cluster.pods.items() if "deletionTimestamp" not in pod["metadata"]) == left
+
+
 @pytest.mark.parametrize(("policy", "deleting"), [("None", False), ("Running", True), ("All", True)])
 def test_clean_pod_policy_for_pods_that_still_run(policy: str, deleting: bool) -> None:
     cluster = a_running_job(cleanPodPolicy=policy, backoffLimit=0)
