@@ -190,6 +190,7 @@ def test_a_sidecar_that_never_ends_does_not_keep_the_job_running() -> None:
     cluster = a_running_job()
     for name in cluster.members():
         cluster.end(name, Ending.FINISHED)
+        cluster.pods[name]["spec"]["containers"].append({"name": "sidecar"})
         cluster.pods[name]["status"]["phase"] = "Running"
     cluster.settle()
     assert cluster.status["state"] == "Succeeded"
