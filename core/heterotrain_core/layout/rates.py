@@ -149,8 +149,9 @@ class LayoutRates:
 def _times(menu: Menu) -> Floats:
     """Return times from the shortest share of a template to the longest time of any one."""
     possible = np.isfinite(menu.first_BJ)
-    low = float(menu.first_BJ[possible].min())
-    most = -(-menu.batch_samples // menu.samples_BJ)
-    high = float((menu.first_BJ + (most - 1) * menu.next_BJ)[possible].max())
+    first = menu.first_BJ[possible]
+    low = float(first.min())
+    further = -(-menu.batch_samples // menu.samples_BJ[possible]) - 1
+    high = float((first + further * menu.next_BJ[possible]).max())
     number = math.ceil(math.log(max(high / low, 1.0)) / math.log(TIME_RATIO)) + 1
     return np.geomspace(low, high * (1 + 1e-9), min(max(2, number), MOST_TIMES))
