@@ -87,12 +87,16 @@ class JobForecast:
         preferred: of the preferred allocation; ``None`` if not feasible.
         alternatives: the Pareto front of speed and price, the fastest first; by speed alone where prices are missing.
             The preferred allocation is among them only if no other one beats it.
+        compared: number of allocations that were compared for these.
+        complete: whether those are all that the job allows, of the pools with known speeds.
     """
 
     feasible: bool
     reason: str
     preferred: AllocationForecast | None = None
     alternatives: tuple[AllocationForecast, ...] = ()
+    compared: int = 0
+    complete: bool = True
 
 
 def forecast_job(job: Job, communication: CommunicationTime, *, measured_ranks: int | None = None) -> JobForecast:
@@ -108,11 +112,16 @@ def forecast_job(job: Job, communication: CommunicationTime, *, measured_ranks: 
         return JobForecast(feasible=False, reason=allocation)
     exchange = MeasuredExchange(communication=communication, ranks=measured_ranks or len(ranks_of(job, allocation)))
     first = forecast_allocation(job, allocation, exchange)
-    others = [forecast_allocation(job, other, exchange) for other in _candidates(job)]
-    best = pareto_front([other for other in others if isinstance(other, AllocationForecast)])
-    if isinstance(first, Infeasible):
-        return JobForecast(feasible=False, reason=first.reason, alternatives=best)
-    return JobForecast(feasible=True, reason=first.reason, preferred=first, alternatives=best)
+    candidates, complete = _candidates(job)
+    others = [forecast_allocation(job, other, exchange) for other in candidates]
+    return JobForecast(
+        feasible=not isinstance(first, Infeasible),
+        reason=first.reason,
+        preferred=None if isinstance(first, Infeasible) else first,
+        alternatives=pareto_front([other for other in others if isinstance(other, AllocationForecast)]),
+        compared=len(candidates),
+        complete=complete,
+    )
 
 
 def forecast_allocation(
@@ -195,22 +204,44 @@ def _cost(outcome: AllocationForecast) -> float:
     return float("inf") if outcome.cost_per_million is None else outcome.cost_per_million
 
 
-def _candidates(job: Job) -> Iterator[Allocation]:
-    """Yield the allocations to compare: all that the job allows, or fewer counts of each pool if they are too many."""
-    for wanted in (_all_counts, _halved_counts, _extreme_counts):
+def _candidates(job: Job) -> tuple[list[Allocation], bool]:
+    """Return the allocations to compare: all that the job allows, or fewer counts of each pool if they are too many.
+
+    The second value says whether they are all.
+    """
+    limits = [_all_counts(pool) if pool.rank is not None else range(1) for pool in job.pools]
+    found = list(itertools.islice(_allowed(limits, job.least_workers, job.most_workers), MAX_CANDIDATES + 1))
+    complete = len(found) <= MAX_CANDIDATES
+    if not complete:
+        found = [counts for counts in _fewer(job) if job.least_workers <= sum(counts) <= job.most_workers]
+    return [Allocation(workers=counts) for counts in found], complete
+
+
+def _allowed(limits: Sequence[range], least: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Yield the counts within limits whose sum is between ``least`` and ``most``; no time is spent on others."""
+    if not limits:
+        if least <= 0 <= most:
+            yield ()
+        return
+    fewest, largest = sum(own[0] for own in limits[1:]), sum(own[-1] for own in limits[1:])
+    first = limits[0]
+    for count in range(max(first[0], least - largest), min(first[-1], most - fewest) + 1):
+        for rest in _allowed(limits[1:], least - count, most - count):
+            yield (count, *rest)
+
+
+def _fewer(job: Job) -> Iterator[tuple[int, ...]]:
+    """Return fewer counts, whatever their sum."""
+    ranges: list[list[int]] = []
+    for wanted in (_halved_counts, _extreme_counts):
         ranges = [wanted(pool) if pool.rank is not None else [0] for pool in job.pools]
         if math.prod(map(len, ranges)) <= MAX_CANDIDATES:
-            candidates: Iterator[tuple[int, ...]] = itertools.product(*ranges)
-            break
-    else:
-        candidates = _without_or_only_each_pool(ranges)
-    for workers in candidates:
-        if job.least_workers <= sum(workers) <= job.most_workers:
-            yield Allocation(workers=workers)
+            return itertools.product(*ranges)
+    return _without_or_only_each_pool(ranges)
 
 
-def _all_counts(pool: Pool) -> list[int]:
-    return list(range(pool.least_workers, pool.most_workers + 1))
+def _all_counts(pool: Pool) -> range:
+    return range(pool.least_workers, pool.most_workers + 1)
 
 
 def _halved_counts(pool: Pool) -> list[int]:

@@ -48,6 +48,8 @@ class JobReport:
             "plannedStepSeconds": self._prediction.step_s if self._prediction else None,
             "efficiencyCeiling": self._prediction.efficiency_ceiling if self._prediction else None,
             "unknownPools": [pool.name for pool in self.job.pools if pool.rank is None],
+            "comparedAllocations": self.forecast.compared,
+            "comparedAll": self.forecast.complete,
             "alternatives": [self._figures(other) for other in self.forecast.alternatives],
         }
 
@@ -156,7 +158,8 @@ class JobReport:
         if chosen is not None and all(other.allocation != chosen.allocation for other in rows):
             rows = sorted([*rows, chosen], key=lambda other: -other.samples_per_s)
         own = "" if chosen is None else " (* is the job's own)"
-        say(console, f"allocations that no other one beats in both speed and price{own}:")
+        others = "no other one" if self.forecast.complete else f"none of {self.forecast.compared} compared ones"
+        say(console, f"allocations that {others} beats in both speed and price{own}:")
         table = plain_table("")
         for pool in self.job.pools:
             table.add_column(pool.name, justify="right")

@@ -140,6 +140,22 @@ def test_alternatives_are_the_pareto_front(folder: Path) -> None:
     assert rates == sorted(rates, reverse=True)
 
 
+def test_alternatives_of_too_many_allocations_say_how_many_were_compared(folder: Path) -> None:
+    """Only what the job allows counts towards the limit; beyond it the heading promises no more than it knows."""
+    assert "allocations that no other one beats in both speed and price" in run(folder).stdout
+    job = copy.deepcopy(JOB)
+    for pool in job["spec"]["workerPools"]:
+        pool["maxReplicas"] = 30
+    for most, number, complete in ((20, 1770, True), (30, 117, False)):
+        # Of 31^3 combinations, C(23, 3) - 1 have 1 to 20 workers; of the counts 0, 1, 3, 7, 15 and 30, fewer than 6^3.
+        job["spec"]["elasticPolicy"]["maxReplicas"] = most
+        write(folder, job, PROFILE)
+        found = answer(folder)
+        assert (found["comparedAllocations"], found["comparedAll"]) == (number, complete)
+    heading = "allocations that none of 117 compared ones beats in both speed and price (* is the job's own):"
+    assert heading in run(folder).stdout
+
+
 def test_even_shares(folder: Path) -> None:
     """The step time of even shares is reported; with boundary Never it is the forecast."""
     found = answer(folder)
