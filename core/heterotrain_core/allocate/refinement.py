@@ -1,7 +1,8 @@
 """Options close to a choice, for jobs with more possible numbers of workers than are listed.
 
-Thinned options leave gaps: a job that holds nine workers may only be offered eight or ten. So the numbers close to each
-job's chosen ones are added, and the choice is improved among all of them, until that changes nothing.
+Thinned options leave gaps: a job that holds nine workers may only be offered eight or ten. So workers first go from job
+to job as long as that gains (see ``transfers``). Then the numbers close to each job's chosen ones are added, and the
+choice is improved among all of them, until that changes nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from heterotrain_core.allocate.candidate import EPSILON, Candidate, Choice
 from heterotrain_core.allocate.capacity import PoolCapacity
 from heterotrain_core.allocate.search import rank, search_from
+from heterotrain_core.allocate.transfers import transferred
 from heterotrain_core.allocate.value import Option, counts_near, rates, scored_options
 
 _ROUNDS = 6
@@ -31,7 +33,8 @@ def refined(
         choice: their options, which together fit.
         capacity: of the pools.
     """
-    original = candidates
+    original, choice = transferred(candidates, choice, capacity)
+    candidates = original
     for _ in range(_ROUNDS):
         finer = _with_close_options(original, choice, capacity)
         again = search_from(finer, capacity, choice)

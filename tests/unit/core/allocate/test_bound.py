@@ -216,7 +216,7 @@ def test_three_pools_of_sixteen_nodes() -> None:
 
 
 def test_forty_kinds_of_nodes() -> None:
-    """Three jobs on forty pools of two nodes, where speeds add up, against an integer programme of tangents."""
+    """Three jobs on forty pools of two nodes, where speeds add up: as good as an integer programme of tangents."""
     rng = random.Random(1)
     nodes = [2] * 40
     capacity = PoolCapacity([Pool(name=f"p{i}", nodes=(1,) * count) for i, count in enumerate(nodes)])
@@ -226,8 +226,8 @@ def test_forty_kinds_of_nodes() -> None:
     best = best_product_of_sums(speeds, np.array(nodes))
     reached = sum(np.log(grant.rate_per_s) for grant in proposal.grants)
     assert best >= reached - 1e-3
-    assert (best - reached) / 3 <= np.log1p(proposal.most_gain) + 1e-3
-    assert proposal.most_gain <= 0.8
+    assert (best - reached) / 3 <= min(0.002, np.log1p(proposal.most_gain) + 1e-3)
+    assert proposal.most_gain <= 0.08
     assert "% from the best possible" in proposal.reason
 
 
