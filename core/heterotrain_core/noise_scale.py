@@ -7,8 +7,8 @@ micro-batches) has the mean gradient ``g_j`` with ``E|g_j|^2 = |G|^2 + tr(Sigma)
     tr(Sigma) ~ (sum_j b_j |g_j|^2 - B |g|^2) / (n - 1)          |G|^2 ~ |g|^2 - tr(Sigma)/B
 
 For independent Gaussian gradients ``g`` and the sum of squares between groups are complete and sufficient, so these are
-the unbiased estimators of least variance, for any shares and micro-batches; one scalar all-reduce computes them. The
-noise scale is ``phi = tr(Sigma) / |G|^2`` in samples (McCandlish et al. 2018, arXiv 1812.06162, the "simple" one).
+the unbiased estimators of least variance, for any shares and micro-batches. Other gradients are in ``outlier_samples``.
+The noise scale is ``phi = tr(Sigma) / |G|^2`` in samples (McCandlish et al. 2018, arXiv 1812.06162, the "simple" one).
 Both parts are averaged first and divided last, since the ratio of noisy numbers is biased.
 """
 

@@ -15,6 +15,8 @@ from heterotrain.errors import UsageError
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.session import Job
 from heterotrain.state.tensors import flatten, unflatten
+from heterotrain_core.outlier_samples import RankSquares, estimate_by_rank
+from heterotrain_core.scaling_rules import Statistics
 
 X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(20, 2)
 DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)
@@ -328,6 +330,52 @@ def test_numeric_state_survives_a_checkpoint() -> None:
     assert fresh.state_dict() != kept
     fresh.load_state_dict(unflatten(flatten(kept)))
     assert fresh.state_dict() == kept
+
+
+def outlier_steps(shares: tuple[int, ...], steps: int) -> Iterator[tuple[list[RankSquares], float]]:
+    """Yield each rank's squares and the squared norm of the step; one sample in a hundred is ten times as long."""
+    generator = torch.Generator().manual_seed(3)
+    dimensions, batch = 20, sum(shares)
+    for _ in range(steps):
+        means = []
+        for share in shares:
+            long = torch.rand(share, 1, generator=generator) < 0.01
+            noise = torch.randn(share, dimensions, generator=generator, dtype=torch.float64)
+            means.append(0.2 + (noise * torch.where(long, 10.0, 1.0)).mean(0))
+        total = sum(mean * (share / batch) for mean, share in zip(means, shares, strict=True))
+        ranks = [
+            RankSquares(weighted=share * float(mean.square().sum()), groups=1, samples=share)
+            for mean, share in zip(means, shares, strict=True)
+        ]
+        yield ranks, float(torch.as_tensor(total).square().sum())
+
+
+def test_outlier_samples_are_learned_and_survive_a_checkpoint() -> None:
+    """Later estimates deviate less; a copy goes on alike, and an older checkpoint knows nothing of them."""
+    shares = (2, 4, 60)
+    job, *_ = a_job()
+    numerics = job._training.extras["heterotrain-numerics"]
+    ours, closed = [], []
+    for ranks, total in outlier_steps(shares, 400):
+        known = numerics.noise[Statistics.PLAIN]
+        numerics.measured(Statistics.PLAIN, ranks, total_squared=total)
+        average, plain = numerics.noise[Statistics.PLAIN], estimate_by_rank(ranks, total_squared=total)
+        assert plain is not None
+        ours.append(average.variance - 0.999 ** (sum(shares) / 8) * known.variance)
+        closed.append((1 - 0.999 ** (sum(shares) / 8)) * plain.variance)
+    spread = [torch.tensor(values[200:]).std().item() for values in (ours, closed)]
+    assert spread[0] < 0.6 * spread[1]
+    kept = numerics.state_dict()
+    assert numerics.kurtosis[Statistics.PLAIN].samples() > sum(shares)
+    assert numerics.kurtosis[Statistics.PRECONDITIONED].samples() == 0
+    other, *_ = a_job()
+    fresh = other._training.extras["heterotrain-numerics"]
+    fresh.load_state_dict(unflatten(flatten(kept)))
+    for each in (numerics, fresh):
+        each.measured(Statistics.PLAIN, ranks, total_squared=total)
+    assert fresh.state_dict() == numerics.state_dict()
+    fresh.load_state_dict({name: value for name, value in kept.items() if name != "kurtosis"})
+    assert fresh.kurtosis[Statistics.PLAIN].samples() == 0
 
 
 def test_nothing_to_train() -> None:

@@ -29,7 +29,7 @@ WORD_BITS = 52
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Squares:
-    """Squared norms of gradients, from which the noise scale is estimated (``heterotrain_core.noise_scale.estimate``).
+    """Squared norms of one rank's gradients, from which the noise scale is estimated (``heterotrain_core``).
 
     Attributes:
         weighted: ``sum_j b_j |g_j|^2`` over groups, b_j in samples; NaN when unknown.
@@ -103,12 +103,13 @@ class StepDecision:
         all_hold: every rank holds that plan, so it need not be sent.
         leaving: ranks in the group whose pods have to leave.
         weight: total samples or tokens of the step.
+        weights: the same of each rank in the group.
         loss: weighted mean loss; ``None`` when no rank has samples, or when it is not finite.
         non_finite: ranks in the group with a loss that is not finite.
         checkpoint: whether all ranks write their parts of a checkpoint after this step.
         mark: random number that names the files of that checkpoint.
-        plain: squared norms over all ranks, one step late; ``None`` when a rank does not know its own. The total is
-            that of the lowest rank, because devices of different kinds may differ in its last digit.
+        plain: squared norms of each rank in the group, one step late; empty when a rank does not know its own. The
+            total to use is that of the lowest rank, because devices of different kinds may differ in its last digit.
         preconditioned: the same norms as scaled by an adaptive optimizer.
         measure_every: all ranks measure every this many steps: the largest number among the slots.
         fingerprints: of each rank's state, by rank in the group.
@@ -124,12 +125,13 @@ class StepDecision:
     all_hold: bool
     leaving: tuple[int, ...]
     weight: float
+    weights: tuple[float, ...]
     loss: float | None
     non_finite: tuple[int, ...] = ()
     checkpoint: bool = False
     mark: int = 0
-    plain: Squares | None
-    preconditioned: Squares | None
+    plain: tuple[Squares, ...]
+    preconditioned: tuple[Squares, ...]
     measure_every: int = 1
     fingerprints: tuple[float, ...] = ()
     same_pass: bool = True
@@ -177,6 +179,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
         all_hold=len(set(versions)) == 1 and len(set(checksums)) == 1,
         leaving=tuple([rank for rank, leaves in enumerate(leaving) if leaves == 1.0]) if 1.0 in leaving else (),
         weight=weight,
+        weights=tuple(weights),
         loss=loss,
         non_finite=non_finite,
         checkpoint=1.0 in checkpoints,
@@ -205,10 +208,13 @@ def _mean_loss(
         return None, tuple(counted)
 
 
-def _squares(weighted: Sequence[float], groups: Sequence[float], totals: Sequence[float]) -> Squares | None:
+def _squares(weighted: Sequence[float], groups: Sequence[float], totals: Sequence[float]) -> tuple[Squares, ...]:
     if not math.isfinite(totals[0]) or not all(map(math.isfinite, (*weighted, *totals))):
-        return None
-    return Squares(weighted=math.fsum(weighted), groups=int(sum(groups)), total=totals[0])
+        return ()
+    return tuple([
+        Squares(weighted=own, groups=int(number), total=total)
+        for own, number, total in zip(weighted, groups, totals, strict=True)
+    ])  # fmt: skip
 
 
 def word_count(bits: int) -> int:

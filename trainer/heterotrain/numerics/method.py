@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from heterotrain_core.contract.choices import Compression, OnNonFinite, Precision
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.noise_scale import NoiseAverage
+from heterotrain_core.outlier_samples import Kurtosis, RankSquares, estimate_by_rank
 from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_statistics
 
 from heterotrain.errors import UsageError
@@ -42,7 +44,8 @@ class Numerics:
     Attributes:
         precision: format of the forward pass.
         batch_norm_context: the current step, as BatchNorm layers need it.
-        noise: averages by kind of statistics, updated by ``steps.observer``.
+        noise: averages by kind of statistics.
+        kurtosis: what is known of outlier samples, by the same kinds.
         base_samples: the batch that the user's learning rate was chosen for.
         losses: the newest finite loss and the steps skipped since then.
         running: running statistics of layers that normalise by themselves.
@@ -63,6 +66,7 @@ class Numerics:
         self._batch_norm = choice("batch_norm", batch_norm, BatchNorm)
         self.batch_norm_context = BatchNormContext()
         self.noise = dict.fromkeys(Statistics, NoiseAverage())
+        self.kurtosis = dict.fromkeys(Statistics, Kurtosis())
         self.base_samples = base = config.base_batch_samples
         self._config = config
         self._training = training
@@ -85,6 +89,7 @@ class Numerics:
             "loss_scale": asdict(self._loss_scale),
             "losses": asdict(self.losses),
             "noise": {str(kind): asdict(average) for kind, average in self.noise.items()},
+            "kurtosis": {str(kind): asdict(known) for kind, known in self.kurtosis.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
@@ -93,6 +98,8 @@ class Numerics:
         self._loss_scale = LossScale(**state["loss_scale"])
         self.losses = LossHistory(**state.get("losses", {}))  # older checkpoints have none
         self.noise = {Statistics(kind): NoiseAverage(**average) for kind, average in state["noise"].items()}
+        known = state.get("kurtosis", {})  # older checkpoints have none
+        self.kurtosis = {kind: Kurtosis(**known.get(str(kind), {})) for kind in Statistics}
 
     # -- the script's objects ----------------------------------------------------------------------------------------
 
@@ -215,6 +222,28 @@ class Numerics:
         The step counts like any other.
         """
         return learning_rate.scaled_rates(optimizers, self._plan(optimizers, global_batch_samples))
+
+    def measured(self, kind: Statistics, ranks: Sequence[RankSquares], *, total_squared: float) -> None:
+        """Update the averages and the knowledge of outlier samples with the squares of one step.
+
+        Args:
+            kind: of the gradients.
+            ranks: the squares of each rank.
+            total_squared: ``|g|^2`` of the step's gradient.
+        """
+        average, kurtosis = self.noise[kind], self.kurtosis[kind]
+        before, scale = average.corrected(), average.scale()
+        sample = estimate_by_rank(
+            ranks, total_squared=total_squared, kurtosis_samples=kurtosis.samples(), noise_samples=scale
+        )
+        if sample is None:
+            return
+        samples = math.fsum(rank.samples for rank in ranks)
+        self.noise[kind] = average.after(sample, samples=samples, base_samples=self.base_samples)
+        if before is not None:
+            self.kurtosis[kind] = kurtosis.after(
+                ranks, total_squared=total_squared, variance=before.variance, noise_samples=scale
+            )
 
     def committed(self, *, step: int, loss: float | None, finite: bool) -> int:
         """Update the state after a committed step; return how often to step the schedulers.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.noise_scale import estimate
+from heterotrain_core.outlier_samples import RankSquares
 from heterotrain_core.scaling_rules import Statistics
 
 from heterotrain.membership.interface import ActiveGroup
@@ -81,6 +81,7 @@ class Observer:
         self._formed_steps = 0
         self._measures = False
         self._measured_samples = 0
+        self._measured_weights: tuple[float, ...] = ()
         self._committed_s: float | None = None
         self._step_s = math.nan
         self._pause_cause: str | None = None
@@ -167,11 +168,11 @@ class Observer:
         self._every = decision.measure_every
         _device_bytes()  # looked up in this thread, because CUDA's current device differs by thread
         self._last_commit = (active_group.roster.plan.global_batch_samples, decision.loss)
-        if decision.plain is not None or decision.preconditioned is not None:
+        if decision.plain or decision.preconditioned:
             self._average(decision)
         self.plain = self.preconditioned = UNKNOWN
         if step.measurement is not None and not step.skipped:
-            self._measured_samples = step.task.batch_samples
+            self._measured_samples, self._measured_weights = step.task.batch_samples, decision.weights
             self.plain, self.preconditioned = step.measurement.squares(
                 batch_samples=step.task.batch_samples, weight=decision.weight
             )
@@ -230,20 +231,15 @@ class Observer:
     # -- internals ---------------------------------------------------------------------------------------------------
 
     def _average(self, decision: StepDecision) -> None:
-        """Update the noise averages with the previous step's squares."""
+        """Update the noise averages with the previous step's squares; tokens count as samples of average length."""
+        per_weight = self._measured_samples / math.fsum(self._measured_weights)
         for kind, squares in ((Statistics.PLAIN, decision.plain), (Statistics.PRECONDITIONED, decision.preconditioned)):
-            if squares is None:
-                continue
-            sample = estimate(
-                weighted_squares=squares.weighted,
-                total_squared=squares.total,
-                samples=self._measured_samples,
-                groups=squares.groups,
-            )
-            if sample is not None:
-                self._numerics.noise[kind] = self._numerics.noise[kind].after(
-                    sample, samples=self._measured_samples, base_samples=self._numerics.base_samples
-                )
+            if squares:
+                ranks = [
+                    RankSquares(weighted=own.weighted, groups=own.groups, samples=weight * per_weight)
+                    for own, weight in zip(squares, self._measured_weights, strict=True)
+                ]
+                self._numerics.measured(kind, ranks, total_squared=squares[0].total)
 
     def _gauges(self) -> dict[str, float]:
         """Return the gauges of the training's progress; empty before this process's first commit."""

@@ -33,10 +33,20 @@ def test_undisturbed() -> None:
     """The step is committed; weights and losses are added up."""
     assert of(a_slot(), a_slot(weight=2.0, loss_sum=1.0)) == StepDecision(
         committed=True, newest=(2, 7), holder=0, plan_bytes=100, all_hold=True, leaving=(), weight=6.0, loss=1.5,
-        plain=Squares(weighted=2.0, groups=4, total=0.5), preconditioned=None, fingerprints=(math.nan, math.nan),
+        weights=(4.0, 2.0), plain=(Squares(weighted=1.0, groups=2, total=0.5),) * 2, preconditioned=(),
+        fingerprints=(math.nan, math.nan),
         buckets_s=(0.1, 0.2),
     )  # fmt: skip
     assert len(to_row(a_slot())) == HEADER + 2
+
+
+def test_squares_are_known_of_all_ranks_or_of_none() -> None:
+    """Ranks differ in their squares; a rank without samples has no group; one that did not measure ends it."""
+    first, second = Squares(weighted=1.0, groups=2, total=0.5), Squares(weighted=3.0, groups=1, total=0.5)
+    none, unknown = Squares(weighted=0.0, groups=0, total=0.5), Squares()
+    slots = [a_slot(plain=squares) for squares in (first, second, none)]
+    assert of(*slots).plain == (first, second, none)
+    assert of(*slots, a_slot(plain=unknown)).plain == ()
 
 
 def test_all_measure_as_rarely_as_the_rarest_requested() -> None:
