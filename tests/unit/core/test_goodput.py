@@ -267,6 +267,27 @@ def test_seconds_outside_of_all_phases_count_for_every_batch() -> None:
     assert best[0.5] > 1.2 * best[0.0]
 
 
+def test_the_batches_before_a_jump_are_ranked_by_whole_steps() -> None:
+    """By hand: 32 samples take 0.1 s of micro-batches, and every step 5 s; the best batch is near 894, at 28 times 32.
+
+    At the same rate without these 5 s, the ten smallest of the 32 batches before a jump would be worth most.
+    """
+    compute = ComputeTime(per_sample_s=0.0, fixed_s=0.1, backward_per_sample_s=1e-9, backward_fixed_s=0.0)
+    choice = choose_batch(
+        (SplitMember(compute=compute, micro_cap_samples=16),) * 2,
+        communication=CommunicationTime(),
+        base_samples=32,
+        least_samples=32,
+        most_samples=1024,
+        current_samples=32,
+        noise_samples=500.0,
+        overhead_s=5.0,
+    )
+    assert isinstance(choice, BatchChoice)
+    best = max(range(32, 1025), key=lambda batch: batch / (0.1 * -(-batch // 32) + 5.0) / (500.0 + batch))
+    assert choice.samples == best == 896
+
+
 def level_s(total: int, members: tuple[SplitMember, ...]) -> float:
     """Return the least time within which these members' largest shares hold ``total`` samples."""
     table = [[member_step_s(member, n, EXCHANGE) for n in range(total + 1)] for member in members]
