@@ -13,7 +13,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "init": "convert.command", "validate": "cluster.submit", "submit": "cluster.submit", "wait": "cluster.submit",
     "get": "cluster.show",
     "describe": "cluster.show", "top": "cluster.show", "logs": "cluster.logs", "suspend": "cluster.change",
-    "resume": "cluster.change", "scale": "cluster.change", "delete": "cluster.change", "forecast": "forecast.command",
+    "resume": "cluster.change", "checkpoint": "cluster.checkpoint", "scale": "cluster.change",
+    "delete": "cluster.change", "forecast": "forecast.command",
     "simulate": "simulate.command", "bench": "bench.command", "preflight": "preflight", "export": "export",
     "plot": "cluster.plot", "completion": "completion",
 }  # fmt: skip

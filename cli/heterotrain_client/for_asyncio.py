@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
+from heterotrain_cli.cluster.checkpoint import TIMEOUT_S
 from heterotrain_cli.cluster.history import Arrays
 from heterotrain_cli.cluster.logs import Line
 from heterotrain_cli.forecast.report import JobReport
-from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.status import CheckpointStatus, HeteroTrainJobStatus
 
 from heterotrain_client.client import HeteroTrainClient
 from heterotrain_client.job import TrainingJob
@@ -52,6 +53,10 @@ class AsyncTrainingJob:
     async def resume(self) -> None:
         """Continue a suspended job from its newest checkpoint."""
         await asyncio.to_thread(self._job.resume)
+
+    async def checkpoint(self, *, timeout_s: float = TIMEOUT_S) -> CheckpointStatus:
+        """Write a checkpoint now, and return it when it is complete; see ``TrainingJob.checkpoint``."""
+        return await asyncio.to_thread(self._job.checkpoint, timeout_s=timeout_s)
 
     async def scale(self, workers: int | None = None, *, pools: Mapping[str, int] | None = None) -> None:
         """Change how many workers the job may have; see ``TrainingJob.scale``."""

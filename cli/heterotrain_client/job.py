@@ -8,6 +8,7 @@ from typing import Any
 
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.change import with_limits
+from heterotrain_cli.cluster.checkpoint import TIMEOUT_S, take
 from heterotrain_cli.cluster.history import Arrays, History, from_prometheus
 from heterotrain_cli.cluster.logs import Line, chosen, followed, training_container
 from heterotrain_cli.cluster.render import description
@@ -17,7 +18,7 @@ from heterotrain_cli.forecast.cluster import running_job
 from heterotrain_cli.forecast.job import job_of
 from heterotrain_cli.forecast.report import JobReport, report_of_running
 from heterotrain_operator.api.reading import read_spec
-from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.status import CheckpointStatus, HeteroTrainJobStatus
 from rich.console import Console
 
 WIDTH = 110
@@ -136,6 +137,17 @@ class TrainingJob:
     def resume(self) -> None:
         """Continue a suspended job from its newest checkpoint."""
         self._cluster.patch(self.name, {"spec": {"suspend": False}})
+
+    def checkpoint(self, *, timeout_s: float = TIMEOUT_S) -> CheckpointStatus:
+        """Write a checkpoint now, and return it when it is complete.
+
+        Args:
+            timeout_s: longest wait in seconds.
+
+        Raises:
+            UnavailableError: the time has passed.
+        """
+        return take(self._cluster, self.name, timeout_s=timeout_s)
 
     def scale(self, workers: int | None = None, *, pools: Mapping[str, int] | None = None) -> None:
         """Change how many workers the job may have.

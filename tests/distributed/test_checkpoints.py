@@ -61,6 +61,22 @@ def test_suspend_and_resume(operate: Operate, tmp_path: Path) -> None:
     assert f"continuing from the checkpoint of step {stopped}" in "".join(w.log() for w in resumed)
 
 
+def test_a_plan_asks_for_a_checkpoint(operate: Operate, tmp_path: Path) -> None:
+    """One worker reads the request: the writer writes at the next step, once, far from any boundary."""
+    operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
+    gates = [Gate(tmp_path, 2, name=f"w{i}-") for i in range(2)]
+    workers = [operator.start(f"w{i}", fault=gate.fault) for i, gate in enumerate(gates)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.until(lambda: all(gate.reached() for gate in gates), "two steps are committed")
+    operator.plan(workers, to=[workers[1]], new_generation=False, shares=(10, 6), checkpoint_request="now")
+    operator.until(lambda: "plan 1.2" in workers[1].log(), "the plan is read")
+    for gate in gates:
+        gate.open()
+    assert_finished(operator, workers, epochs=3)
+    assert [each["step"] for each in manifests(tmp_path)] == [3, 18]
+
+
 def test_all_get_sigterm_but_not_all_in_time_for_one_vote(operate: Operate, tmp_path: Path) -> None:
     """One has already voted when both get SIGTERM: it counts as a survivor, and it also writes before it leaves."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from heterotrain_client import HeteroTrainClient
 from heterotrain_core.contract import keys
 from lab.cluster import wait_for
 
@@ -51,9 +52,17 @@ def test_deleting_a_job_leaves_nothing(start: Start) -> None:
 
 
 def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
-    """Suspending removes every pod and keeps a checkpoint; resuming continues from it with the next samples."""
+    """Suspending removes every pod and keeps a checkpoint; resuming continues from it with the next samples.
+
+    Before that, a checkpoint is asked for and awaited.
+    """
     running = start(epochs=3)
     running.wait_steps(running.epoch_samples // 112 + 3)  # into the second epoch
+    running.job.wait_true("Running", timeout_s=60)
+    cluster = running.job.cluster
+    client = HeteroTrainClient(namespace=cluster.namespace, kubeconfig=cluster.environment["KUBECONFIG"])
+    saved = client.job(running.job.name).checkpoint(timeout_s=60)
+    assert saved.step > 0
     running.job.cluster.kubectl(
         "patch", keys.PLURAL, running.job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}'
     )

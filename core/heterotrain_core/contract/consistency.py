@@ -10,6 +10,7 @@ from heterotrain_core.contract.plan import BoundaryKind, Layout, LayoutKind, Mem
 MAX_UNITS = 2**16
 """Limit of the units of a model, and so of the places where it may be cut."""
 MAX_PORT = 2**16 - 1
+MAX_REQUEST_CHARS = 64
 
 
 def problems(plan: Plan) -> tuple[str, ...]:
@@ -24,6 +25,8 @@ def _counters(plan: Plan) -> Iterator[str]:
         yield f"generation {plan.generation} names no member"
     if plan.probe and plan.probe_steps < 1:
         yield "a probe needs probe_steps of at least 1"
+    if len(plan.checkpoint_request) > MAX_REQUEST_CHARS:
+        yield f"the request for a checkpoint has more than {MAX_REQUEST_CHARS} characters"
     if plan.boundary.kind is BoundaryKind.STEPS and plan.boundary.every_steps < 1:
         yield "a boundary of kind steps needs every_steps of at least 1"
 

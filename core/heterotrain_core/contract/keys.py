@@ -29,6 +29,9 @@ ANNOTATION_PLAN: Final = f"{GROUP}/plan"
 ANNOTATION_DEPARTED: Final = f"{GROUP}/departed"
 ANNOTATION_NODE_LOSSES: Final = f"{GROUP}/node-losses"  # on the Lease: which nodes flap, for the next leader
 
+# On a job: another value asks for a checkpoint now; without it nothing is asked for.
+ANNOTATION_CHECKPOINT: Final = f"{GROUP}/checkpoint-request"
+
 PLAN_KEY: Final = "plan.json"
 SECRET_KEY: Final = "key"  # noqa: S105  # a name
 """Entry of the job's Secret: ``SECRET_BYTES`` random bytes that all its workers share."""

@@ -231,6 +231,8 @@ class Plan:
         probe_steps: steps for which each vector of ``probe`` is used in turn.
         communication: learned exchange model; ``None`` while unknown.
         prediction: ``None`` while nothing is predicted.
+        checkpoint_request: another value than before asks for a checkpoint at the next step boundary; empty asks for
+            nothing.
         reason: why this plan differs from the one before, for people.
     """
 
@@ -248,6 +250,7 @@ class Plan:
     probe_steps: int = 0
     communication: CommunicationTime | None = None
     prediction: Prediction | None = None
+    checkpoint_request: str = ""
     reason: str = ""
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from heterotrain_operator.cluster_state.views import (
     ValidJob,
 )
 
+_REQUEST_CHARS = 16
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 AVOIDS_ANNOTATION = f"{keys.GROUP}/avoids"
@@ -110,7 +112,14 @@ def parse_job(body: Mapping[str, Any]) -> JobView:
         patches={} if spec is None else template_patches(body["spec"]),
         status=read_status(body),
         status_body=body.get("status") or {},
+        checkpoint_request=_checkpoint_request(metadata.get("annotations") or {}),
     )
+
+
+def _checkpoint_request(annotations: Mapping[str, str]) -> str:
+    """Return a short text for the annotation's value, whatever it is; empty without one."""
+    value = annotations.get(keys.ANNOTATION_CHECKPOINT)
+    return hashlib.sha256(value.encode()).hexdigest()[:_REQUEST_CHARS] if value else ""
 
 
 def parse_pod(body: Mapping[str, Any]) -> PodView | None:

@@ -29,7 +29,10 @@ class NodeReadiness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job. An invalid spec is ``None``; ``problem`` then names the reason in one sentence."""
+    """A job. An invalid spec is ``None``; ``problem`` then names the reason in one sentence.
+
+    ``checkpoint_request`` is another text for each checkpoint that a user asks for, and empty when none is asked for.
+    """
 
     key: JobKey
     uid: str
@@ -45,6 +48,7 @@ class JobView:
     """By pool, what is different in its pods' template; only of a valid job."""
     status: HeteroTrainJobStatus
     status_body: Mapping[str, Any]
+    checkpoint_request: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from heterotrain_cli.cluster import api, submit
+from heterotrain_cli.cluster import api, checkpoint, submit
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.view import duration, number, view_of
 from heterotrain_cli.errors import InputError
@@ -19,6 +19,7 @@ from heterotrain_cli.forecast.job import read_job
 from heterotrain_cli.job_file import read_job_file
 from heterotrain_cli.main import main
 from heterotrain_cli.preflight import checking_job
+from heterotrain_core.contract import keys
 from support.api_stub import ApiStub, serve, write_kubeconfig
 
 JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
@@ -196,6 +197,32 @@ def test_suspend_resume_scale_and_delete_change_one_thing(stub: ApiStub) -> None
     assert f"{JOBS}/digits" in stub.objects
     told("delete", "digits", "--yes")
     assert f"{JOBS}/digits" not in stub.objects
+
+
+def test_a_checkpoint_is_asked_for_and_awaited(stub: ApiStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is an annotation that is there until the status reports a newer checkpoint."""
+    monkeypatch.setattr(checkpoint, "LOOK_S", 0.0)
+    body = stub.objects[f"{JOBS}/digits"]
+    assert refused("checkpoint", "digits") == "job digits keeps no checkpoints: set spec.checkpoint.uri"
+    body["spec"]["checkpoint"] = {"uri": "file:///store"}
+    body["status"] = {"state": "Pending"}
+    assert refused("checkpoint", "digits") == "job digits is Pending: only a job that trains can write a checkpoint"
+    body["status"] = {"state": "Running", "lastCheckpoint": {"step": 4, "time": "2026-11-22T11:00:00Z"}}
+    real, seen = stub.answer, list[str | None]()
+
+    def saving(method: str, path: str, query: dict[str, str], sent: Any) -> tuple[int, Any]:
+        if method == "PATCH":
+            seen.append(sent["metadata"]["annotations"][keys.ANNOTATION_CHECKPOINT])
+        elif seen:
+            body["status"]["lastCheckpoint"] = {"step": 9, "time": "2026-11-22T11:00:05Z"}
+        return real(method, path, query, sent)
+
+    monkeypatch.setattr(stub, "answer", saving)
+    assert told("checkpoint", "digits") == "job digits: the checkpoint of step 9 is complete\n"
+    assert [value is None for value in seen] == [False, True]
+    assert keys.ANNOTATION_CHECKPOINT not in body["metadata"]["annotations"]
+    assert "no new checkpoint after 0 s" in refused("checkpoint", "digits", "--timeout", "0", status=1)
+    assert keys.ANNOTATION_CHECKPOINT not in body["metadata"]["annotations"]
 
 
 def test_submit_waits_for_the_end(stub: ApiStub, tmp_path: Path) -> None:

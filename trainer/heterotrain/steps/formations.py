@@ -55,6 +55,7 @@ class Formations:
         self._checkpoints = checkpoints
         self._observer = observer
         self._report = report
+        self._checkpoint_request = ""
 
     @property
     def is_broken(self) -> bool:
@@ -83,6 +84,7 @@ class Formations:
         active_group = self.active_group = self._membership.form(self.last_membership)
         if active_group is not None:
             self._report_formation(active_group)
+            self._note_request(active_group)
         return active_group
 
     def _report_formation(self, active_group: ActiveGroup) -> None:
@@ -125,6 +127,14 @@ class Formations:
         self._membership.offer(held.text)
         if held.plan.version > active_group.agreed.plan.version:
             active_group.agreed = held
+            self._note_request(active_group)
+
+    def _note_request(self, active_group: ActiveGroup) -> None:
+        """Request a checkpoint that the plan of all members asks for, once; it does not wait for a boundary."""
+        request = active_group.agreed.plan.checkpoint_request
+        if request and request != self._checkpoint_request:
+            self._checkpoints.request()
+        self._checkpoint_request = request
 
     # -- out ---------------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ def next_plan(
     generation, revision = in_force.newest
     current = in_force.plan
     boundary, min_replicas = _boundary(spec), least_to_go_on(spec)
+    request = job.checkpoint_request if spec.checkpoint is not None else ""
     if membership.workers is not None and shares is not None:
         named = {rank.worker for rank in shares.arrangement.ranks}
         return Plan(
@@ -71,6 +72,7 @@ def next_plan(
             spares=membership.spares,
             boundary=boundary,
             min_replicas=min_replicas,
+            checkpoint_request=request,
         ).with_division(shares.division)
     if current is None:
         # Generation 0 is older than the plan of running members, so they go on, while new workers wait.
@@ -87,8 +89,19 @@ def next_plan(
             min_replicas=min_replicas,
         )
     spares = membership.spares
-    wanted = replace(current, drain=membership.drain, spares=spares, boundary=boundary, min_replicas=min_replicas)
-    reasons = [membership.reason if membership.drain != current.drain else "", _spares_text(current.spares, spares)]
+    wanted = replace(
+        current,
+        drain=membership.drain,
+        spares=spares,
+        boundary=boundary,
+        min_replicas=min_replicas,
+        checkpoint_request=request if current.members else "",
+    )
+    reasons = [
+        membership.reason if membership.drain != current.drain else "",
+        _spares_text(current.spares, spares),
+        _request_text(current.checkpoint_request, wanted.checkpoint_request),
+    ]
     if shares is not None and shares.changed:
         wanted = wanted.with_division(shares.division)
         reasons.append(shares.reason)
@@ -112,6 +125,13 @@ def _spares_text(before: Collection[str], after: Collection[str]) -> str:
     """Return which workers became spares, and which spares are gone, in a clause."""
     new, gone = (", ".join(sorted(set(a) - set(b))) for a, b in ((after, before), (before, after)))
     return "; ".join([*([f"{new} becomes a spare"] if new else []), *([f"without the spare {gone}"] if gone else [])])
+
+
+def _request_text(before: str, after: str) -> str:
+    """Return what has become of a user's request for a checkpoint, in a clause."""
+    if before == after:
+        return ""
+    return "a checkpoint is asked for" if after else "no checkpoint is asked for any more"
 
 
 def _boundary(spec: HeteroTrainJobSpec) -> Boundary:

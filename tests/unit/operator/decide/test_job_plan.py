@@ -1,9 +1,10 @@
-"""A plan that is deleted, damaged or replaced by an older one is written again with a higher version."""
+"""A plan that is deleted, damaged or old is written again with a higher version; a request for a checkpoint, too."""
 
 from __future__ import annotations
 
 import pytest
 from heterotrain_core.contract import keys
+from heterotrain_core.contract.consistency import MAX_REQUEST_CHARS
 from support.fake_cluster import FakeCluster, a_running_job
 
 SPOT_TAINT = "aws-node-termination-handler/spot-itn:NoSchedule"
@@ -71,3 +72,40 @@ def test_a_plan_lost_while_no_worker_is_ready_stays_below_the_members_plan() -> 
         cluster.set_ready(name)
     cluster.settle()
     assert cluster.version()[0] == 2
+
+
+def asked(cluster: FakeCluster, value: str | None) -> str:
+    """Set the annotation of a request, let the operator answer, and return what the plan says."""
+    cluster.job["metadata"]["annotations"] = {} if value is None else {keys.ANNOTATION_CHECKPOINT: value}
+    cluster.settle()
+    return str(cluster.plan_json["checkpoint_request"])
+
+
+def test_each_request_for_a_checkpoint_is_a_revision_for_the_same_members() -> None:
+    """The annotation's text does not matter, only that it is another one; without it the plan asks for nothing."""
+    cluster = a_running_job(checkpoint={"uri": "file:///store"})
+    members, (generation, revision) = cluster.members(), cluster.version()
+    found = [asked(cluster, value) for value in ("2026-11-23", "x" * 100_000, "2026-11-23", None)]
+    assert found[0] == found[2] != found[1]
+    assert found[3] == ""
+    assert max(map(len, found)) <= MAX_REQUEST_CHARS
+    assert cluster.version() == (generation, revision + 4)
+    assert cluster.members() == members
+
+
+def test_a_job_without_a_store_is_not_asked_for_checkpoints() -> None:
+    cluster = a_running_job()
+    version = cluster.version()
+    assert asked(cluster, "now") == ""
+    assert cluster.version() == version
+
+
+def test_a_request_survives_a_change_of_members_and_a_lost_plan() -> None:
+    cluster = a_running_job(checkpoint={"uri": "file:///store"})
+    request = asked(cluster, "now")
+    cluster.vanish("job-w1")
+    cluster.settle()
+    assert cluster.plan_json["checkpoint_request"] == request
+    cluster.plan = None
+    cluster.settle()
+    assert cluster.plan_json["checkpoint_request"] == request
