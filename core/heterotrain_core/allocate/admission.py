@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import le
 
-from heterotrain_core.allocate.candidate import Candidate
+from heterotrain_core.allocate.candidate import Candidate, difference
 from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_core.allocate.chains import Span, with_chains
 from heterotrain_core.allocate.value import Option
 
 _ALTERNATIVES = 16
@@ -52,10 +53,18 @@ def admit(
                 chosen[i] = option
                 occupancy.add(candidate.need(option))
     moves, visits = _MOST_MOVES, _MOST_VISITS
+    spans: dict[int, Span] = {}
     for i in range(len(candidates)):
         if chosen[i] is None and not _place(candidates, occupancy, chosen, i, trial_order) and visits > 0:
             moves -= _place_by_moving_one(candidates, occupancy, chosen, i, trial_order=trial_order, most_moves=moves)
             visits -= len(candidates)
+        if chosen[i] is None and visits > 0:
+            visits -= len(candidates)
+            rearranged = with_chains(candidates, capacity, chosen, i, spans)
+            if rearranged is not None:
+                for candidate, before, after in zip(candidates, chosen, rearranged, strict=True):
+                    occupancy.add(difference(candidate, before, after))
+                chosen = rearranged
     return chosen
 
 
