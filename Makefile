@@ -219,8 +219,9 @@ bench-convergence: cluster-running ## time to an accuracy on the cluster: even, 
 bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated nodes; about ten minutes, no root
 	@$(LAB) -m lab.scale
 
-bench-mathematics: setup ## duration of decisions, and epochs until shares are right
+bench-mathematics: setup ## duration of decisions, epochs until shares are right, and rules for sharing nodes
 	@$(PY) deploy/dev/bench/mathematics_timings.py; $(PY) deploy/dev/bench/layout_timings.py
+	@$(PY) deploy/dev/bench/fairness.py
 
 bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.save, torchrun and torchft (TORCHFT=python)
 	@$(PY) deploy/dev/bench/trainer_overhead.py; echo

@@ -15,7 +15,7 @@ _ALTERNATIVES = 16
 """Options of another job that are tried to make space for a job that does not fit."""
 _MOST_MOVES = 1000
 """Such trials over all jobs: bounds the time where many jobs do not fit."""
-_MOST_VISITS = 20_000
+_MOST_VISITS = 40_000
 """Jobs that are visited for such trials, over all jobs."""
 
 
