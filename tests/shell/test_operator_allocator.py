@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_pod, rfc3339
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
@@ -21,7 +22,7 @@ from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.engine.resync import list_foreign
+from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.settings import Settings
 from support.fake_cluster import NOW_S, job_body, node_body, pool
 from support.fakes import FakeKube
@@ -239,6 +240,32 @@ async def test_workers_of_another_operator_use_capacity(watched: tuple[str, ...]
         kube.objects["pods", namespace, pod["metadata"]["name"]] = pod
     await list_foreign(kube, store, watched)
     assert {node: used["cpu"] for node, used in store.foreign_requests.items()} == foreign
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {},
+        {keys.LABEL_MANAGED_BY: keys.MANAGED_BY},
+        {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: "job"},
+        {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: "job", keys.LABEL_WORKER_INDEX: "x"},
+        {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: "job", keys.LABEL_WORKER_INDEX: "0"},
+    ],
+)
+async def test_no_label_hides_a_pod_from_the_capacity_of_its_node(labels: dict[str, str]) -> None:
+    """Each pod is counted once, whoever it says it belongs to; none of these is a worker of the job."""
+    kube, store = FakeKube(), Store()
+    kube.objects["jobs", "ns", "job"] = job_body(pool("a"))
+    resources = {"requests": {"cpu": "3"}}
+    kube.objects["pods", "ns", "stranger"] = {
+        "metadata": {"name": "stranger", "namespace": "ns", "uid": "u", "resourceVersion": "1", "labels": labels},
+        "spec": {"nodeName": "a", "containers": [{"name": "main", "resources": resources}]},
+        "status": {"phase": "Running"},
+    }
+    await relist(kube, store)
+    await list_foreign(kube, store)
+    assert store.used()["a"]["cpu"] == 3.0
+    assert not [pod for pod in store.pods.of_job(JobKey("ns", "job")) if pod.owner_uid]
 
 
 async def test_a_job_that_can_t_be_read_is_left_out_and_the_others_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:

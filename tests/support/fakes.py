@@ -51,12 +51,14 @@ class FakeKube:
         return copy.deepcopy(stored)
 
     async def list(
-        self, resource: Resource, namespace: str | None = None, *, fields: str = "", **_labels: str
+        self, resource: Resource, namespace: str | None = None, *, fields: str = "", labels: str = ""
     ) -> AsyncIterator[Body]:
-        """Yield the objects; label selectors select nothing here."""
+        """Yield the objects that the selectors allow."""
         self._call("list", resource, "")
         for (plural, where, _), body in list(self.objects.items()):
-            if plural == resource.plural and namespace in (None, where) and _has_fields(body, fields):
+            if plural != resource.plural or namespace not in (None, where):
+                continue
+            if _has_fields(body, fields) and _has_labels(body, labels):
                 yield copy.deepcopy(body)
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
@@ -126,6 +128,17 @@ def _has_fields(body: Body, selector: str) -> bool:
         for name in path.split("."):
             found = found.get(name, "") if isinstance(found, dict) else ""
         if (found == expected) == ("!=" in part):
+            return False
+    return True
+
+
+def _has_labels(body: Body, selector: str) -> bool:
+    found = body["metadata"].get("labels") or {}
+    for part in filter(None, selector.split(",")):
+        name, _, expected = part.replace("!=", "=").partition("=")
+        if part.startswith("!") and name[1:] in found:
+            return False
+        if "=" in part and (found.get(name) == expected) == ("!=" in part):
             return False
     return True
 

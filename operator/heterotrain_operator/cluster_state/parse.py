@@ -123,13 +123,17 @@ def _checkpoint_request(annotations: Mapping[str, str]) -> str:
 
 
 def parse_pod(body: Mapping[str, Any]) -> PodView | None:
-    """Return the view of a worker's pod; ``None`` for any other pod."""
+    """Return the view of a worker's pod; ``None`` for a pod of no job.
+
+    A pod with a job's labels and no valid index is nobody's worker. It uses its node all the same.
+    """
     metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     key = owner_key(body)
     index = labels.get(keys.LABEL_WORKER_INDEX, "")
-    if key is None or not index.isdecimal():
+    if key is None:
         return None
+    valid = index.isdecimal()
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     ready = conditions.get("Ready") or {}
     scheduled = conditions.get("PodScheduled") or {}
@@ -141,9 +145,9 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
         pool=labels.get(keys.LABEL_POOL, ""),
-        index=int(index),
+        index=int(index) if valid else -1,
         on_demand=labels.get(keys.LABEL_CAPACITY_TYPE) != keys.CAPACITY_SPOT,
-        owner_uid=controller_uid(body),
+        owner_uid=controller_uid(body) if valid else "",
         ranks=_ranks(annotations.get(RANKS_ANNOTATION, "")),
         phase=status.get("phase") or "Pending",
         node=spec.get("nodeName") or "",

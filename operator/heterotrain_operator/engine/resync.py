@@ -18,7 +18,8 @@ from heterotrain_operator.kube.verbs import Body, Kube
 
 OWNED = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
 """Selects the operator's objects."""
-_NOT_OWNED = f"{keys.LABEL_MANAGED_BY}!={keys.MANAGED_BY}"
+_FOREIGN = (f"{keys.LABEL_MANAGED_BY}!={keys.MANAGED_BY}", f"{OWNED},!{keys.LABEL_JOB}")
+"""Select all pods that are no workers, also those that carry the operator's name without being of a job."""
 
 _View = TypeVar("_View")
 log = structlog.get_logger()
@@ -79,11 +80,12 @@ async def list_foreign(kube: Kube, store: Store, namespaces: Sequence[str] = ())
     """
     sums: dict[str, dict[str, float]] = {}
     # An operator for all namespaces owns every worker, so the API server can leave out these many pods.
-    async for body in kube.list(PODS, labels="" if namespaces else _NOT_OWNED, fields=_RUNNING):
-        node, metadata = body["spec"].get("nodeName"), body["metadata"]
-        owned = (metadata.get("labels") or {}).get(keys.LABEL_MANAGED_BY) == keys.MANAGED_BY and owner_key(body)
-        if node and not (owned and (not namespaces or metadata["namespace"] in namespaces)):
-            sums[node] = added([sums.get(node, {}), pod_requests(body["spec"])])
+    for selector in ("",) if namespaces else _FOREIGN:
+        async for body in kube.list(PODS, labels=selector, fields=_RUNNING):
+            node, metadata = body["spec"].get("nodeName"), body["metadata"]
+            owned = (metadata.get("labels") or {}).get(keys.LABEL_MANAGED_BY) == keys.MANAGED_BY and owner_key(body)
+            if node and not (owned and (not namespaces or metadata["namespace"] in namespaces)):
+                sums[node] = added([sums.get(node, {}), pod_requests(body["spec"])])
     store.foreign_requests = sums
 
 
