@@ -122,6 +122,11 @@ class Storage:
                 f"checkpoint URI {self.shown!r} cannot be used ({redacted(str(error))}): give file:///path, s3://, "
                 "gs:// or another protocol of fsspec whose Python package is in the training image"
             ) from error
+        except OSError as error:  # some connect at once
+            raise UsageError(
+                f"the store of checkpoint URI {self.shown!r} cannot be reached ({redacted(str(error))}): correct the "
+                "address, or look at the store and the network"
+            ) from error
         self._root = str(root).rstrip("/")
         self._local = isinstance(files, LocalFileSystem)
         self._folder_flags = os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if shared else 0)

@@ -25,6 +25,7 @@ from heterotrain.state.tensors import Flat, flatten
 from pyftpdlib.authorizers import DummyAuthorizer
 from pyftpdlib.handlers import FTPHandler
 from pyftpdlib.servers import FTPServer
+from support.ports import free_port
 from support.s3_server import HAS_S3, s3_bucket
 
 
@@ -207,6 +208,13 @@ def test_an_unknown_protocol_is_reported(uri: str) -> None:
     """The message names the missing package, or the known protocols."""
     with pytest.raises(UsageError, match=r"training image"):
         Storage(uri)
+
+
+def test_a_store_that_refuses_the_first_connection_is_one_sentence() -> None:
+    """Without the password that the URI holds."""
+    with pytest.raises(UsageError, match=r"'ftp://.*' cannot be reached \(.*refused.*\): correct the") as caught:
+        Storage(f"ftp://user:geheim@127.0.0.1:{free_port()}/folder")
+    assert "geheim" not in str(caught.value)
 
 
 def test_a_disk_that_becomes_full_during_a_write(tmp_path: Path) -> None:
