@@ -68,8 +68,9 @@ async def test_a_clock_that_is_a_day_ahead_exceeds_no_deadline() -> None:
     cluster.job["status"]["startTime"] = rfc3339(NOW_S)
     machine = Machine(ahead_s=DAY_S)
     machine.ask()
-    kube = FakeKube()
-    app = App(kube, Settings(leader_election=False, status_interval_s=0.0), clocks=Clocks.by(machine.clock))
+    kube, clocks = FakeKube(), Clocks.by(machine.clock)
+    assert clocks.wall() == pytest.approx(NOW_S, abs=1.0)
+    app = App(kube, Settings(leader_election=False, status_interval_s=0.0), clocks=clocks)
     kube.objects["heterotrainjobs", "ns", "job"] = cluster.job
     app.store.jobs.put(parse_job(cluster.job))
     await app.reconciler.run_once(cluster.job_view.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,15 @@ def test_a_replica_that_is_a_scrape_behind_repeats_nothing() -> None:
         (4, False),
         (2, False),
     ]
+
+
+def test_gauges_of_a_replica_that_is_behind_are_not_taken_between_steps() -> None:
+    """No counter has moved, so only the time of the scrape tells which of the gauges are the older ones."""
+    job, newest = TelemetryHistory(), a_read(14)
+    older = replace(newest, gauges={ME: replace(newest.gauges[ME], step=13)})
+    job.take(newest, {ME: 105.0}, pools=POOLS)
+    assert not job.take(older, {ME: 100.0}, pools=POOLS)
+    assert job.telemetry.gauges[ME].step == 14
 
 
 def test_counters_of_a_replica_that_is_behind_are_not_taken_with_the_time_of_another() -> None:
