@@ -203,12 +203,18 @@ def test_two_releases_share_only_the_definition_of_the_jobs(release: str, namesp
 
 
 def test_releases_in_one_namespace_have_leases_of_their_own() -> None:
-    """With one Lease for both, the second operator would never act."""
+    """With one Lease for both, the second operator would never act; neither may change that of another component."""
 
     def lease(release: str) -> str:
-        (deployment,) = of_kind(render(release=release), "Deployment")
+        objects = render(release=release)
+        (deployment,) = of_kind(objects, "Deployment")
         environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
-        return next(each["value"] for each in environment if each["name"] == "HETEROTRAIN_OPERATOR_LEASE_NAME")
+        name = next(each["value"] for each in environment if each["name"] == "HETEROTRAIN_OPERATOR_LEASE_NAME")
+        rules = [rule for kind in ("Role", "ClusterRole") for role in of_kind(objects, kind) for rule in role["rules"]]
+        of_leases = [rule for rule in rules if "leases" in rule.get("resources", ())]
+        assert of_leases
+        assert all(rule["verbs"] == ["create"] or rule["resourceNames"] == [name] for rule in of_leases)
+        return str(name)
 
     assert lease("heterotrain") == "heterotrain-operator"
     assert lease("team-b") == "team-b-heterotrain-operator"
