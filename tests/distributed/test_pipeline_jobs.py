@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.harness import JOB_UID, Operator, Worker, assert_same_weights, deliver
+from distributed.harness import JOB_UID, Gate, Operator, Worker, assert_same_weights, deliver
 from distributed.pipeline_job_scripts import Decoder, loss_of, measure, text
 from heterotrain.data.order import permutation
 from heterotrain.layouts.initial_weights import built, fill
@@ -73,13 +73,13 @@ def weights_of(operator: Operator, workers: Sequence[Worker]) -> dict[str, torch
 
 
 def reference(
-    *, epochs: int = 2, clip_norm: float | None = None
+    *, epochs: int = 2, clip_norm: float | None = None, samples: int = SAMPLES
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Train in this process with plain torch; return the final weights, and results on the test set by epoch."""
     found = []
     units = units_of(built(lambda: Decoder(BLOCKS).double()), "blocks")
     fill(units, seed=0, device=torch.device("cpu"))
-    model, (x, y) = units.model, text(SAMPLES).tensors
+    model, (x, y) = units.model, text(samples).tensors
     named = dict(model.named_parameters())
     groups: list[dict[str, Any]] = [
         {"params": [p for name, p in named.items() if name.endswith("weight")], "weight_decay": 0.1},
@@ -88,8 +88,8 @@ def reference(
     optimizer = torch.optim.AdamW(groups, lr=0.02, eps=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
     for epoch in range(epochs):
-        order = permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist()
-        for cursor in range(0, SAMPLES, BATCH):
+        order = permutation(seed=0, epoch=epoch, epoch_samples=samples, shuffle=True).tolist()
+        for cursor in range(0, samples, BATCH):
             chosen = order[cursor : cursor + BATCH]
             optimizer.zero_grad()
             total, weight = loss_of(model(x[chosen]), y[chosen])
@@ -115,16 +115,28 @@ def check_evaluations(found: list[dict[str, float]], expected: list[dict[str, fl
 
 
 def check(
-    operator: Operator, members: Sequence[Sequence[Worker]], *, epochs: int = 2, clip_norm: float | None = None
-) -> None:
+    operator: Operator, members: Sequence[Sequence[Worker]], *, epochs: int = 2, clip_norm: float | None = None,
+    samples: int = SAMPLES,
+) -> None:  # fmt: skip
     """Check that every rank has ended well, with the weights and the evaluation of one process."""
     operator.finish([worker for member in members for worker in member])
-    expected, evaluated = reference(epochs=epochs, clip_norm=clip_norm)
+    expected, evaluated = reference(epochs=epochs, clip_norm=clip_norm, samples=samples)
     for member in members:
         for worker in member:
             assert worker.code == 0, operator.evidence()
             check_evaluations(result_of(operator, worker)["found"], evaluated)
         assert_same_weights(weights_of(operator, member), expected)
+
+
+def at_gate(operator: Operator, gate: Gate, change: Callable[[], Plan]) -> None:
+    """Write a plan while a rank waits at a gate, and open it when all members have read the plan."""
+    operator.until(gate.reached, "the gate is reached")
+    plan = change()
+    told = {rank.worker_uid for rank in plan.ranks}
+    readers = [worker for worker in operator.workers.values() if worker.uid in told]
+    named = f"plan {plan.generation}.{plan.revision}"
+    operator.until(lambda: all(named in worker.log() for worker in readers), f"{named} is read")
+    gate.open()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -150,15 +162,15 @@ def test_any_cuts_and_shares_give_the_weights_of_one_process(operate: Callable[.
 @pytest.mark.parametrize("place", ["in loss", "backward", "applied", "in a hook"])
 def test_a_stage_is_lost_and_the_other_member_goes_on(operate: Callable[..., Operator], place: str) -> None:
     """The rest of the broken member waits as a spare with its state, and is cut anew without a checkpoint."""
-    operator = operate(batch_samples=BATCH, epochs=4, parallelism="Pipeline")
-    fault = {"place": place, "step": 1 if place == "in a hook" else 3}
-    a = [start(operator, "a0", slow_s=0.05), start(operator, "a1", slow_s=0.05)]
+    operator = operate(batch_samples=BATCH, epochs=3, parallelism="Pipeline")
+    fault = {"place": place, "step": 0 if place == "in a hook" else 3}
+    gate = Gate(operator.folder, 8)
+    a = [start(operator, "a0", fault=gate.fault), start(operator, "a1")]
     b = [start(operator, "b0"), start(operator, "b1"), start(operator, "b2", fault=fault)]
     operator.until_ready(*a, *b)
     plan_members(operator, [(a, (3,), 9, 3), (b, (2, 5), 8, 2)])
-    operator.until_step(a[0], 8)
-    plan_members(operator, [(a, (3,), 9, 3), (b[:2], (4,), 8, 2)])
-    check(operator, [a, b[:2]], epochs=4)
+    at_gate(operator, gate, lambda: plan_members(operator, [(a, (3,), 9, 3), (b[:2], (4,), 8, 2)]))
+    check(operator, [a, b[:2]], epochs=3)
 
 
 def test_a_job_is_cut_anew_and_goes_on_from_a_checkpoint_under_other_cuts(
@@ -167,16 +179,17 @@ def test_a_job_is_cut_anew_and_goes_on_from_a_checkpoint_under_other_cuts(
     """Two stages; three with a joiner; a whole model and a pipeline; then, from the checkpoint, two other ranks."""
     uri = f"file://{tmp_path}/checkpoints"
     operator = operate(batch_samples=BATCH, epochs=5, parallelism="Pipeline", checkpoint_uri=uri)
-    w = [start(operator, f"w{number}", slow_s=0.05) for number in range(3)]
+    gates = [Gate(operator.folder, step) for step in (2, 9, 5)]
+    w = [start(operator, f"w{number}", fault=gate.fault) for number, gate in enumerate(gates)]
     operator.until_ready(*w)
+    first, second, third = gates[0], gates[2], gates[1]
     plan_members(operator, [(w[:2], (4,), 17, 4)], spares=w[2:])
-    operator.until_step(w[0], 2)
-    plan_members(operator, [(w, (1, 5), 17, 4)])
-    operator.until_step(w[2], 5)
-    plan_members(operator, [([w[1]], (), 6, 2), ([w[2], w[0]], (3,), 11, 3)])
-    operator.until_step(w[1], 9)
+    at_gate(operator, first, lambda: plan_members(operator, [(w, (1, 5), 17, 4)]))
+    at_gate(operator, second, lambda: plan_members(operator, [([w[1]], (), 6, 2), ([w[2], w[0]], (3,), 11, 3)]))
+    operator.until(third.reached, "the second member trains")
     for worker in w:
         worker.signal(signal.SIGTERM)
+    third.open()
     operator.finish(w)
     rest = [start(operator, "r0"), start(operator, "r1")]
     operator.until_ready(*rest)
@@ -199,10 +212,11 @@ def test_a_stage_may_take_longer_than_the_time_between_two_looks_at_the_group(
 ) -> None:
     """The other stage waits for a message for 0.6 s in each micro-batch."""
     operator = operate(batch_samples=BATCH, epochs=1, parallelism="Pipeline")
-    a = [start(operator, "a0"), start(operator, "a1", slow_s=0.6)]
+    samples = 2 * BATCH
+    a = [start(operator, "a0", samples=samples), start(operator, "a1", samples=samples, slow_s=0.6)]
     operator.until_ready(*a)
     plan_members(operator, [(a, (3,), BATCH, 9)])
-    check(operator, [a], epochs=1)
+    check(operator, [a], epochs=1, samples=samples)
     assert a[0].metric("heterotrain_repeated_steps_total") in (None, 0.0)
     assert "is repeated" not in a[0].log()
 

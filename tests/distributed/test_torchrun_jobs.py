@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from distributed.harness import Zygote
+from distributed.test_examples import started
 from heterotrain_core.contract.outcome import Ending
 from support.torchrun_job import ROOT, TorchrunJob
 
@@ -31,23 +33,19 @@ def loss_of(text: str) -> float:
     return float(found)
 
 
-def alone(folder: Path, jobs: list[TorchrunJob], epochs: int) -> float:
-    """Return the loss of the example in a job with one process."""
-    folder.mkdir()
-    command = [str(EXAMPLE), "--epochs", str(epochs), "--checkpoint", str(folder / "checkpoint.pt")]
-    job = TorchrunJob(folder=folder, command=command)
-    jobs.append(job)
-    job.start("a")
-    job.plan("a")
-    job.wait_ended()
-    return loss_of(job.logs())
+def alone(zygote: Zygote, folder: Path, epochs: int) -> float:
+    """Return the loss of the example in one process, as torchrun would start it."""
+    options = ["--epochs", str(epochs), "--checkpoint", str(folder / "alone.pt")]
+    command: dict[str, object] = {"path": str(EXAMPLE), "arguments": options}
+    (output,) = started(zygote, folder, command, 1, launcher=True)
+    return loss_of(output)
 
 
 def test_a_script_for_torchrun_survives_a_lost_worker_with_the_loss_of_an_undisturbed_run(
-    tmp_path: Path, jobs: list[TorchrunJob]
+    zygote: Zygote, tmp_path: Path, jobs: list[TorchrunJob]
 ) -> None:
     """A worker is killed after the second epoch: the other one continues from the script's own checkpoint."""
-    expected = alone(tmp_path / "alone", jobs, EPOCHS)
+    expected = alone(zygote, tmp_path, EPOCHS)
     folder = tmp_path / "job"
     folder.mkdir()
     # Rank 0 waits after the second epoch, so that the loss comes before the end, however fast the machine is.
@@ -83,9 +81,9 @@ def test_a_script_for_torchrun_survives_a_lost_worker_with_the_loss_of_an_undist
     assert loss_of(log) == pytest.approx(expected, abs=1e-5)
 
 
-def test_torchrun_itself_runs_in_each_pod(tmp_path: Path, jobs: list[TorchrunJob]) -> None:
+def test_torchrun_itself_runs_in_each_pod(zygote: Zygote, tmp_path: Path, jobs: list[TorchrunJob]) -> None:
     """``heterotrain-run torchrun train.py``: two agents of torchrun, three processes, the loss of one process."""
-    expected = alone(tmp_path / "alone", jobs, 2)
+    expected = alone(zygote, tmp_path, 2)
     folder = tmp_path / "job"
     folder.mkdir()
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
@@ -103,20 +101,17 @@ def test_torchrun_itself_runs_in_each_pod(tmp_path: Path, jobs: list[TorchrunJob
 
 
 def test_a_script_with_this_library_takes_its_ranks_from_torchrun_s_variables(
-    tmp_path: Path, jobs: list[TorchrunJob]
+    zygote: Zygote, tmp_path: Path, jobs: list[TorchrunJob]
 ) -> None:
     """``runtime: Torchrun`` also runs the port of the DDP example, with the result of the original."""
     folder = ROOT / "deploy/examples/from-ddp"
-    losses = []
-    for script in ("before.py", "after.py"):
-        (tmp_path / script).mkdir()
-        job = TorchrunJob(folder=tmp_path / script, command=[str(folder / script)])
-        jobs.append(job)
-        for name in ("a", "b"):
-            job.start(name)
-        job.plan("a", "b")
-        outcomes = job.wait_ended()
-        assert {outcome and outcome.ending for outcome in outcomes.values()} == {Ending.FINISHED}, job.logs()
-        losses += [float(found) for found in re.findall(r"^loss (\S+)$", job.logs(), re.MULTILINE)]
-    assert len(losses) == 4
-    assert max(losses) - min(losses) <= 2e-6
+    expected = loss_of(started(zygote, tmp_path, {"path": str(folder / "before.py"), "arguments": []}, 2)[0])
+    job = TorchrunJob(folder=tmp_path, command=[str(folder / "after.py")])
+    jobs.append(job)
+    for name in ("a", "b"):
+        job.start(name)
+    job.plan("a", "b")
+    outcomes = job.wait_ended()
+    assert {outcome and outcome.ending for outcome in outcomes.values()} == {Ending.FINISHED}, job.logs()
+    losses = [float(found) for found in re.findall(r"^loss (\S+)$", job.logs(), re.MULTILINE)]
+    assert losses == pytest.approx([expected, expected], abs=2e-6)

@@ -77,7 +77,7 @@ class TorchrunJob:
         paths = [str(ROOT / part) for part in ("core", "trainer")]
         environ = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths),
-            "HOME": str(self.folder), "FOLDER": str(self.folder), "CUDA_VISIBLE_DEVICES": "",
+            "HOME": str(self.folder), "FOLDER": str(self.folder), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
             env.RUNTIME: "Torchrun", env.JOB_NAME: "job", env.JOB_UID: "j", env.WORKER: name,
             env.WORKER_UID: f"u-{name}", env.WORKER_ADDRESS: "127.0.0.1",
             env.NUM_PROC_PER_WORKER: str(ranks), env.PLAN_DIR: str(folder / "plan"),
@@ -86,6 +86,8 @@ class TorchrunJob:
             env.TERMINATION_PATH: str(folder / "outcome"),
             env.CONFIG: encode_config(TrainingConfig(grace_s=self.grace_s)), **self.environ,
         }  # fmt: skip
+        if "PYTHONPYCACHEPREFIX" in os.environ:  # without bytecode, an interpreter with torch starts twice as slowly
+            environ["PYTHONPYCACHEPREFIX"] = os.environ["PYTHONPYCACHEPREFIX"]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "heterotrain.launch", *self.command], env=environ, stdout=log, stderr=log
