@@ -83,15 +83,21 @@ def test_an_example_alone_under_torchrun_and_as_a_job(
     assert abs(job - alone) < 0.02 * (1 + alone)
 
 
+@pytest.fixture(scope="module")
+def of_one_process(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The language model's result in one process."""
+    return result(started(zygote, tmp_path_factory.mktemp("alone"), arguments("language-model"), 1))
+
+
 @pytest.mark.parametrize(("parallelism", "ranks"), [("pipeline", 1), ("pipeline", 3), ("sharded", 2)])
 def test_the_language_model_is_divided_under_torchrun(
-    zygote: Zygote, tmp_path: Path, parallelism: str, ranks: int
+    zygote: Zygote, tmp_path: Path, of_one_process: float, parallelism: str, ranks: int
 ) -> None:
     """The same script, without an operator; only dropout draws other numbers."""
     command = arguments("language-model")
-    alone = result(started(zygote, tmp_path, command, 1))
     divided = {**command, "arguments": [*arguments("language-model")["arguments"], "--parallelism", parallelism]}  # type: ignore[misc]
-    assert abs(result(started(zygote, tmp_path, divided, ranks)) - alone) < 0.02 * (1 + alone)
+    found = result(started(zygote, tmp_path, divided, ranks))
+    assert abs(found - of_one_process) < 0.02 * (1 + of_one_process)
 
 
 def test_every_example_is_tested() -> None:
