@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import heterotrain
 import torch
@@ -54,10 +54,14 @@ class Recipe:
         model: the model.
         optimizer: its optimizer.
         scheduler: of the learning rate, if the job steps it.
+        lockstep: whether all ranks have as many micro-batches.
+        is_cut: whether a share may be cut into micro-batches with the same result.
     """
 
-    model: Net = field(default_factory=a_net)
+    model: Any = field(default_factory=a_net)
     scheduler: Any = field(default=None, init=False)
+    lockstep: ClassVar[bool] = False
+    is_cut: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.optimizer = self.make_optimizer()
@@ -66,9 +70,37 @@ class Recipe:
         """Return an optimizer that moves parameters with a gradient of zero, too."""
         return torch.optim.AdamW(self.model.parameters(), lr=0.02, weight_decay=0.1)
 
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return all optimizers."""
+        return [self.optimizer]
+
+    def data(self) -> torch.utils.data.TensorDataset:
+        """Return the samples."""
+        return problem(SAMPLES)
+
     def extras(self) -> dict[str, Any]:
         """Return the objects for ``job.register``."""
         return {}
+
+    def run(self, step: heterotrain.Step, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Train one step of a job."""
+        for x, y in step.micro_batches():
+            found = self.loss(x, y)
+            if isinstance(found, tuple):
+                step.backward(found[0], weight=found[1])
+            else:
+                step.backward(found)
+        self.gradients(step.number)
+        step.apply(*optimizers)
+
+    def plain(self, batch: list[torch.Tensor], number: int) -> None:
+        """Train the same step with plain torch on the whole batch."""
+        self.optimizer.zero_grad()
+        found = self.loss(*batch)
+        (found[0] / found[1] if isinstance(found, tuple) else found).backward()
+        torch.manual_seed(shared_seed(seed=0, steps=number, place="update"))  # as in a job
+        self.gradients(number)
+        self.optimizer.step()
 
     def before(self, epoch: int, number: int) -> None:
         """Run before a step."""
@@ -285,8 +317,9 @@ RECIPES: dict[str, type[Recipe]] = {
 def recipes() -> dict[str, type[Recipe]]:
     """Return all loops by name."""
     from distributed.finer_loops import FINER  # noqa: PLC0415  # it imports this module
+    from distributed.research_loops import RESEARCH  # noqa: PLC0415  # it imports this module
 
-    return RECIPES | FINER
+    return RECIPES | FINER | RESEARCH
 
 
 def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None, epochs: int = 1) -> None:
@@ -297,7 +330,7 @@ def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None, epochs:
     injector = FaultInjector(fault)
     job = heterotrain.init(epochs=epochs, batch_samples=BATCH)
     loop = (recipes() | {"Apart": Apart, "ApartAlike": ApartAlike})[recipe]()
-    model, optimizer = job.wrap(loop.model), job.optimizer(loop.optimizer)
+    model, optimizers = job.wrap(loop.model), [job.optimizer(optimizer) for optimizer in loop.optimizers()]
     for name, extra in loop.extras().items():
         job.register(name, extra)
     if loop.scheduler is not None:
@@ -317,19 +350,12 @@ def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None, epochs:
     def evaluated(_steps: int) -> None:
         loop.evaluate()
 
-    for step in job.steps(problem(SAMPLES)):
+    for step in job.steps(loop.data(), lockstep=loop.lockstep):
         loop.before(step.epoch, step.number)
         with step:
             injector.at("step", step.number)
             loop.inside(step.epoch, step.number)
-            for x, y in step.micro_batches():
-                found = loop.loss(x, y)
-                if isinstance(found, tuple):
-                    step.backward(found[0], weight=found[1])
-                else:
-                    step.backward(found)
-            loop.gradients(step.number)
-            step.apply(optimizer)
+            loop.run(step, optimizers)
             loop.after(step.number)
     name = os.environ.get("HETEROTRAIN_WORKER") or f"{recipe}-{os.environ.get('RANK', 'alone')}"
     torch.save(result_of(loop), f"{out}/{name}.pt")
@@ -339,16 +365,11 @@ def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None, epochs:
 def alone(recipe: str, *, epochs: int) -> dict[str, torch.Tensor]:
     """Train by a recipe with plain torch and return what it ends with."""
     loop = recipes()[recipe]()
-    x, y = problem(SAMPLES).tensors
+    columns = loop.data().tensors
     for number, (epoch, chosen) in enumerate(batches(epochs)):
         loop.before(epoch, number)
         loop.inside(epoch, number)
-        loop.optimizer.zero_grad()
-        found = loop.loss(x[chosen], y[chosen])
-        (found[0] / found[1] if isinstance(found, tuple) else found).backward()
-        torch.manual_seed(shared_seed(seed=0, steps=number, place="update"))  # as in a job
-        loop.gradients(number)
-        loop.optimizer.step()
+        loop.plain([column[chosen] for column in columns], number)
         if loop.scheduler is not None:
             loop.scheduler.step()
         loop.after(number)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from distributed.finer_loops import TOLERANCES
-from distributed.harness import START_S, Gate, Operator, Worker
-from distributed.ordinary_loops import alone, recipes
+from distributed.harness import LIMIT_S, START_S, Gate, Operator, Worker, Zygote
+from distributed.ordinary_loops import Recipe, alone, recipes
+from distributed.refused_loops import REFUSED
 from distributed.setups import distance
 from distributed.test_launching import environment
 from support.ports import free_port
@@ -20,7 +23,7 @@ from support.ports import free_port
 Operate = Callable[..., Operator]
 EPOCHS = 3
 EVERY = """
-import os, sys
+import faulthandler, os, sys
 import heterotrain.session
 import torch
 import torch._dynamo  # every optimizer needs it
@@ -31,6 +34,7 @@ port = int(os.environ.get("MASTER_PORT", "0"))
 for number, recipe in enumerate(recipes()):
     child = os.fork()  # one job for each process, and torch is imported once
     if not child:
+        faulthandler.dump_traceback_later(60, exit=True)  # a loop takes about one second
         if port:
             os.environ |= {"MASTER_PORT": sys.argv[2].split(",")[number], "TORCHELASTIC_USE_AGENT_STORE": "False"}
         train(out=sys.argv[1], recipe=recipe, epochs=3)
@@ -38,7 +42,7 @@ for number, recipe in enumerate(recipes()):
     if os.waitpid(child, 0)[1]:
         sys.exit(f"{recipe} failed")
 """
-"""Runs all loops, one after the other."""
+"""Runs all loops, one after the other; one that hangs is named, with its stack."""
 
 
 def started(operator: Operator, recipe: str, *, faults: dict[int, dict[str, object]]) -> list[Worker]:
@@ -48,7 +52,8 @@ def started(operator: Operator, recipe: str, *, faults: dict[int, dict[str, obje
         for i in range(3)
     ]
     operator.until_ready(*workers)
-    operator.plan(workers, shares=(11, 0, 5), micro=(4, 0, 0))
+    is_cut = recipes().get(recipe, Recipe).is_cut  # those that a job refuses are in no list
+    operator.plan(workers, shares=(11, 0, 5), micro=(4, 0, 0) if is_cut else (0, 0, 0))
     return workers
 
 
@@ -69,7 +74,6 @@ def test_a_loop_equals_plain_torch(operate: Operate, recipe: str) -> None:
     check(operator, recipe, workers)
 
 
-@pytest.mark.timeout(600)  # 23 trainings, one after the other
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_every_loop_runs_alone_and_under_torchrun(tmp_path: Path, ranks: int) -> None:
     """The same script, without a worker pod around it, ends as with plain torch."""
@@ -80,7 +84,7 @@ def test_every_loop_runs_alone_and_under_torchrun(tmp_path: Path, ranks: int) ->
     ports = ",".join(str(free_port()) for _ in recipes())
     done = subprocess.run(
         [*command, str(tmp_path / "train.py"), str(tmp_path), ports],
-        env=environment(tmp_path), capture_output=True, text=True, timeout=2 * START_S, check=False,
+        env=environment(tmp_path), capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     for recipe in recipes():
@@ -129,3 +133,51 @@ def test_a_rank_that_trains_other_parameters_is_refused(operate: Operate, recipe
     last = workers[1].log().splitlines()[-1]
     assert "UsageError" in last
     assert "on every rank" in last
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_habit_that_cannot_work_ends_with_its_sentence(zygote: Zygote, tmp_path: Path, ranks: int) -> None:
+    """Alone and under torchrun, where the rank that fails first may keep others from coming as far."""
+    running: dict[str, list[tuple[Path, queue.Queue[dict[str, Any]]]]] = {habit: [] for habit in REFUSED}
+    for habit, processes in running.items():
+        port = free_port()
+        for rank in range(ranks):
+            environ = {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            }  # fmt: skip
+            output = tmp_path / f"{habit}-{rank}"
+            command = {
+                "environ": environ if ranks > 1 else {}, "output": str(output),
+                "script": "distributed.refused_loops:train", "arguments": {"out": "", "habit": habit},
+            }  # fmt: skip
+            processes.append((output, zygote.start(str(output), command)))
+    for habit, processes in running.items():
+        for output, inbox in processes:
+            assert "pid" in inbox.get(timeout=START_S)
+            assert inbox.get(timeout=LIMIT_S)["code"] == 1, output.read_text()
+        check_sentence(habit, [output.read_text() for output, _ in processes])
+
+
+def test_a_habit_that_cannot_work_ends_workers_with_its_sentence(operate: Operate) -> None:
+    """One rank after the other. The last one may wait for the operator, which finds the reason in the others' ends."""
+    operator = operate(epochs=1)
+    running = {
+        habit: [operator.start(f"{habit}-{i}", script="distributed.refused_loops:train", habit=habit) for i in range(3)]
+        for habit in REFUSED
+    }
+    for workers in running.values():
+        operator.plan(workers)
+    for habit, workers in running.items():
+        for worker in workers:
+            operator.until(
+                lambda worker=worker: worker.poll() == 1 or "waiting for the operator" in worker.log(),  # type: ignore[misc]  # a default argument binds the loop's variable
+                f"{worker.name} ends",
+            )
+        check_sentence(habit, [worker.log() for worker in workers if worker.poll() == 1])
+
+
+def check_sentence(habit: str, outputs: list[str]) -> None:
+    """Fail unless a rank has ended with the habit's sentence, as its last line."""
+    last = [output.rstrip().splitlines()[-1] for output in outputs]
+    assert any("UsageError: " in line and REFUSED[habit][1] in line for line in last), "\n".join(outputs)

@@ -105,26 +105,31 @@ def plain(kind: str, *, samples: int, epochs: int, batch: int) -> dict[str, torc
     made = model()
     both = optimizers(made)
     for whole in batches(samples, epochs, batch):
-        made.zero_grad()
-        if kind == "gan":
-            d_loss(made, whole).backward()
-            gradients = [p.grad for p in made["d"].parameters() if p.grad is not None]
-            norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-            for gradient in gradients:
-                gradient.mul_((CLIP_NORM / norm).clamp(max=1.0))
-            both[0].step()
-            made.zero_grad()
-            g_loss(made, whole).backward()
-            both[1].step()
-        else:
-            (d_loss(made, whole) + g_loss(made, whole)).backward()
-            moved = perturb(made)
-            made.zero_grad()
-            (d_loss(made, whole) + g_loss(made, whole)).backward()
-            put_back(moved)
-            for optimizer in both:
-                optimizer.step()
+        plain_step(kind, made, both, whole)
     return {name: value.detach() for name, value in made.state_dict().items()}
+
+
+def plain_step(kind: str, made: Any, both: list[torch.optim.Optimizer], whole: Batch) -> None:
+    """Train one step in plain torch on a whole batch."""
+    made.zero_grad()
+    if kind == "gan":
+        d_loss(made, whole).backward()
+        gradients = [p.grad for p in made["d"].parameters() if p.grad is not None]
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        for gradient in gradients:
+            gradient.mul_((CLIP_NORM / norm).clamp(max=1.0))
+        both[0].step()
+        made.zero_grad()
+        g_loss(made, whole).backward()
+        both[1].step()
+        return
+    (d_loss(made, whole) + g_loss(made, whole)).backward()
+    moved = perturb(made)
+    made.zero_grad()
+    (d_loss(made, whole) + g_loss(made, whole)).backward()
+    put_back(moved)
+    for optimizer in both:
+        optimizer.step()
 
 
 def batches(samples: int, epochs: int, batch: int) -> Iterator[Batch]:

@@ -478,7 +478,8 @@ class Step:
                     + (
                         "last loop over step.micro_batches(), the one without more=True"
                         if self.more
-                        else "loop over step.micro_batches()"
+                        else "loop over step.micro_batches(), in every step. To accumulate gradients, set a larger "
+                        "global batch: a share is cut into micro-batches, and a step is one update"
                     )
                 )
             return False
