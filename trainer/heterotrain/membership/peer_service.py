@@ -131,9 +131,26 @@ class PeerService:
     async def ask_all(
         self, peers: Sequence[Rank], op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
     ) -> dict[PeerKey, dict[str, Any]]:
-        """Send a request to several peers at once; peers that did not answer are left out."""
-        replies = await asyncio.gather(*(self.request(peer, op, body, timeout_s=timeout_s) for peer in peers))
+        """Send a request to several peers at once.
+
+        Peers that did not answer are left out, as are those that are given up meanwhile: a host that falls silent would
+        hold up a vote for the whole time limit.
+        """
+        asked = (self._unless_lost(peer, self.request(peer, op, body, timeout_s=timeout_s)) for peer in peers)
+        replies = await asyncio.gather(*asked)
         return {key_of(peer): reply for peer, reply in zip(peers, replies, strict=True) if reply is not None}
+
+    async def _unless_lost(
+        self, peer: Rank, request: Coroutine[Any, Any, dict[str, Any] | None]
+    ) -> dict[str, Any] | None:
+        answer = self.loop.create_task(request)
+        lost = self.loop.create_task(self.heartbeats.until_lost(key_of(peer)))
+        try:
+            await asyncio.wait({answer, lost}, return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else None
+        finally:
+            answer.cancel()
+            lost.cancel()
 
     # -- stores of formations ----------------------------------------------------------------------------------------
 

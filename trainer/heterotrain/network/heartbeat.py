@@ -50,6 +50,7 @@ class Heartbeat:
     lost: str = ""
     ping: asyncio.Event = field(default_factory=asyncio.Event)
     pong: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Heartbeats:
@@ -106,6 +107,11 @@ class Heartbeats:
         """Return whether this peer has been given up and has not been reached since."""
         heartbeat = self._heartbeats.get(key)
         return heartbeat is not None and bool(heartbeat.lost)
+
+    async def until_lost(self, key: PeerKey) -> None:
+        """Return when this peer is given up the next time; never while nobody watches it."""
+        heartbeat = self._heartbeats.get(key)
+        await (heartbeat.gone if heartbeat is not None else asyncio.Event()).wait()
 
     def forget_losses(self) -> None:
         """Clear all losses: a peer that is still lost is given up again, with another call of ``on_lost``."""
@@ -192,6 +198,8 @@ class Heartbeats:
             return
         heartbeat.lost = reason
         heartbeat.pong.set()
+        heartbeat.gone.set()  # wakes all who wait now
+        heartbeat.gone.clear()
         _log.warning("peer %s/%d %s", heartbeat.peer.worker, heartbeat.peer.local_rank, reason)
         self.on_lost(key, reason)
         self._changed.set()

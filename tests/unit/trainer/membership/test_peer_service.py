@@ -20,7 +20,7 @@ from heterotrain_core.contract.plan import Plan, Rank
 from support.ports import free_port
 from support.waiting import wait_until
 
-Make = Callable[[str], tuple[PeerService, Rank]]
+Make = Callable[..., tuple[PeerService, Rank]]
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def make() -> Iterator[Make]:
     """Make peer services of one job, each with its own plan source."""
     made: list[PeerService] = []
 
-    def one(name: str) -> tuple[PeerService, Rank]:
+    def one(name: str, *, timeout_s: float = 1.0) -> tuple[PeerService, Rank]:
         port = free_port()
         identity = Identity(mode=Mode.OPERATED, job_uid="j", worker=name, worker_uid=f"{name}-uid", peer_port=port)
-        service = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=1.0)
+        service = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=timeout_s)
         service.start()
         made.append(service)
         rank = Rank(
@@ -119,6 +119,19 @@ def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:
     two.close()
     one.call(one.heartbeats.ping_all(5.0)).result()
     assert lost == []
+
+
+def test_a_peer_that_is_given_up_is_not_waited_for(make: Make) -> None:
+    """A request to a host that has fallen silent ends with its heartbeats, not at the request's own limit."""
+    (one, _), (_, other) = make("a", timeout_s=0.1), make("b")
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, and nothing reads from them
+        silent = replace(other, worker="c", worker_uid="c-uid", peer_port=listener.getsockname()[1])
+
+        async def ask() -> dict[tuple[str, int], dict[str, object]]:
+            one.watch([silent])
+            return await one.ask_all([silent, other], "plan", {}, timeout_s=3600.0)
+
+        assert one.call(ask()).result(timeout=60).keys() == {key_of(other)}
 
 
 def test_the_loss_reason_states_the_time_that_passed() -> None:
