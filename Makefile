@@ -226,6 +226,8 @@ bench-mathematics: setup ## duration of decisions, epochs until shares are right
 bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.save, torchrun and torchft (TORCHFT=python)
 	@$(PY) deploy/dev/bench/trainer_overhead.py; echo
 	@$(PY) deploy/dev/bench/trainer_pauses.py $(if $(TORCHFT),--torchft $(TORCHFT)); echo
+	@$(PY) deploy/dev/bench/trainer_losses.py; echo
+	@$(PY) deploy/dev/bench/trainer_streams.py; echo
 	@$(PY) deploy/dev/bench/trainer_checkpoint.py
 
 pictures: setup ## draw the pictures of docs/mathematics.md again

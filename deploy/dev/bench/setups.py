@@ -1,4 +1,4 @@
-"""Three training workers, one of which leaves and returns: with this trainer, torchrun and torchft."""
+"""Training workers of which some leave and return: with this trainer, torchrun and torchft."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import namespaces
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.config import TrainingConfig, encode_config
@@ -67,6 +68,8 @@ class Process:
     pid: int
     peer_port: int = 0
     metrics_port: int = 0
+    address: str = "127.0.0.1"
+    namespace: str = ""
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal, if it is still running."""
@@ -79,8 +82,11 @@ class Process:
             os.waitpid(self.pid, 0)
 
 
-def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str) -> int:
-    """Run a worker in a fork of this process, which has loaded torch without using it; return its pid."""
+def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str, *, namespace: str = "") -> int:
+    """Run a worker in a fork of this process, which has loaded torch without using it; return its pid.
+
+    It runs in a network namespace if one is given.
+    """
     import trainer_script  # noqa: PLC0415  # loads torch, which not every world needs
 
     pid = os.fork()
@@ -91,6 +97,8 @@ def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str) -> in
         for standard in (1, 2):
             os.dup2(output, standard)
         os.environ.update(environ)
+        if namespace:
+            namespaces.enter(namespace)
         trainer_script.main(kind)
     except BaseException:  # noqa: BLE001  # as the interpreter does it
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # inside except none of them is None
@@ -103,16 +111,20 @@ class Heterotrain:
     """This trainer; survivors continue on their own, and this class is the operator that admits new workers."""
 
     folder: Path
+    workers: int = WORKERS
+    bridge: namespaces.Bridge | None = None
     members: list[Process] = field(default_factory=list)
+    lost: list[Process] = field(default_factory=list)
     waiting: Process | None = None
     generation: int = 0
     started: int = 0
 
     def __post_init__(self) -> None:
-        for _ in range(WORKERS):
+        for _ in range(self.workers):
             self.replace()
             if self.waiting is not None:
                 self.members.append(self.waiting)
+        self.waiting = None
         self._plan()
 
     def lose(self, turn: int, number: signal.Signals) -> tuple[str, float]:
@@ -123,35 +135,59 @@ class Heterotrain:
         victim.reap()
         return self.members[0].name, at_s
 
+    def lose_several(self, turn: int, count: int, *, apart_s: float) -> tuple[str, list[float]]:
+        """Kill workers, or with a bridge unplug them; return a surviving worker's name and the times."""
+        times_s = []
+        for _ in range(count):
+            if times_s:
+                time.sleep(apart_s)
+            victim = self.members.pop(turn % len(self.members))
+            self.lost.append(victim)
+            times_s.append(time.time())
+            if victim.namespace:
+                namespaces.unplug(victim.namespace)
+            else:
+                victim.send(signal.SIGKILL)
+        return self.members[0].name, times_s
+
+    def end_lost(self) -> None:
+        """Kill the workers that were unplugged, and wait until all lost ones have ended."""
+        while self.lost:
+            worker = self.lost.pop()
+            worker.send(signal.SIGKILL)
+            worker.reap()
+
     def replace(self) -> None:
         """Start a worker and wait until it is ready."""
         name = f"w{self.started}"
         self.started += 1
         plans = self.folder / name
         plans.mkdir()
-        worker = Process(name, 0, free_port(), free_port())
-        config = TrainingConfig(epochs=10**6, base_batch_samples=WORKERS * SHARE_SAMPLES)
+        namespace, address = self.bridge.add() if self.bridge else ("", "127.0.0.1")
+        worker = Process(name, 0, free_port(), free_port(), address, namespace)
+        config = TrainingConfig(epochs=10**6, base_batch_samples=self.workers * SHARE_SAMPLES)
         environ = {
             env.JOB_UID: "job", env.JOB_NAME: "bench", env.WORKER: name, env.WORKER_UID: name,
-            env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(worker.peer_port),
+            env.WORKER_ADDRESS: address, env.PEER_PORT: str(worker.peer_port),
             env.METRICS_PORT: str(worker.metrics_port), env.PLAN_DIR: str(plans), env.CONFIG: encode_config(config),
             env.TERMINATION_PATH: str(plans / "termination"), "NAME": name, "FOLDER": str(self.folder),
         }  # fmt: skip
-        worker.pid = forked("heterotrain", self.folder, environ, name)
-        until(lambda: _is_ready(worker.metrics_port), f"{name} is ready")
+        worker.pid = forked("heterotrain", self.folder, environ, name, namespace=namespace)
+        until(lambda: _is_ready(worker), f"{name} is ready")
         self.waiting = worker
 
     def admit(self) -> float:
         """Write a plan with the new worker; return the time."""
         if self.waiting is not None:
             self.members.append(self.waiting)
+            self.waiting = None
         at_s = time.time()
         self._plan()
         return at_s
 
     def close(self) -> None:
         """Kill all workers."""
-        for worker in self.members:
+        for worker in (*self.members, *self.lost):
             worker.send(signal.SIGKILL)
             worker.reap()
 
@@ -162,7 +198,7 @@ class Heterotrain:
         )
         ranks = tuple(
             Rank(
-                rank=rank, member=rank, worker=w.name, worker_uid=w.name, address="127.0.0.1", peer_port=w.peer_port,
+                rank=rank, member=rank, worker=w.name, worker_uid=w.name, address=w.address, peer_port=w.peer_port,
                 on_demand=True,
             )
             for rank, w in enumerate(self.members)
@@ -294,9 +330,10 @@ class Torchft:
         self.members.append(Process(name, started.pid))
 
 
-def _is_ready(port: int) -> bool:
+def _is_ready(worker: Process) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.READY_PATH}", timeout=2) as reply:
+        place = f"http://{worker.address}:{worker.metrics_port}{keys.READY_PATH}"
+        with urllib.request.urlopen(place, timeout=2) as reply:
             return int(reply.status) == 200  # noqa: PLR2004  # HTTP OK
     except (urllib.error.URLError, OSError):
         return False
