@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from traceback import clear_frames
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
@@ -490,7 +491,10 @@ class Step:
         if isinstance(error, PeerLost | RepeatStep):
             self.failure = error
         elif (self.more or not self.updates) and (memory := out_of_memory(error)) is not None:
-            drop_frames(error)  # the vote must not wait for memory that they hold
+            clear_frames(
+                trace
+            )  # the vote must not wait for memory that they hold: the interpreter keeps them till then
+            drop_frames(error)
             self.failure = memory
             self._vote_to_repeat()
         elif isinstance(error, RuntimeError) and self.context.is_broken():

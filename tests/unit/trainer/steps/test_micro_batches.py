@@ -9,6 +9,7 @@ import pytest
 import torch
 from heterotrain import UsageError
 from heterotrain.steps.out_of_memory import out_of_memory
+from heterotrain.steps.step import Step
 from heterotrain_core.contract import metrics
 from support.one_process import DATA, a_job, squared_error
 
@@ -71,9 +72,18 @@ class Activations(torch.autograd.Function):
         return gradients[0]
 
 
-def test_torchs_own_error_on_a_cpu_halves_the_micro_batch_and_nothing_keeps_the_activations() -> None:
-    """It is a plain RuntimeError, and its traceback holds the frames of the model."""
+def test_torchs_own_error_on_a_cpu_halves_the_micro_batch_and_nothing_keeps_the_activations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is a plain RuntimeError, and its traceback holds the frames of the model; the vote needs memory, too."""
     job, model, optimizer = a_job(epochs=1)
+    held, vote = [], Step._vote_to_repeat
+
+    def voted(self: Step) -> None:
+        held.append(Activations.held is not None and Activations.held() is not None)
+        vote(self)
+
+    monkeypatch.setattr(Step, "_vote_to_repeat", voted)
     model.register_forward_pre_hook(lambda _model, inputs: (Activations.apply(inputs[0]),))
     sizes = []
     for step in job.steps(DATA):
@@ -86,6 +96,7 @@ def test_torchs_own_error_on_a_cpu_halves_the_micro_batch_and_nothing_keeps_the_
                 step.backward(squared_error(model, x, y))
             step.apply(optimizer)
     assert sizes == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    assert held == [False, False]
 
 
 @pytest.mark.parametrize(
