@@ -88,6 +88,34 @@ def test_a_model_whose_buckets_leave_in_order_keeps_them() -> None:
     assert not reducer.order
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler looks at it
+@pytest.mark.parametrize(("compiled", "left"), [("blocks", [1, 2, 3]), ("model", [1, 1, 1])])
+def test_compiled_blocks_send_while_others_compute_and_a_compiled_model_at_its_end(
+    compiled: str, left: list[int]
+) -> None:
+    """Of three blocks, one backward graph has run before the first bucket leaves; of a whole model, the only one."""
+    torch.manual_seed(3)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(3)]
+    model, x, ran, seen = torch.nn.Sequential(*blocks), torch.randn(4, 8), list[int](), list[int]()
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    parts = blocks if compiled == "blocks" else [model]
+    reducer = Reducer(model, bucket_bytes=LAYER_BYTES)
+    reducer.begin()
+    reducer.on_launch = lambda _bucket: seen.append(len(ran))
+    reducer.arm(None)
+    for part in parts:
+        part.compile(backend="aot_eager")
+        x = part(x)
+        assert x.grad_fn is not None
+        x.grad_fn.register_hook(lambda *_gradients: ran.append(1))
+    x.sum().backward()
+    reducer.flush()
+    reducer.wait()
+    assert seen == left
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
 def test_a_joiner_takes_over_the_order_before_its_first_step() -> None:
     """Its buckets are those of the others, although it has seen no gradient."""
     teacher, group = Reducer(HeadFirst(), bucket_bytes=LAYER_BYTES), Ranks(0, [[0.0]])
