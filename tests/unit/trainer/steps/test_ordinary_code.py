@@ -234,6 +234,25 @@ def test_code_that_cannot_work_is_refused(
         a_loop(change, inside=inside)
 
 
+def test_gradients_changed_between_two_micro_batches_are_refused() -> None:
+    """Once, after the first one: the others are added to what is left."""
+    job = heterotrain.init(epochs=1, batch_samples=8, micro_batch_samples=2)
+    model = job.wrap(a_net())
+    optimizer = job.optimizer(adam(model))
+
+    def loop() -> None:
+        for step in job.steps(DATA):
+            with step:
+                for number, (x, y) in enumerate(step.micro_batches()):
+                    step.backward(squared_error(model, x, y))
+                    if number == 0:
+                        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                step.apply(optimizer)
+
+    with pytest.raises(UsageError, match=r"clip_norm=…"):
+        loop()
+
+
 def test_all_generators_are_seeded_by_the_step() -> None:
     """The same run draws the same numbers again; so does a repeated step; gradient noise differs between steps."""
 
