@@ -24,7 +24,9 @@ def test_ranks_report_together_and_a_failure_of_one_is_that_of_all(tmp_path: Pat
     ]  # fmt: skip
     first, second = (rank.communicate(timeout=120)[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [1, 1]
-    assert second == "", "rank 0 reports for all"
+    # gloo of PyTorch 2.10 prints a line of its own on each rank
+    own = [line for line in second.splitlines() if not line.startswith("[Gloo]")]
+    assert own == [], "rank 0 reports for all"
     assert "1 pairs: median" in first
     assert "the clocks of 2 ranks agree" in first
     assert "is a file: name a folder" in first
