@@ -19,6 +19,7 @@ from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state import transfer
+from heterotrain.steps import formations
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.step import Step
 from heterotrain_core.contract import env, keys
@@ -34,6 +35,8 @@ PHASE_PLACES = ("prepared", "confirmed")
 has not heard from the others; and it has heard from all."""
 STAGE_PLACES = ("sending",)
 """Before a stage of a pipeline sends a tensor to its neighbour, counted by the step."""
+HAND_OVER_PLACE = "handing over"
+"""A formation ends as agreed, and those that leave are about to pass on what only they hold of a divided model."""
 SCRIPT_PLACES = ("between collectives", "in forward", "in a hook")
 """Between two exchanges of the script itself: in a step, in the forward pass (both counted by the step's number), or in
 a hook (counted by the epoch)."""
@@ -99,8 +102,8 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
     launch, wait, enter = Reducer._launch, Reducer.wait, Step.__enter__
     vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointManager.write_final
     wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Loop.confirm
-    send = Neighbours.send
-    visits = dict.fromkeys((*FORMING_PLACES, LAST_PLACE), 0)
+    send, hand_over = Neighbours.send, formations.hand_over
+    visits = dict.fromkeys((*FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE), 0)
     running = [-1]
 
     def visit(place: str) -> None:
@@ -155,11 +158,16 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
             visit("receiving" if group.rank in who.receivers else "giving")
         return exchange(group, who, own, *places, **named)
 
+    def handed_over(*arguments: Any, **named: Any) -> bool:
+        visit(HAND_OVER_PLACE)
+        return hand_over(*arguments, **named)
+
     def written(self: CheckpointManager, *arguments: Any) -> None:
         visit(LAST_PLACE)
         write_final(self, *arguments)
 
     Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
+    formations.hand_over = handed_over
     Neighbours.send = sent  # type: ignore[method-assign]  # a deliberate wrapper
     PieceReducer.wait, Group.gather, Loop.confirm = waited_pieces, gathered, confirmed  # type: ignore[method-assign]  # a deliberate wrapper
     Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # a deliberate wrapper

@@ -16,7 +16,7 @@ from functools import cache
 
 import pytest
 import torch
-from distributed.fault_injectors import FORMING_PLACES, LAST_PLACE, PHASE_PLACES, STAGE_PLACES
+from distributed.fault_injectors import FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE, PHASE_PLACES, STAGE_PLACES
 from distributed.harness import LIMIT_S, Operator, Worker
 from distributed.test_pipeline_jobs import (
     BATCH,
@@ -36,7 +36,8 @@ SEEDS = range(*map(int, os.environ.get("HETEROTRAIN_DIVIDED_HISTORIES", "8").spl
 EPOCHS = 3
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 BY_STEP = ("step", "in loss", "backward", "reducing", "reduced", "applied", *STAGE_PLACES, *PHASE_PLACES)
-PLACES = (*BY_STEP, "in a hook", *FORMING_PLACES, LAST_PLACE)
+PLACES = (*BY_STEP, "in a hook", *FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE)
+GRACE_S = 2.0
 LATE_S = 1.0
 """Longest time after which the operator names new members, if the survivors do not go on before."""
 
@@ -48,12 +49,20 @@ def expected() -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
 
 def fault_of(rng: random.Random, place: str) -> dict[str, object]:
     """Return a fault at a place, in any step or visit."""
-    last = {"in a hook": EPOCHS - 1, LAST_PLACE: 0} | dict.fromkeys(FORMING_PLACES, 2)
+    last = {"in a hook": EPOCHS - 1, LAST_PLACE: 0, HAND_OVER_PLACE: 0} | dict.fromkeys(FORMING_PLACES, 2)
     return {
         "place": place,
         "step": rng.randint(0, last.get(place, STEPS - 2)),
-        "do": rng.choice(["die", "die", "leave"]),
+        "do": rng.choice(["die", "die", "leave", "leave"]),
     }
+
+
+def at(operator: Operator, number: int, faults: list[dict[str, object]]) -> dict[str, object] | None:
+    """Return a worker's fault; where it is asked to leave, a file tells the operator."""
+    if number >= len(faults):
+        return None
+    fault = faults[number]
+    return fault | ({"reached": f"{operator.folder}/asked-w{number}"} if fault["do"] == "leave" else {})
 
 
 def members_of(rng: random.Random, workers: list[Worker]) -> tuple[list[Cut], list[Worker]]:
@@ -81,27 +90,32 @@ def steps_of(workers: list[Worker]) -> float:
 def test_history(operate: Callable[..., Operator], seed: int) -> None:
     """Up to three workers fail; the operator names new members of those that are left, and of new ones."""
     rng = random.Random(seed)  # noqa: S311  # a seeded scenario, not a secret
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Pipeline", peer_timeout_s=0.3)
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Pipeline", peer_timeout_s=0.3, grace_s=GRACE_S)
     checkpoints = {"checkpoint_uri": f"file://{operator.folder}/checkpoints", "checkpoint_interval_s": 0.0}
     operator.config = replace(operator.config, **checkpoints)
     faults = [fault_of(rng, PLACES[(3 * seed + number) % len(PLACES)]) for number in range(rng.randint(1, 3))]
+    if any(fault["place"] == HAND_OVER_PLACE for fault in faults):
+        faults.append({"place": "step", "step": rng.randint(0, STEPS - 4), "do": "leave"})
     everyone = [
-        start(operator, f"w{number}", slow_s=0.01, fault=faults[number] if number < len(faults) else None)
+        start(operator, f"w{number}", slow_s=0.01, fault=at(operator, number, faults))
         for number in range(max(len(faults) + 1, rng.randint(3, 5)))
     ]
     operator.until_ready(*everyone)
     living, end_s, recuts = list(everyone), time.monotonic() + LIMIT_S, rng.randint(0, 2)
+    prompt = rng.random() < 0.7  # whether the operator answers to announced leaves, or to ends only
     members, spares = members_of(rng, living)
     plan_members(operator, members, spares=spares)
     while not any(worker.poll() == 0 and worker not in leaving(everyone) for worker in living):
         assert time.monotonic() < end_s, operator.evidence()
         lost = [worker for worker in living if worker.poll() is not None]
+        asked = [worker for worker in living if (operator.folder / f"asked-{worker.name}").exists()]
+        asked = [] if not prompt else [worker for worker in asked if worker not in lost]
         again = not lost and recuts and rng.random() < 0.05
-        if not lost and not again:
+        if not lost and not again and not asked:
             time.sleep(0.02)
             continue
         recuts -= again
-        living = [worker for worker in living if worker not in lost]
+        living = [worker for worker in living if worker not in (*lost, *asked)]
         before, late_s = steps_of(living), time.monotonic() + rng.choice([0.0, LATE_S])
         while lost and time.monotonic() < late_s and steps_of(living) <= before:
             time.sleep(0.02)

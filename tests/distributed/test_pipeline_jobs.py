@@ -15,6 +15,7 @@ from distributed.pipeline_job_scripts import Decoder, loss_of, measure, text
 from heterotrain.data.order import permutation
 from heterotrain.layouts.initial_weights import built, fill
 from heterotrain.layouts.units import units_of
+from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Boundary, Layout, LayoutKind, Member, Plan, Rank
 
 SCRIPT = "distributed.pipeline_job_scripts:train"
@@ -238,6 +239,43 @@ def test_micro_batches_of_a_model_in_stages_are_refused_in_one_sentence(operate:
     plan_members(operator, [([worker], (), BATCH, 0)])
     operator.finish([worker])
     assert "replace the loop over step.micro_batches() by step.compute(loss_fn)" in worker.log()
+
+
+def test_a_stage_that_leaves_trains_on_until_the_next_plan_has_its_part(operate: Callable[..., Operator]) -> None:
+    """SIGTERM for a stage of the only member: no step is lost, no checkpoint is read, and a spare takes over."""
+    operator = operate(batch_samples=BATCH, epochs=5, parallelism="Pipeline", grace_s=120.0)
+    gate = Gate(operator.folder, 12)
+    a, leaver, spare = start(operator, "a0", fault=gate.fault), start(operator, "a1"), start(operator, "s")
+    operator.until_ready(a, leaver, spare)
+    plan_members(operator, [([a, leaver], (3,), BATCH, 4)], spares=[spare])
+    operator.until_step(a, 3)
+    leaver.signal(signal.SIGTERM)
+    operator.until(gate.reached, "the old layout trains on")
+    assert leaver.poll() is None
+    plan_members(operator, [([spare, a], (4,), BATCH, 3)])
+    gate.open()
+    check(operator, [[spare, a]], epochs=5)
+    assert leaver.poll() == 0, operator.evidence()
+    assert leaver.outcome is not None
+    assert leaver.outcome.ending is Ending.LEFT
+    assert "formation 1.1" not in a.log() + spare.log()
+    assert "is repeated" not in a.log() + spare.log()
+
+
+def test_a_stage_that_leaves_before_there_is_a_plan_hands_its_part_over(operate: Callable[..., Operator]) -> None:
+    """The grace period is half over and no plan came: the rest of the member keeps the whole state until one comes."""
+    operator = operate(batch_samples=BATCH, epochs=4, parallelism="Pipeline", grace_s=1.0)
+    a, leaver = start(operator, "a0"), start(operator, "a1", slow_s=0.02)
+    operator.until_ready(a, leaver)
+    plan_members(operator, [([a, leaver], (3,), BATCH, 4)])
+    operator.until_step(a, 3)
+    leaver.signal(signal.SIGTERM)
+    operator.finish([leaver])
+    assert leaver.code == 0
+    new = start(operator, "n")
+    operator.until_ready(new)
+    plan_members(operator, [([new, a], (4,), BATCH, 3)])
+    check(operator, [[new, a]], epochs=4)
 
 
 def test_a_stage_that_nobody_else_holds_comes_back_from_a_checkpoint(

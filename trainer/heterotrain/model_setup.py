@@ -133,7 +133,7 @@ class ModelSetup:
         )  # fmt: skip
         member = PipelineMember(cuttable, self.training, self.device)
         member.on_model, member.check_open = self.loop.model_changed, self.loop.check_open
-        self.loop.own_member = self.loop.pipeline = member
+        self.loop.cut_by_plans(member)
         self.loop.before_first_formation = lambda loader: self._look(cuttable, loader)
         self.membership.place = member.place
         self.training.model = whole

@@ -224,7 +224,7 @@ class Plan:
         global_batch_samples: samples of one step over all members.
         boundary: when shares of a newer revision take effect.
         min_replicas: formations may not have fewer replicas (see ``replicas``).
-        drain: workers (pod names) that are about to go; they leave after their current step.
+        drain: workers (pod names) that are about to go: after their current step, or as stages with the next plan.
         spares: workers (pod names) that are ready and in no member; they wait for a newer plan and keep their state.
         probe: share vectors (by member) of the first steps of an epoch, from which speeds are learned; each sums to the
             global batch. Empty when nothing has to be learned.

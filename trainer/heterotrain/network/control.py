@@ -23,6 +23,8 @@ FIELDS = (
 )  # fmt: skip
 HEADER = len(FIELDS)
 SIGNATURE = FIELDS.index("signature")
+WAITS = 0.5
+"""Stands in place of 1 for a rank that has to leave, but still waits."""
 WORD_BITS = 52
 """Bits of a set that one float64 carries exactly."""
 
@@ -53,7 +55,8 @@ class Slot:
         revision: revision of that plan.
         plan_bytes: length of that plan.
         plan_checksum: CRC-32 of that plan.
-        leaving: whether this rank's pod has to leave.
+        leaving: whether this rank's pod leaves after this step.
+        waiting: whether this rank's pod has to leave, but waits for a plan without it.
         weight: samples or tokens behind this rank's gradient.
         loss_sum: sum of the loss over them.
         checkpoint: whether this rank proposes that all write their parts of a checkpoint after this step.
@@ -89,6 +92,7 @@ class Slot:
     buckets_s: tuple[float, ...] = ()
     unused: int = 0
     parameters: int = 0
+    waiting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,8 @@ class StepDecision:
         holder: lowest rank in the group that holds that plan.
         plan_bytes: length of that plan.
         all_hold: every rank holds that plan, so it need not be sent.
-        leaving: ranks in the group whose pods have to leave.
+        leaving: ranks in the group whose pods leave after this step. Once one of them does, or all have to, none waits.
+        waiting: ranks in the group whose pods have to leave, but wait for a plan without them.
         weight: total samples or tokens of the step.
         weights: the same of each rank in the group.
         loss: weighted mean loss; ``None`` when no rank has samples, or when it is not finite.
@@ -137,13 +142,14 @@ class StepDecision:
     same_pass: bool = True
     buckets_s: tuple[float, ...]
     unused: int = 0
+    waiting: tuple[int, ...] = ()
 
 
 def to_row(slot: Slot) -> list[float]:
     """Return the slot as a row of float64; every integer in it is below 2^53."""
     return [
         float(slot.vote), float(slot.steps), float(slot.generation), float(slot.revision), float(slot.plan_bytes),
-        float(slot.plan_checksum), float(slot.leaving), slot.weight, slot.loss_sum,
+        float(slot.plan_checksum), 1.0 if slot.leaving else WAITS * slot.waiting, slot.weight, slot.loss_sum,
         float(slot.checkpoint), float(slot.mark),
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
         slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total,
@@ -171,13 +177,14 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
     holder = versions.index(newest)
     weight = math.fsum(weights)
     loss, non_finite = _mean_loss(loss_sums, weights, weight)
+    gone, waiting = _departures(leaving)
     return StepDecision(
         committed=min(votes) == 1.0 and len(set(steps)) == 1,
         newest=(int(newest[0]), int(newest[1])),
         holder=holder,
         plan_bytes=int(sizes_bytes[holder]),
         all_hold=len(set(versions)) == 1 and len(set(checksums)) == 1,
-        leaving=tuple([rank for rank, leaves in enumerate(leaving) if leaves == 1.0]) if 1.0 in leaving else (),
+        leaving=gone,
         weight=weight,
         weights=tuple(weights),
         loss=loss,
@@ -191,7 +198,16 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
         same_pass=len(set(more)) == 1,
         buckets_s=_minima(columns[HEADER + words :]),
         unused=_common(columns[HEADER : HEADER + words]),
+        waiting=waiting,
     )
+
+
+def _departures(leaving: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks that leave after this step, and those that wait for a plan without them."""
+    if not any(leaving):
+        return (), ()
+    asked = tuple([rank for rank, leaves in enumerate(leaving) if leaves > 0.0])
+    return (asked, ()) if 1.0 in leaving or len(asked) == len(leaving) else ((), asked)
 
 
 def _mean_loss(

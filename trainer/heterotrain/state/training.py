@@ -67,7 +67,7 @@ class Training:
     @property
     def needs(self) -> Holding | None:
         """What this rank's model consists of: parameters and buffers; ``None`` for everything."""
-        return None if self.own_layout is None else _holding(self.own_layout)
+        return None if self.own_layout is None else holding_of(self.own_layout)
 
     @property
     def has(self) -> Holding | None:
@@ -219,7 +219,7 @@ class Training:
         return self.model
 
 
-def _holding(layout: Layout) -> Holding | None:
+def holding_of(layout: Layout) -> Holding | None:
     """Return what a rank holds of parameters and buffers; ``None`` for everything."""
     if is_whole(layout.shapes, layout.holding):
         return None

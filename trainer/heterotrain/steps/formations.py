@@ -8,9 +8,11 @@ generation with the same members keeps the connections.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.plan import Plan, Rank
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
@@ -21,6 +23,7 @@ from heterotrain.membership.roster import may_adopt, roster_of, workers_of
 from heterotrain.network.control import StepDecision
 from heterotrain.network.heartbeat import key_of
 from heterotrain.numerics.gradients import Gradients
+from heterotrain.state.hand_over import hand_over
 from heterotrain.state.training import Training
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.shutdown import Shutdown
@@ -35,6 +38,8 @@ class Formations:
     Attributes:
         active_group: the current formation; ``None`` between two formations.
         last_membership: the members of the previous formation; ``None`` before the first one has ended.
+        wants: returns what a plan's rank needs of parameters and buffers, where plans cut the model.
+        room_bytes: returns the memory of this rank for parts of the state that it does not need itself.
     """
 
     def __init__(
@@ -49,6 +54,8 @@ class Formations:
     ) -> None:
         self.active_group: ActiveGroup | None = None
         self.last_membership: FormationMembership | None = None
+        self.wants: Callable[[Plan, int], Collection[str]] = lambda _plan, _plan_rank: ()
+        self.room_bytes: Callable[[], int] = lambda: 0
         self._membership = membership
         self._shutdown = shutdown
         self._training = training
@@ -144,13 +151,18 @@ class Formations:
         if not decision.leaving and not decision.checkpoint and not newer:
             return
         roster = active_group.roster
-        pods = workers_of(roster.plan, tuple(roster.plan_ranks[rank] for rank in decision.leaving))
+        asked = decision.leaving
+        if newer:  # those that have waited for a plan without them
+            asked += tuple(rank for rank in decision.waiting if not _is_named(roster.ranks[rank], active_group.agreed))
+        pods = workers_of(roster.plan, tuple(roster.plan_ranks[rank] for rank in asked))
         leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.ranks[rank].worker in pods)
         all_leave = len(leaving) == len(roster.plan_ranks)
         if decision.checkpoint and not all_leave:
             self._checkpoints.write_part(active_group, self._training, mark=decision.mark)
         if not leaving and (not newer or self._continues(active_group)):
             return
+        if not all_leave:
+            self._hand_over(active_group, decision, leaving=leaving, newer=active_group.agreed if newer else None)
         joins = newer and len(active_group.agreed.plan.ranks) > len(roster.plan_ranks)
         self._disband(active_group, leaving=leaving, cause=names.CAUSE_JOIN if joins else names.CAUSE_LEAVE)
         if not leaving:
@@ -160,6 +172,43 @@ class Formations:
             self._shutdown.leave_soon()
             if all_leave:
                 self._shutdown.write_on_shutdown(active_group, mark=decision.mark)
+
+    def _hand_over(
+        self, active_group: ActiveGroup, decision: StepDecision, *, leaving: frozenset[int], newer: HeldPlan | None
+    ) -> None:
+        """Let the ranks that stay take over what they do not hold of a divided model, before the others are gone.
+
+        Args:
+            active_group: the formation, which ends after this.
+            decision: of the last step.
+            leaving: ranks of the plan in force that leave.
+            newer: the next plan, if it is known; ranks that it does not name stay out of the next formation.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+        """
+        roster, group = active_group.roster, active_group.group
+        if group is None or not self._training.holdings:
+            return
+        stays = [
+            rank not in leaving and (newer is None or _is_named(roster.plan.ranks[rank], newer))
+            for rank in roster.plan_ranks
+        ]
+        if not any(stays):
+            return
+        own = key_of(active_group.place)
+        number = None
+        if newer is not None:
+            number = next((i for i, rank in enumerate(newer.plan.ranks) if key_of(rank) == own), None)
+        wants = self.wants(newer.plan, number) if newer is not None and number is not None else frozenset()
+        staying = [rank for rank, one_stays in enumerate(stays) if one_stays]
+        if hand_over(group, self._training, staying=staying, wants=wants, room_bytes=self.room_bytes()):
+            return
+        _log.warning("the ranks that stay have no room for what the others hold: a checkpoint is written")
+        if decision.checkpoint:  # it is being written already
+            self._checkpoints.wait(self._shutdown.left_s)
+        else:
+            self._shutdown.write_on_shutdown(active_group, mark=decision.mark)
 
     def _continues(self, active_group: ActiveGroup) -> bool:
         """Adopt a newer generation with the members of this formation, and return whether that was possible.
@@ -222,3 +271,8 @@ class Formations:
         self.active_group = None
         self.last_membership = replace(active_group.membership, leaving=leaving)
         self._shutdown.announced = active_group.roster.plan_ranks[active_group.rank] in leaving
+
+
+def _is_named(rank: Rank, held: HeldPlan) -> bool:
+    """Return whether a plan has a place for this rank."""
+    return any(key_of(other) == key_of(rank) for other in held.plan.ranks)

@@ -25,6 +25,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.layouts.batch_parts import run
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.unit_draws import UnitDraws
+from heterotrain.layouts.usable_memory import usable_bytes
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
 from heterotrain.network.group import NOT_HERE, Group
@@ -41,6 +42,7 @@ from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import Attempts, seed_step
 from heterotrain.steps.batch_loader import BatchLoader
+from heterotrain.steps.departure import Departure
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.own_member import OwnMember
@@ -98,6 +100,9 @@ class Loop:
             membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints,
             observer=observer, report=report,
         )  # fmt: skip
+        self._departure = Departure(
+            self.shutdown, grace_s=config.grace_s, operated=identity.mode is Mode.OPERATED
+        )  # fmt: skip
         self.reducer: Gradients | None = None
         self.draws: UnitDraws | None = None
         self.own_member: OwnMember | PipelineMember | None = None
@@ -134,6 +139,14 @@ class Loop:
         self._non_finite_steps = 0
         self._record = record
         self._replicas = replicas
+
+    def cut_by_plans(self, member: PipelineMember) -> None:
+        """Let plans decide which part of the model this rank has."""
+        self.own_member = self.pipeline = member
+        self._formations.wants = member.wants
+        self._formations.room_bytes = lambda: usable_bytes(
+            torch.device("cpu"), ranks=self._identity.local_world_size
+        )  # fmt: skip
 
     @property
     def active_group(self) -> ActiveGroup | None:
@@ -457,16 +470,18 @@ class Loop:
         """
         active_group, reducer, observer = self._formations.require(), self._require_reducer(), self._observer
         held = self._formations.newest(active_group)
-        drained = self._identity.worker in active_group.agreed.plan.drain
+        hooks_follow = self._hooks_follow(self._require_loader().advanced(self._training.progress, step.task))
+        asked = self._departure.is_asked(active_group)
+        waits = asked and not hooks_follow and self._departure.waits(active_group, next_s=self._step_s)
         buckets = len(reducer.buckets)  # the same in every rank's slot, even if layers were frozen since the last step
         slot = Slot(
             vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
-            plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=self.shutdown.leaving or drained,
+            plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=asked and not waits, waiting=waits,
             weight=step.weight, loss_sum=float(step.loss_sum),
             checkpoint=self._checkpoints.proposes(
                 active_group,
                 self._training,
-                before_hooks=self._hooks_follow(self._require_loader().advanced(self._training.progress, step.task)),
+                before_hooks=hooks_follow,
             ),
             mark=new_mark() if active_group.rank == 0 else 0,  # only the lowest rank's mark is read
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,

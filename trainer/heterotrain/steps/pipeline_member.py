@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from heterotrain_core.contract.plan import LayoutKind, Plan
@@ -22,7 +22,7 @@ from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.state.moved_optimizers import MovedOptimizer
-from heterotrain.state.training import Training
+from heterotrain.state.training import Training, holding_of
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +110,19 @@ class PipelineMember:
         self._has_leftovers = True
         self.on_model(stage.model, whole)
         give_back(self._device)  # all of the earlier part but the tensors of its state
+
+    def wants(self, plan: Plan, plan_rank: int) -> Collection[str]:
+        """Return the parameters and buffers of the stage that a plan gives a rank.
+
+        Raises:
+            UsageError: the model cannot be divided as the plan says.
+        """
+        rank = plan.ranks[plan_rank]
+        layout = plan.members[rank.member].layout
+        group = MemberGroup(rank=rank.stage, world_size=layout.stages)
+        cuts = (0, *layout.cuts, len(self._model.names))
+        found = holding_of(self._model.stage(cuts, group, with_values=False))
+        return (self._model.model.state_dict() if found is None else found).keys()
 
     def form(self, active_group: ActiveGroup, cap_samples: int | None) -> int | None:
         """Take part in a new formation, connecting the member's ranks where they are not.

@@ -37,6 +37,11 @@ class MembershipDecision:
     again_s: float | None = None
     spares: tuple[str, ...] = ()
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether the members in force cannot stay as they are, whatever a change costs."""
+        return bool(self.lost or self.drain)
+
 
 def decide_membership(
     spec: HeteroTrainJobSpec, workers: Sequence[Worker], plan: Plan | None, *, gather_s: float, now_s: float
@@ -70,19 +75,22 @@ def decide_membership(
     # 2. Keep the generation if too few workers would take part, or if nothing changes.
     candidates = sorted([*staying, *joiners, *spares], key=lambda worker: (not worker.pod.on_demand, worker.pod.index))
     # The minimum counts members, and how many workers form one is only known once they are planned.
-    needed = 1 if spec.parallelism.mode in PLANNED_MODES else spec.elastic_policy.min_replicas
+    planned = spec.parallelism.mode in PLANNED_MODES
+    needed = 1 if planned else spec.elastic_policy.min_replicas
     starting = not (staying or leaving)
     if len(candidates) < needed or (starting and _pool_short(spec, candidates)):
         return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining, spares=resting)
-    if not gone and not joiners and plan is not None:
+    # Members of several workers are planned again while the leaving ones still train. Those of one go on by themselves.
+    recut = planned and bool(leaving)
+    if not gone and not joiners and not recut and plan is not None:
         return MembershipDecision(workers=None, drain=drain, reason=draining, spares=resting)
     # 3. Before the start, and while no member is missing, wait for workers that are about to be ready.
-    patient = starting or not gone
+    patient = starting or not (gone or recut)
     wait_s = _gathering(workers, joiners, needed=needed if starting else 1, gather_s=gather_s, now_s=now_s)
     if patient and wait_s:
         return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining, again_s=wait_s, spares=resting)
     # 4. Otherwise make a new generation of all candidates.
-    changes = []
+    changes = [draining] if recut else []
     if gone:
         lost = [by_uid[uid] for uid in gone if uid in by_uid]
         why = f": {lost[0].reason}" if lost and lost[0].reason else ""

@@ -126,7 +126,7 @@ def _taking_part(
         wait_s = left_s(since_s, PROFILE_WAIT_S, now_s=now_s) if missing else 0.0
         return _without_profiles(missing, telemetry, wait_s=wait_s) if wait_s or not workers else workers
     considered = {rank.worker for rank in plan.ranks} | set(plan.spares)
-    if not membership.lost and {worker.pod.name for worker in workers} <= considered:
+    if not membership.is_forced and {worker.pod.name for worker in workers} <= considered:
         return _without_profiles(missing, telemetry, wait_s=0.0, trains=True) if missing else kept
     return workers
 
@@ -157,7 +157,7 @@ def _planned(
     change = _transition(problem, found, workers, plan, telemetry)
     if isinstance(change, Infeasible):
         return LayoutState(holds=False, reason="DoesNotFit", message=change.reason, stuck=True)
-    if plan is not None and not membership.lost:
+    if plan is not None and not membership.is_forced:
         before_s = _planned_step_s(spec, workers, plan, telemetry, cover_of)
         if before_s is None:
             return LayoutState(holds=None, reason="Planning", message="the gain of more workers is being planned")

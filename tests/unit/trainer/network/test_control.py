@@ -85,6 +85,16 @@ def test_who_leaves() -> None:
     assert of(a_slot(), a_slot(leaving=True), a_slot(leaving=True)).leaving == (1, 2)
 
 
+def test_who_waits_for_a_plan_without_it() -> None:
+    """Nobody waits for those who go: once one rank leaves, or all have to, all that have to do."""
+    found = of(a_slot(), a_slot(waiting=True), a_slot(waiting=True))
+    assert (found.leaving, found.waiting) == ((), (1, 2))
+    found = of(a_slot(), a_slot(waiting=True), a_slot(leaving=True))
+    assert (found.leaving, found.waiting) == ((1, 2), ())
+    assert of(a_slot(waiting=True), a_slot(waiting=True)).leaving == (0, 1)
+    assert of(a_slot(leaving=True, waiting=True), a_slot()).leaving == (0,)
+
+
 def test_buckets_are_minima_over_ranks() -> None:
     """An early rank's time is mostly waiting; if one rank's times are unknown, so is the result."""
     assert of(a_slot(), a_slot(buckets_s=(0.3, 0.05))).buckets_s == (0.1, 0.05)

@@ -165,6 +165,33 @@ def test_a_lost_stage_is_followed_by_a_new_cut_of_the_survivors() -> None:
     assert second.reason.startswith("without job-w1")
 
 
+def test_an_announced_leave_is_followed_by_a_new_cut_at_once() -> None:
+    """The pod still runs: the plan without it goes to it, too, and it is not counted as lost."""
+    cluster = a_cluster(pool("a", maxReplicas=4), profiles={"a": profile("a", units_that_fit=4)}).start()
+    first = plan_of(cluster)
+    cluster.pods["job-w1"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    decision = cluster.step()
+    second = plan_of(cluster)
+    assert second.generation == first.generation + 1
+    assert sorted(cluster.members()) == ["job-w0", "job-w2", "job-w3"]
+    assert second.drain == ()
+    assert second.reason.startswith("job-w1 will leave: its pod is being deleted")
+    assert "job-w1" in {touched.name for touched in decision.touch}
+    again = cluster.step()
+    assert plan_of(cluster).version == second.version
+    assert again.plan is None
+
+
+def test_a_leave_that_leaves_too_few_workers_is_announced_and_the_members_stay() -> None:
+    """They train on for as long as the leaving worker can wait."""
+    cluster = a_cluster().start()
+    cluster.pods["job-w1"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    cluster.step()
+    plan = plan_of(cluster)
+    assert (plan.generation, plan.drain) == (1, ("job-w1",))
+    assert len(plan.ranks) == 2
+
+
 def test_without_enough_survivors_the_job_waits_and_says_for_what() -> None:
     cluster = a_cluster().start()
     cluster.vanish("job-w1")

@@ -1,0 +1,65 @@
+"""What ranks that leave pass on: to whom, as far as there is room."""
+
+from __future__ import annotations
+
+from heterotrain.layouts.holdings import Extent
+from heterotrain.state.hand_over import Outlook, heirs, orphans
+from hypothesis import given
+from hypothesis import strategies as st
+
+NAMES = "abcdef"
+
+
+def test_only_what_nobody_else_holds_is_passed_on() -> None:
+    """Rank 2 leaves; rank 1 has the tied parameter, too."""
+    held = [{"a": Extent(0, 4)}, {"b": Extent(0, 2), "tied": Extent(0, 3)}, {"tied": Extent(0, 3), "c": Extent(0, 5)}]
+    assert orphans(held, {0, 1}) == {"c": Extent(0, 5)}
+    assert orphans([*held, None], {0, 3}) == {}
+    assert orphans([{}, {"b": Extent(0, 2)}, None], {0, 1}) == {}
+
+
+def test_an_empty_parameter_needs_no_holder() -> None:
+    assert orphans([{"a": Extent(0, 4)}, {"none": Extent(0, 0)}], {0}) == {}
+
+
+def test_shards_of_a_parameter_are_passed_on_whole_if_all_their_ranks_leave() -> None:
+    """Where a staying rank has some of the elements, the parameter is left alone."""
+    held = [{"a": Extent(0, 4)}, {"b": Extent(0, 3)}, {"b": Extent(3, 5)}]
+    assert orphans(held, {0}) == {"b": Extent(0, 5)}
+    assert orphans(held, {0, 1}) == {}
+
+
+def outlook(wants: str = "", room_bytes: int = 0) -> Outlook:
+    return Outlook(wants=set(wants), room_bytes=room_bytes, sizes_bytes={})
+
+
+def test_who_needs_a_part_next_takes_it() -> None:
+    """Also without room for other parts: the next layout was planned for its memory."""
+    sizes = dict.fromkeys(NAMES, 10)
+    found = heirs("abc", {0: outlook("ab"), 1: outlook("bc")}, sizes)
+    assert found == {0: ("a", "b"), 1: ("b", "c")}
+
+
+def test_what_only_joiners_need_goes_where_there_is_room() -> None:
+    sizes = {"a": 30, "b": 20, "c": 10}
+    assert heirs("abc", {0: outlook(room_bytes=35), 1: outlook(room_bytes=30)}, sizes) == {0: ("a",), 1: ("b", "c")}
+    assert heirs("abc", {0: outlook(room_bytes=35), 1: outlook(room_bytes=29)}, sizes) is None
+    assert heirs("abc", {0: outlook("a", room_bytes=35), 1: outlook(room_bytes=24)}, sizes) is None
+
+
+@given(st.data())
+def test_every_part_finds_an_heir_and_nobody_takes_more_than_it_has_room_for(data: st.DataObject) -> None:
+    """Any wishes, rooms and sizes."""
+    sizes = data.draw(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 50), min_size=1))
+    ranks = data.draw(st.integers(1, 4))
+    given_ = {
+        rank: outlook("".join(data.draw(st.sets(st.sampled_from(NAMES)))), data.draw(st.integers(0, 200)))
+        for rank in range(ranks)
+    }
+    found = heirs(sizes, given_, sizes)
+    if found is None:
+        return
+    assert {name for names in found.values() for name in names} == sizes.keys()
+    for rank, names in found.items():
+        unwanted = sum(sizes[name] for name in names if name not in given_[rank].wants)
+        assert unwanted <= given_[rank].room_bytes

@@ -1,0 +1,141 @@
+"""What ranks that leave a divided model pass on to those that stay, while all of them are still connected.
+
+A part of the state that only leaving ranks hold would be gone with them. Those that stay take it over, for the layout
+that comes next: each takes what it will need then. What none of them will need, because a rank that is about to join
+gets it, is kept by those with the most room. The next formation's transfer moves it on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from heterotrain.layouts.holdings import Extent, Holding
+from heterotrain.network.group import Group
+from heterotrain.state import transfer
+from heterotrain.state.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What one rank tells the others before a part of the state is handed over.
+
+    Attributes:
+        wants: parameters and buffers of its next part of the model.
+        room_bytes: memory for what is not among them.
+        sizes_bytes: of what it holds of the state, by parameter or buffer.
+    """
+
+    wants: Collection[str]
+    room_bytes: int
+    sizes_bytes: Mapping[str, int]
+
+
+def orphans(holdings: Sequence[Holding | None], staying: Collection[int]) -> dict[str, Extent]:
+    """Return the parameters and buffers that no staying rank holds anything of, whole.
+
+    Args:
+        holdings: of each rank of the formation; ``None`` for everything.
+        staying: the ranks that stay.
+    """
+    kept: set[str] = set()
+    found: dict[str, Extent] = {}
+    for rank, holding in enumerate(holdings):
+        if holding is None:
+            if rank in staying:
+                return {}
+            continue
+        for name, extent in holding.items():
+            if rank in staying and extent.elements:
+                kept.add(name)
+            found[name] = Extent(0, max(extent.stop, found[name].stop if name in found else 0))
+    return {name: extent for name, extent in found.items() if name not in kept and extent.elements}
+
+
+def heirs(
+    alone: Collection[str], outlooks: Mapping[int, Outlook], sizes_bytes: Mapping[str, int]
+) -> dict[int, tuple[str, ...]] | None:
+    """Return what each staying rank takes over, or ``None`` if they have no room for it.
+
+    Args:
+        alone: parameters and buffers that only leaving ranks hold.
+        outlooks: of the staying ranks.
+        sizes_bytes: of the state of each of these parameters and buffers.
+    """
+    taken: dict[int, list[str]] = {rank: [] for rank in outlooks}
+    room = {rank: outlook.room_bytes for rank, outlook in outlooks.items()}
+    unwanted = []
+    for name in sorted(alone, key=lambda name: (-sizes_bytes.get(name, 0), name)):
+        wanting = [rank for rank, outlook in outlooks.items() if name in outlook.wants]
+        for rank in wanting:
+            taken[rank].append(name)
+            room[rank] -= sizes_bytes.get(name, 0)
+        if not wanting:
+            unwanted.append(name)
+    for name in unwanted:
+        most = max(room, key=lambda rank: (room[rank], -rank))
+        room[most] -= sizes_bytes.get(name, 0)
+        if room[most] < 0:
+            return None
+        taken[most].append(name)
+    return {rank: tuple(names) for rank, names in taken.items()}
+
+
+def hand_over(
+    group: Group, training: Training, *, staying: Collection[int], wants: Collection[str], room_bytes: int
+) -> bool:
+    """Pass on what only leaving ranks hold; return whether the staying ranks hold the whole state now.
+
+    All ranks of the formation call this between two steps. Afterwards the formation is over: the next one gives each
+    rank its part of what it holds.
+
+    Args:
+        group: the connections of the whole formation.
+        training: the state.
+        staying: ranks in the group that stay; at least one.
+        wants: parameters and buffers of this rank's next part of the model, as far as it is known.
+        room_bytes: memory of this rank for what is not among them.
+
+    Raises:
+        PeerLost: the group broke meanwhile. A staying rank keeps what it has received.
+    """
+    holdings = training.holdings
+    alone = orphans(holdings, staying)
+    if not alone:
+        return True
+    own: dict[str, int] = {}
+    for held in training.flat().held:
+        if held.entry.of in alone:
+            own[held.entry.of] = own.get(held.entry.of, 0) + held.values.nbytes
+    wanted = sorted(alone.keys() & set(wants))
+    outlooks = _exchanged(group, Outlook(wants=wanted, room_bytes=room_bytes, sizes_bytes=own))
+    sizes: dict[str, int] = {}
+    for outlook in outlooks:
+        for name, size in outlook.sizes_bytes.items():
+            sizes[name] = max(size, sizes.get(name, 0))
+    taken = heirs(alone.keys(), {rank: outlooks[rank] for rank in sorted(staying)}, sizes)
+    if taken is None:
+        return False
+    after = [
+        holding if holding is None else dict(holding) | {name: alone[name] for name in taken.get(rank, ())}
+        for rank, holding in enumerate(holdings)
+    ]
+    steps, hooked, evaluated = training.progress.order
+    summaries = [
+        transfer.StateSummary(steps=steps, hooked=hooked, evaluated=evaluated, has=has, needs=needs)
+        for has, needs in zip(holdings, after, strict=True)
+    ]
+    roles = transfer.assign_roles(summaries)
+    transfer.exchange(group, roles, training.flat, transfer.places_of(roles, summaries), hold=training.hold)
+    return True
+
+
+def _exchanged(group: Group, outlook: Outlook) -> list[Outlook]:
+    """Return every rank's outlook, by rank."""
+    text = json.dumps([list(outlook.wants), outlook.room_bytes, dict(outlook.sizes_bytes)]).encode()
+    longest = int(max(row[0] for row in group.gather_now([float(len(text))])))
+    gathering = group.gather(text.ljust(longest))
+    group.wait(gathering, "what ranks can take over")
+    rows = [json.loads(row) for row in gathering.rows]
+    return [Outlook(wants=set(wants), room_bytes=int(room), sizes_bytes=sizes) for wants, room, sizes in rows]

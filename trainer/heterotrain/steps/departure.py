@@ -1,0 +1,57 @@
+"""When a rank that has to leave does so: at once, or with the next plan, which no longer needs its part of the model.
+
+A rank of a pipeline takes its member with it. The operator sees the announced end as early as the rank does, and cuts
+the model anew for those that stay. Until that plan is there, the formation trains on in its old layout. The other half
+of the grace period is left for the hand-over, or for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+
+from heterotrain.membership.interface import ActiveGroup
+from heterotrain.steps.shutdown import Shutdown
+
+PATIENCE = 0.5
+"""Part of the grace period in which a rank waits for a plan without it."""
+
+
+class Departure:
+    """The leave of this rank, from the request for it to the step after which it goes."""
+
+    def __init__(self, shutdown: Shutdown, *, grace_s: float, operated: bool) -> None:
+        """Describe a rank that stays.
+
+        Args:
+            shutdown: knows whether this rank was asked to end.
+            grace_s: seconds between the announcement of an end and the end.
+            operated: whether an operator makes plans.
+        """
+        self._shutdown = shutdown
+        self._grace_s = grace_s
+        self._operated = operated
+        self._since_s: float | None = None
+
+    def is_asked(self, active_group: ActiveGroup) -> bool:
+        """Return whether this rank's pod has to leave."""
+        asked = self._shutdown.leaving or active_group.place.worker in active_group.agreed.plan.drain
+        if not asked:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = time.monotonic()
+        return asked
+
+    def waits(self, active_group: ActiveGroup, *, next_s: float) -> bool:
+        """Return whether this rank, which was asked to leave, takes part in the step after the running one.
+
+        Args:
+            active_group: the formation.
+            next_s: how long that step will take.
+        """
+        if not self._operated or all(member.layout.stages == 1 for member in active_group.roster.members):
+            return False
+        left_s = self._shutdown.left_s
+        if left_s is None:  # announced by the plan only
+            now_s = time.monotonic()
+            left_s = (self._since_s or now_s) + self._grace_s - now_s
+        return left_s - next_s > (1.0 - PATIENCE) * self._grace_s
