@@ -19,7 +19,7 @@ from heterotrain.layouts.initial_weights import fill
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.trace import Trace, trace
 from heterotrain.layouts.unit_wrappers import checkpointed, compiled
-from heterotrain.layouts.units import Units, check_stages, units_of
+from heterotrain.layouts.units import Units, check_number, check_stages, units_of
 from heterotrain.network.gloo.member_group import MemberGroup
 
 CANNOT_RUN = (
@@ -124,8 +124,12 @@ class CuttableModel:
         """Return cuts into stages with nearly equal bytes of parameters, the same on every rank.
 
         Args:
-            stages: at least 1, and at most the number of units.
+            stages: at least 1.
+
+        Raises:
+            UsageError: there are more stages than units.
         """
+        check_number(self.names, stages)
         sizes = (self.seen.parameter_bytes if self.seen is not None else ()) or (1,) * len(self.names)
         cuts, done, total = [0], 0, sum(sizes)
         for unit, size in enumerate(sizes):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from heterotrain.errors import UsageError
-from heterotrain.layouts.batch_parts import LossFunction, inputs_and_targets, loss_and_weight
+from heterotrain.layouts.batch_parts import LossFunction, OwnValuesOnly, inputs_and_targets, loss_and_weight
 from heterotrain.layouts.holdings import Holding, whole
 from heterotrain.layouts.initial_weights import fill
 from heterotrain.layouts.layout import Shapes, sizes_of
@@ -142,6 +142,7 @@ class Stage:
         self._part = StageModel(units, seen, start=cuts[self._stage], stop=cuts[self._stage + 1])
         self._draws = UnitDraws(self._part.units, seed=seed, device=device)
         self._neighbours = Neighbours(group, device)
+        self._has_loss = False  # whether the loss function has been called: its first call is watched
 
     def begin(self, units: Units) -> None:
         """Give parameters their initial values, if they have none yet.
@@ -285,7 +286,9 @@ class Stage:
             self._neighbours.flush(keep=4)
 
     def _loss(self, loss_fn: LossFunction, passed: _InFlight) -> tuple[torch.Tensor, float | None]:
-        loss, weight = loss_and_weight(loss_fn(passed.output, passed.batch))
+        with nullcontext() if self._has_loss else OwnValuesOnly():
+            loss, weight = loss_and_weight(loss_fn(passed.output, passed.batch))
+        self._has_loss = True
         if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
             raise UsageError("loss_fn has to return a tensor without dimensions that depends on the model's output")
         if loss.is_meta:

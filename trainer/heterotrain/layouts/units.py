@@ -87,14 +87,23 @@ def check_cut(names: Sequence[str], cuts: Sequence[int]) -> None:
     Raises:
         UsageError: the cut is not one.
     """
-    if len(cuts) - 1 > len(names):
-        raise UsageError(
-            f"{len(cuts) - 1} stages are too many for a model of {len(names)} units: use fewer workers in a member, "
-            "or a finer list of layers"
-        )
+    check_number(names, len(cuts) - 1)
     ends = cuts[0] == 0 and cuts[-1] == len(names) if cuts else False
     if not ends or any(later <= earlier for earlier, later in pairwise(cuts)):
         raise UsageError(f"stages cannot begin at units {list(cuts[:-1])} of {len(names)}: each needs at least one")
+
+
+def check_number(names: Sequence[str], stages: int) -> None:
+    """Refuse more stages than units.
+
+    Raises:
+        UsageError: there are.
+    """
+    if stages > len(names):
+        raise UsageError(
+            f"{stages} stages are too many for a model of {len(names)} units: use fewer workers in a member, or fewer "
+            "processes with torchrun, or a finer list of layers"
+        )
 
 
 def check_stages(model: torch.nn.Module) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol, Self
 import torch
 
 from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError, drop_frames
-from heterotrain.layouts.batch_parts import LossFunction, inputs_and_targets, loss_and_weight
+from heterotrain.layouts.batch_parts import LossFunction, check_loss_function, inputs_and_targets, loss_and_weight
 from heterotrain.layouts.stage import Method, Share, Stage
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
@@ -232,8 +232,10 @@ class Step:
                 stages has its output in one place only.
 
         Raises:
-            UsageError: a batch is not a pair, or as in ``micro_batches`` and ``backward``.
+            UsageError: ``loss_fn`` needs other arguments, a batch is not a pair, or as in ``micro_batches`` and
+                ``backward``.
         """
+        check_loss_function(loss_fn)
         if self.context.stage is not None:
             self._compute_in_stages(self.context.stage, loss_fn)
             return

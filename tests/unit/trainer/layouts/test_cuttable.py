@@ -9,6 +9,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.initial_weights import built
+from heterotrain.layouts.stage import Share
 from heterotrain.network.gloo.member_group import MemberGroup
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,39 @@ def test_a_stage_of_all_units_computes_the_model() -> None:
     (found,) = stage.evaluate(lambda _: batch, 1, lambda output, targets: output - targets)
     assert found.shape == (3, 1)
     torch.testing.assert_close(found, stage.model(batch[0]).detach())
+
+
+class Tied(torch.nn.Module):
+    """A loss that adds a norm of the first layer's weights, which another stage has."""
+
+    def __init__(self, model: torch.nn.Module, how: str) -> None:
+        super().__init__()
+        self.weight, self.how = next(model.parameters()), how
+
+    def forward(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = ((output - targets) ** 2).mean()
+        if self.how == "sum":
+            return loss + self.weight.square().sum()
+        if self.how == "item":
+            return loss * self.weight.square().sum().item()
+        return loss + (output @ self.weight[:1]).mean()
+
+
+@pytest.mark.parametrize("how", ["sum", "item", "product"])
+def test_a_loss_that_needs_parameters_of_another_stage_is_refused_with_a_sentence(how: str) -> None:
+    model = cuttable(2, 3, 1)
+    model.look(torch.zeros(1, 2))
+    stage = model.stage((0, 2), MemberGroup(rank=0, world_size=1))
+    share = Share(step=0, start=0, sizes=(2,), batch_samples=2, fetch=lambda _: (torch.ones(2, 2), torch.zeros(2, 1)))
+    with pytest.raises(UsageError, match="loss_fn uses parameters of the model, which may be on another worker"):
+        stage.run(share, Tied(model.model, how))
+
+
+def test_more_stages_than_units_are_refused_with_a_sentence() -> None:
+    model = cuttable(2, 3, 1)
+    model.look(torch.zeros(1, 2))
+    with pytest.raises(UsageError, match="3 stages are too many for a model of 2 units: use fewer workers"):
+        model.even_cuts(3)
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=12), st.data())
