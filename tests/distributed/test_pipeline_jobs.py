@@ -208,6 +208,32 @@ def test_a_stage_out_of_memory_makes_its_member_use_smaller_micro_batches(operat
     check(operator, [a, b])
 
 
+def test_a_stage_out_of_memory_with_single_samples_keeps_no_activations(operate: Callable[..., Operator]) -> None:
+    """Micro-batches of 2 samples, then of 1, then units compute their activations again; nothing is left after that."""
+    operator = operate(batch_samples=BATCH, epochs=1, parallelism="Pipeline")
+    fault = {"place": "in loss", "step": 2, "do": "exhaust", "every": 0, "times": 2}
+    a = [start(operator, "a0"), start(operator, "a1", fault=fault)]
+    operator.until_ready(*a)
+    plan_members(operator, [(a, (3,), BATCH, 2)])
+    check(operator, [a], epochs=1)
+    assert "out of memory with micro-batches of 2 samples: using 1 from now on" in a[1].log()
+    assert "activations of units are computed again from now on" in a[1].log()
+    assert "computed again" not in a[0].log()
+
+
+def test_a_stage_that_cannot_hold_a_single_sample_fails_with_a_sentence(operate: Callable[..., Operator]) -> None:
+    operator = operate(batch_samples=BATCH, epochs=1, parallelism="Pipeline")
+    fault = {"place": "in loss", "step": 2, "do": "exhaust", "every": 0, "times": 3}
+    a = [start(operator, "a0"), start(operator, "a1", fault=fault)]
+    operator.until_ready(*a)
+    plan_members(operator, [(a, (3,), BATCH, 2)])
+    operator.finish([a[1]])
+    assert a[1].code not in (0, None)
+    assert a[1].outcome is not None
+    assert "a single sample does not fit into memory" in a[1].outcome.reason
+    a[0].signal(signal.SIGTERM)
+
+
 def test_a_stage_may_take_longer_than_the_time_between_two_looks_at_the_group(
     operate: Callable[..., Operator],
 ) -> None:

@@ -116,6 +116,11 @@ class CuttableModel:
             units, self.seen, cuts, group, seed=self._seed, device=self._device, with_values=with_values
         )  # fmt: skip
 
+    def checkpoint_units(self) -> bool:
+        """Let all stages from now on compute activations again; return ``False`` if they have done so before."""
+        before, self._checkpoint = self._checkpoint, True
+        return not before
+
     def begin(self, stage: Stage) -> None:
         """Give a stage without values its initial ones."""
         stage.begin(self._units())

@@ -25,6 +25,7 @@ from heterotrain.layouts.schedule_1f1b import Pass, passes
 from heterotrain.layouts.stage_model import StageModel
 from heterotrain.layouts.trace import Trace
 from heterotrain.layouts.unit_draws import UnitDraws
+from heterotrain.layouts.unit_wrappers import checkpointed
 from heterotrain.layouts.units import Units, check_cut
 from heterotrain.network.gloo.member_group import MemberGroup
 
@@ -143,6 +144,13 @@ class Stage:
         self._draws = UnitDraws(self._part.units, seed=seed, device=device)
         self._neighbours = Neighbours(group, device)
         self._has_loss = False  # whether the loss function has been called: its first call is watched
+
+    def checkpoint_units(self) -> None:
+        """Compute activations of this stage's units again in the backward pass from now on."""
+        units = self._part.units
+        for unit in range(max(self._part.start, units.first_layer), self._part.stop):
+            if unit - units.first_layer < len(units.layers):
+                checkpointed(units.layers[unit - units.first_layer])
 
     def begin(self, units: Units) -> None:
         """Give parameters their initial values, if they have none yet.

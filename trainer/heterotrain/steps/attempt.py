@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -69,24 +70,35 @@ class Attempts:
         if self._layers is not None:
             self._copies.restore(self._layers.buffers())
 
-    def halve(self, step: Step) -> None:
-        """Halve the largest micro-batch after an out-of-memory error.
+    def use_less_memory(self, step: Step, spare: Callable[[], bool]) -> None:
+        """Halve the largest micro-batch after an out-of-memory error; where it is one sample, keep no activations.
+
+        Args:
+            step: the step that ran out of memory.
+            spare: lets the model compute activations again; returns ``False`` if it cannot, or does so already.
 
         Raises:
             UsageError: not even a single sample fits.
         """
         largest = max(step.task.micro_batches, default=1)
-        if largest == 1:
+        if largest > 1:
+            self.cap_samples = largest // 2
+            self._tell_cap()
+            _log.warning(
+                "out of memory with micro-batches of %d samples: using %d from now on", largest, self.cap_samples
+            )
+        elif spare():
+            self._report.gauges({names.CHECKPOINTED_UNITS: 1.0})
+            _log.warning("out of memory with a single sample: activations of units are computed again from now on")
+        else:
             raise UsageError(
                 "a single sample does not fit into memory. Use a smaller model or smaller samples, checkpoint "
-                "activations, or leave out pools whose accelerators have too little memory."
+                "activations (job.wrap(…, checkpoint_units=True)) unless that is done already, or leave out pools "
+                "whose accelerators have too little memory."
             ) from step.failure
-        self.cap_samples = largest // 2
         self._report.count(names.OUT_OF_MEMORY)
-        self._tell_cap()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
             torch.cuda.empty_cache()
-        _log.warning("out of memory with micro-batches of %d samples: using %d from now on", largest, self.cap_samples)
 
     def _tell_cap(self) -> None:
         """Export the limit: the operator's split counts the micro-batches that a share needs."""

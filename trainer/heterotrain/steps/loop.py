@@ -268,7 +268,7 @@ class Loop:
             self._uncommitted = step
             self._leave_broken(step.failure)
         elif isinstance(step.failure, torch.OutOfMemoryError):
-            self._attempts.halve(step)
+            self._attempts.use_less_memory(step, self._spare_memory)
             self._observer.forget()
             if step.group is not None and (step.is_awaited or step.task.is_joint):
                 # The others may have committed it, and have the state then; or wait for the script's next exchange. The
@@ -281,6 +281,9 @@ class Loop:
                 "step.apply(optimizer)"
             )
         self._report.count(names.REPEATED_STEPS)
+
+    def _spare_memory(self) -> bool:
+        return self.pipeline is not None and self.pipeline.spare_memory()
 
     def _leave_broken(self, lost: Exception) -> None:
         """Leave a formation that lost a member, and whatever pass over the model this rank is in."""

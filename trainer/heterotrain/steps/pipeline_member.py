@@ -156,6 +156,13 @@ class PipelineMember:
         cap = min(rows[rank][1] for rank in mine)
         return None if math.isinf(cap) else int(cap)
 
+    def spare_memory(self) -> bool:
+        """Keep no activations of units from now on; return ``False`` if there is nothing more to spare."""
+        if not self._model.checkpoint_units():
+            return False
+        self.stage.checkpoint_units()
+        return True
+
     def leave_pass(self, reason: str, *, keep_gradients: bool) -> None:  # noqa: ARG002  # as OwnMember
         """Leave a pass, wherever this rank is in it; the member's other ranks leave it, too. Gradients stay."""
         if self.ranks > 1:
