@@ -40,7 +40,7 @@ def expected() -> Any:
 @pytest.mark.parametrize("victim", [(0, 1), (1, 0)])
 def test_a_lost_message(operate: Callable[..., Operator], expected: Any, place: str, victim: tuple[int, int]) -> None:
     """All ranks live. The step is applied by all, late by those that had lost their peers, or repeated by all."""
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=1.0)
     reached = operator.folder / "reached"
     pods = []
     for number, ranks in enumerate((2, 1)):
@@ -60,7 +60,7 @@ def test_a_lost_message(operate: Callable[..., Operator], expected: Any, place: 
 
 def test_a_step_that_is_applied_late_may_be_the_last_one(operate: Callable[..., Operator]) -> None:
     """The scripts end the training by its result. One script has not seen the result, and ends like the others."""
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=1.0)
     fault = {"place": "prepared", "step": STEP, "do": "lose"}
     pods = [start_pod(operator, f"w{n}", each, finish_at=STEP) for n, each in enumerate(([fault, None], [None]))]
     workers = [worker for pod in pods for worker in pod]
@@ -78,7 +78,7 @@ def test_a_killed_rank_of_a_member(
     operate: Callable[..., Operator], expected: Any, place: str, victim: tuple[int, int]
 ) -> None:
     """Its member is broken. The other member goes on with the next plan, without a checkpoint."""
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=1.0)
     reached = operator.folder / "reached"
     fault = {"place": place, "step": STEP, "do": "die", "reached": str(reached)}
     pods = [
