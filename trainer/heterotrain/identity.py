@@ -50,6 +50,7 @@ class Identity:
         termination_path: file for the outcome; ``None`` for no file.
         sample_log_dir: folder for the log of committed samples; ``None`` for no log.
         secret: authenticates the job's ranks to each other; empty if this process has none.
+        secret_dir: folder with the mounted secret, and with a certificate where the job asks for encryption.
         tensorboard_dir: folder for TensorBoard files from the environment; ``None`` leaves the choice to the script.
     """
 
@@ -72,6 +73,7 @@ class Identity:
     sample_log_dir: str | None = None
     tensorboard_dir: str | None = None
     secret: bytes = field(default=b"", repr=False)
+    secret_dir: str | None = None
 
     @property
     def name(self) -> str:
@@ -117,6 +119,7 @@ def _from_environment(environ: Mapping[str, str]) -> Identity:
             plan_dir=environ.get(env.PLAN_DIR, env.DEFAULT_PLAN_DIR),
             termination_path=environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH),
             secret=_mounted_secret(environ),
+            secret_dir=environ.get(env.SECRET_DIR),
         )
     if "RANK" in environ and "WORLD_SIZE" in environ:
         rank, local_rank = _number(environ, "RANK", 0), _number(environ, "LOCAL_RANK", 0)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.choices import Backend, OnDivergence, Parallelism
+from heterotrain_core.contract.choices import Backend, Encryption, OnDivergence, Parallelism
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
@@ -30,6 +30,7 @@ from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.membership.roster import parts_of_member
 from heterotrain.model_setup import ModelSetup, WrapOptions
+from heterotrain.network.encryption import Tls
 from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
@@ -598,10 +599,15 @@ def _membership(
     shards: int,
 ) -> Membership:
     backend = admission.choice("backend", config.backend, Backend)
+    tls: Tls | None = None
+    if admission.choice("encryption", config.encryption, Encryption) is Encryption.TLS:
+        if backend is Backend.NCCL or identity.mode is not Mode.OPERATED:
+            raise UsageError("encryption: TLS needs workers of the operator, and the backend Auto or Gloo")
+        backend, tls = Backend.GLOO, Tls.mounted(identity.secret_dir)
     if identity.mode is Mode.OPERATED:
         elastic = Elastic(
             identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend,
-            on_spare=report.waits_as_spare,
+            tls=tls, on_spare=report.waits_as_spare,
         )  # fmt: skip
         report.waiting_s = elastic.waiting_s
         return elastic

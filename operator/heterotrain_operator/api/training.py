@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_core.contract.choices import Backend, Compression, OnDivergence, OnNonFinite, Precision
+from heterotrain_core.contract.choices import Backend, Compression, Encryption, OnDivergence, OnNonFinite, Precision
 from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.scaling_rules import Scaling
 from pydantic import Field
@@ -43,12 +43,27 @@ class Rebalance(
     )
 
 
-class Communication(Model):
+class Communication(
+    Model,
+    rules=(
+        Rule(
+            cel="self.encryption != 'TLS' || self.backend != 'NCCL'",
+            holds=lambda self: self.encryption is not Encryption.TLS or self.backend is not Backend.NCCL,
+            message="NCCL cannot encrypt: with encryption: TLS, choose backend: Gloo, or encrypt the network of the "
+            "pods instead",
+        ),
+    ),
+):
     """How workers exchange gradients."""
 
     backend: Backend = Field(
         default=Backend.AUTO,
         description="Library that exchanges gradients. Auto is NCCL if every process has a GPU of its own, else Gloo.",
+    )
+    encryption: Encryption = Field(
+        default=Encryption.NONE,
+        description="TLS encrypts all connections between workers with a certificate of the job's own. Gradients then "
+        "travel by Gloo, also between GPUs. None: connections are authenticated, not encrypted.",
     )
     compression: Compression = Field(
         default=Compression.NONE,

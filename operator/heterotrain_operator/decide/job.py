@@ -28,7 +28,7 @@ from heterotrain_operator.decide.objects.objects import (
     plan_size_problem,
     version_text,
 )
-from heterotrain_operator.decide.objects.pods import build_pod
+from heterotrain_operator.decide.objects.pods import build_pod, is_encrypted
 from heterotrain_operator.decide.plan.arrangement import Arrangement, arrange, arrangement_of
 from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
 from heterotrain_operator.decide.plan.plan import next_plan
@@ -73,6 +73,7 @@ class Decision:
         plan_version: version that the pods in ``touch`` have to name.
         touch: pods whose annotation gets ``plan_version``, so that the kubelet refreshes their mounted plan at once.
         secret: whether ``create`` needs the job's Secret.
+        certificate: whether ``create`` needs the Secret with the job's certificate as well.
         create: pods to create.
         status: status to write; ``None`` leaves it as it is.
         remove: pods to delete, only after the status is written, because their ends are counted there.
@@ -88,6 +89,7 @@ class Decision:
     plan_version: str = ""
     touch: tuple[PodView, ...] = ()
     secret: bool = False
+    certificate: bool = False
     create: tuple[dict[str, Any], ...] = ()
     status: HeteroTrainJobStatus | None = None
     remove: tuple[PodView, ...] = ()
@@ -369,6 +371,7 @@ def _build_active(
         plan_version=version,
         touch=_pods_to_touch(derived.workers, plan),
         secret=decided.with_secret and bool(decided.create),
+        certificate=decided.with_secret and bool(decided.create) and is_encrypted(job),
         create=decided.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),

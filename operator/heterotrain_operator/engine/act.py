@@ -26,8 +26,9 @@ from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_objec
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.job import Decision
-from heterotrain_operator.decide.objects.objects import build_network_policy, build_secret
+from heterotrain_operator.decide.objects.objects import build_network_policy, build_secret, build_tls_secret
 from heterotrain_operator.decide.status.events import workers_created
+from heterotrain_operator.engine.certificate import make_certificate
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -111,7 +112,9 @@ class Actor:
         if touched and decision.plan is not None:
             self._metrics.plan_delivery_seconds.observe(self._clocks.monotonic() - started_s)
         # 3. Create pods, which mount the job's secret; a refusal stands until the next attempt.
-        secret = not decision.secret or await self._try("secret", memory, [partial(self._make_secret, job, memory)])
+        made = [partial(self._make_secret, job, memory)] if decision.secret else []
+        made += [partial(self._make_certificate, job, memory)] if decision.certificate else []
+        secret = not made or await self._try("secret", memory, made)
         if decision.create and not secret:
             pass  # its refusal is in the status
         elif decision.create:
@@ -187,9 +190,17 @@ class Actor:
             Conflict: it belongs to a deleted job of the same name, so it will be deleted soon.
             Rejected: a Secret of that name does not belong to the job.
         """
-        if "Secret" in memory.applied:
-            return
-        body = build_secret(job, secrets.token_bytes(keys.SECRET_BYTES))
+        if "Secret" not in memory.applied:
+            await self._create_secret(job, build_secret(job, secrets.token_bytes(keys.SECRET_BYTES)))
+            memory.applied["Secret"] = keys.secret_name(job.key.name)
+
+    async def _make_certificate(self, job: JobView, memory: JobMemory) -> None:
+        """Create the Secret with the job's certificate unless it has one, as ``_make_secret`` does."""
+        if "Certificate" not in memory.applied:
+            await self._create_secret(job, build_tls_secret(job, *make_certificate(job.key.name)))
+            memory.applied["Certificate"] = keys.tls_secret_name(job.key.name)
+
+    async def _create_secret(self, job: JobView, body: dict[str, Any]) -> None:
         try:
             await self._kube.create(SECRETS, body)
         except Conflict:
@@ -198,7 +209,6 @@ class Actor:
                 raise Conflict(f"{body['metadata']['name']} belongs to a deleted job of the same name") from None
             if not _controls(job, found):
                 raise _name_in_use(body) from None
-        memory.applied[body["kind"]] = body["metadata"]["name"]
 
     async def _write_plan(self, job: JobView, body: dict[str, Any]) -> None:
         if "resourceVersion" in body["metadata"]:

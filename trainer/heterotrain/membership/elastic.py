@@ -24,6 +24,8 @@ from heterotrain.membership.interface import ActiveGroup, Place, everywhere_alik
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import HeldPlan, PlanSource
 from heterotrain.membership.roster import roster_of
+from heterotrain.network.authentication import Credentials
+from heterotrain.network.encryption import Tls
 from heterotrain.network.group import Group, SocketFilter
 from heterotrain.network.hang import LIMIT_FACTOR, Activity, HangWatch, from_reply, to_reply
 from heterotrain.network.heartbeat import PeerKey, key_of
@@ -44,6 +46,7 @@ class Elastic:
         device: torch.device,
         timeout_s: float,
         backend: Backend,
+        tls: Tls | None = None,
         on_spare: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """Listen for peers and plans from now on.
@@ -55,6 +58,7 @@ class Elastic:
             device: the device of this rank.
             timeout_s: silence of a host after which its ranks count as lost.
             backend: of the gradient exchange.
+            tls: encrypts the connections between ranks; ``None`` leaves them in plain text.
             on_spare: called with the reason when this rank waits as a spare, with an empty one when it takes part.
 
         Raises:
@@ -73,7 +77,8 @@ class Elastic:
         self._ranks: list[Rank] = []
         self._watch: HangWatch | None = None
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
-        self._peers = PeerService(identity, self._source, timeout_s=timeout_s)
+        self._credentials = Credentials(secret=identity.secret, tls=tls)
+        self._peers = PeerService(identity, self._source, timeout_s=timeout_s, credentials=self._credentials)
         self._rendezvous = Rendezvous(
             self._peers,
             device=device_ids(device),
@@ -171,7 +176,7 @@ class Elastic:
                 connect=lambda: self._peers.connect_store(ranks[0], result.store_number),
                 backend=self._choose(result),
                 own_address=self._identity.address,
-                secret=self._identity.secret,
+                credentials=self._credentials,
             )
             held = self._source.newest
             mine = held if held and held.plan.generation == membership.plan.generation else membership.held

@@ -24,6 +24,7 @@ from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup, Place, everywhere_alike
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId, roster_of
+from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_setup import c10d
 from heterotrain.network.group import Group, SocketFilter
 from heterotrain.network.hang import LIMIT_FACTOR, HangWatch
@@ -144,7 +145,7 @@ class Fixed:
                 connect=lambda: prefixed,
                 backend=self._choose(prefixed),
                 own_address="127.0.0.1" if self._is_one_host() else None,
-                secret=self._identity.secret or self._secret_of_store(prefixed),
+                credentials=Credentials(secret=self._identity.secret or self._secret_of_store(prefixed)),
             )
             self._watch = HangWatch(
                 limit_s=LIMIT_FACTOR * self._timeout_s,

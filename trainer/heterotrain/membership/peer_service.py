@@ -21,7 +21,7 @@ from heterotrain_core.contract.plan import Rank
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.plan_source import PlanSource
-from heterotrain.network.authentication import authenticate_streams, peer_role
+from heterotrain.network.authentication import Credentials, authenticate_streams, peer_role
 from heterotrain.network.callers import Callers
 from heterotrain.network.connection_setup import SETUP_S, HostedStore, connect_store
 from heterotrain.network.frames import read_frame, write_frame
@@ -39,10 +39,21 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 class PeerService:
     """Listener, heartbeats and requests. ``async`` methods run in its loop; ``call`` bridges from other threads."""
 
-    def __init__(self, identity: Identity, source: PlanSource, *, timeout_s: float) -> None:
+    def __init__(
+        self, identity: Identity, source: PlanSource, *, timeout_s: float, credentials: Credentials | None = None
+    ) -> None:
+        """Make a service that does not listen yet.
+
+        Args:
+            identity: this rank.
+            source: the plans.
+            timeout_s: silence of a host after which its ranks count as lost.
+            credentials: of the job; by default the secret of ``identity``, without TLS.
+        """
         self.identity = identity
         self.source = source
         self.timeout_s = timeout_s
+        self._credentials = credentials or Credentials(secret=identity.secret)
         self.handlers: dict[str, Handler] = {"beat": self._on_beat, "plan": self._on_plan, "offer": self._on_offer}
         self.reply_fields: Callable[[], Mapping[str, Any]] = dict
         """Returns fields that every reply to a peer carries in addition to the plan's version."""
@@ -55,10 +66,10 @@ class PeerService:
             message=lambda peer: self._envelope(peer, "beat"),
             on_reply=self._gossip,
             changed=self._changed,
-            secret=identity.secret,
+            credentials=self._credentials,
         )
         role = peer_role(identity.worker_uid, identity.local_rank)
-        self.callers = Callers(identity.secret, role=role, where="the peer port")
+        self.callers = Callers(self._credentials, role=role, where="the peer port")
         self._tables: dict[int, KeyTable] = {}
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
@@ -114,7 +125,7 @@ class PeerService:
                 reader, writer = await asyncio.open_connection(peer.address, peer.peer_port)
                 try:
                     role = peer_role(peer.worker_uid, peer.local_rank)
-                    await authenticate_streams(reader, writer, self.identity.secret, role=role, listens=False)
+                    await authenticate_streams(reader, writer, self._credentials, role=role, listens=False)
                     await write_frame(writer, self._envelope(peer, op) | dict(body))
                     reply = await read_frame(reader)
                 finally:
@@ -166,7 +177,7 @@ class PeerService:
         Raises:
             OSError: it cannot be reached, or is not a rank of this job.
         """
-        return connect_store(host, self._envelope(host, "keys") | {"number": number}, self.identity.secret)
+        return connect_store(host, self._envelope(host, "keys") | {"number": number}, self._credentials)
 
     # -- listener ----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from heterotrain.network.authentication import (
     HANDSHAKE_S,
     MOST_HALF_OPEN,
     REFUSALS,
+    Credentials,
     NotAuthenticatedError,
     authenticate_streams,
 )
@@ -17,14 +18,14 @@ class Callers:
     """Authenticates the callers of one asyncio listener.
 
     Args:
-        secret: of the job.
+        credentials: of the job.
         role: purpose and called process; see ``network.authentication``.
         where: names the listener in the log.
         handshake_s: limit for a caller's proof.
     """
 
-    def __init__(self, secret: bytes, *, role: str, where: str, handshake_s: float = HANDSHAKE_S) -> None:
-        self._secret = secret
+    def __init__(self, credentials: Credentials, *, role: str, where: str, handshake_s: float = HANDSHAKE_S) -> None:
+        self._credentials = credentials
         self._role = role
         self._where = where
         self._handshake_s = handshake_s
@@ -45,7 +46,7 @@ class Callers:
         why = ""
         try:
             async with asyncio.timeout(self._handshake_s):
-                await authenticate_streams(reader, writer, self._secret, role=self._role, listens=True)
+                await authenticate_streams(reader, writer, self._credentials, role=self._role, listens=True)
         except NotAuthenticatedError as error:
             why = str(error)
         except TimeoutError:

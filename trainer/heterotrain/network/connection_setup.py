@@ -20,12 +20,13 @@ import torch.distributed as dist
 from heterotrain_core.contract.plan import Rank
 
 from heterotrain.errors import PeerLost
-from heterotrain.network.authentication import authenticate, peer_role
+from heterotrain.network.authentication import Credentials, authenticate, peer_role
 from heterotrain.network.frames import to_frame
 from heterotrain.network.gloo.abort import OpenSocket
 from heterotrain.network.gloo.listeners import GuardedDevices
+from heterotrain.network.gloo.tunnels import Route, Tunnels, TunnelStore, loopback_of
 from heterotrain.network.key_store import HostedKeyStore, RemoteKeyStore
-from heterotrain.network.mesh.connect import connect
+from heterotrain.network.mesh.connect import connect, connect_peers
 from heterotrain.network.mesh.mesh import Mesh
 
 _T = TypeVar("_T")
@@ -56,13 +57,13 @@ class HostedStore:
     sockets_before: frozenset[OpenSocket]
 
 
-def connect_store(host: Rank, request: Mapping[str, Any], secret: bytes) -> RemoteKeyStore:
+def connect_store(host: Rank, request: Mapping[str, Any], credentials: Credentials) -> RemoteKeyStore:
     """Connect to a store that another rank hosts, over that rank's peer port.
 
     Args:
         host: the other rank.
         request: what its peer service takes as the wish to use the store.
-        secret: of the job.
+        credentials: of the job.
 
     Raises:
         OSError: it cannot be reached, or is not a rank of this job.
@@ -70,7 +71,7 @@ def connect_store(host: Rank, request: Mapping[str, Any], secret: bytes) -> Remo
     connection = socket.create_connection((host.address, host.peer_port), timeout=CONNECT_S)
     try:
         role = peer_role(host.worker_uid, host.local_rank)
-        authenticate(connection, secret, role=role, listens=False, end_s=time.monotonic() + SETUP_S)
+        connection = authenticate(connection, credentials, role=role, listens=False, end_s=time.monotonic() + SETUP_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(to_frame(dict(request)))
     except BaseException:
@@ -123,7 +124,7 @@ class Attempt(Generic[_T]):
 
 
 def connect_ranks(
-    store: Callable[[], Any], *, rank: int, world_size: int, address: str | None, backend: str, secret: bytes
+    store: Callable[[], Any], *, rank: int, world_size: int, address: str | None, backend: str, credentials: Credentials
 ) -> GroupConnections:
     """Connect to all other ranks.
 
@@ -133,25 +134,60 @@ def connect_ranks(
         world_size: number of ranks.
         address: address at which the others reach this rank; ``None`` for that of gloo's interface.
         backend: ``gloo`` or ``nccl`` for the gradients; NCCL makes its connections in ``join_nccl``.
-        secret: of the job.
+        credentials: of the job.
 
     Raises:
         OSError, RuntimeError: a rank did not connect.
     """
     found = store()
     mesh = connect(
-        found, rank=rank, world_size=world_size, address=address, within_s=SETUP_S, limit_s=COLLECTIVE_S, secret=secret
-    )
-    make = nccl_group if backend == "nccl" else gloo_group
-    return GroupConnections(
-        store=found, mesh=mesh, gradients=make(found, "gradients", rank=rank, world_size=world_size)
-    )
+        found, rank=rank, world_size=world_size, address=address, within_s=SETUP_S, limit_s=COLLECTIVE_S,
+        credentials=credentials,
+    )  # fmt: skip
+    if backend == "nccl":
+        gradients = nccl_group(found, "gradients", rank=rank, world_size=world_size)
+    else:
+        route = route_of(address, credentials)
+        gradients = gloo_group(found, "gradients", rank=rank, world_size=world_size, route=route)
+    return GroupConnections(store=found, mesh=mesh, gradients=gradients)
 
 
-def gloo_group(store: Any, name: str, *, rank: int, world_size: int) -> Any:
-    """Connect a gloo group over keys of the store that begin with ``name``."""
+def route_of(address: str | None, credentials: Credentials) -> Route | None:
+    """Return how gloo's connections reach other ranks: ``None`` for directly, without encryption."""
+    return None if credentials.tls is None else Route(address=address, credentials=credentials)
+
+
+def gloo_group(store: Any, name: str, *, rank: int, world_size: int, route: Route | None) -> Any:
+    """Connect a gloo group over keys of the store that begin with ``name``.
+
+    Args:
+        store: reached by all ranks.
+        name: of the group, once in each formation.
+        rank: this rank in the group.
+        world_size: number of its ranks.
+        route: carries its connections; ``None`` for none, so that they are not encrypted.
+
+    Raises:
+        OSError, RuntimeError: a rank did not connect.
+    """
+    if route is None:
+        return _gloo_group(store, name, GuardedDevices(), rank=rank, world_size=world_size)
+    peers = connect_peers(
+        store, f"tunnel {name}", rank=rank, world_size=world_size, address=route.address, within_s=SETUP_S,
+        credentials=route.credentials,
+    )  # fmt: skip
+    tunnels = Tunnels(peers, rank=rank)
+    try:
+        view = TunnelStore(store, tunnels)
+        return _gloo_group(view, name, GuardedDevices(address=loopback_of(rank)), rank=rank, world_size=world_size)
+    except BaseException:
+        tunnels.cut()
+        raise
+
+
+def _gloo_group(store: Any, name: str, guard: GuardedDevices, *, rank: int, world_size: int) -> Any:
     limit = timedelta(seconds=SETUP_S)
-    with GuardedDevices() as devices:
+    with guard as devices:
         options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  # torch has no public way to choose the devices
         options._devices, options._timeout = devices, limit  # noqa: SLF001
         options._threads = 2 * len(devices)  # noqa: SLF001  # as many as torch itself takes

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost, UsageError
+from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_setup import (
     Attempt,
     HostedStore,
@@ -28,6 +29,7 @@ from heterotrain.network.connection_setup import (
     gloo_group,
     join_nccl,
     nccl_group,
+    route_of,
     short_message,
 )
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, interface_of, open_sockets
@@ -35,6 +37,7 @@ from heterotrain.network.gloo.bounded_wait import BoundedWait, settle
 from heterotrain.network.gloo.default_group import publish, withdraw
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.gloo.script_group import carried_by
+from heterotrain.network.gloo.tunnels import Route
 from heterotrain.network.key_store import close_store
 from heterotrain.network.mesh.exchange import CALLS, AllGather, Exchange, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
@@ -103,6 +106,7 @@ class Group:
         self._lock = threading.Lock()
         self._cut = ""
         self._backend = ""
+        self._route: Route | None = None
         self._mesh: Mesh | None = None
         self._gradients: Any = None
         self._owners: dict[tuple[int, ...], Any] = {}
@@ -114,19 +118,22 @@ class Group:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
-    def build(self, *, connect: Callable[[], Any], backend: str, own_address: str | None, secret: bytes) -> None:
+    def build(
+        self, *, connect: Callable[[], Any], backend: str, own_address: str | None, credentials: Credentials
+    ) -> None:
         """Connect to all other ranks.
 
         Args:
             connect: connects to the store, where this rank does not host it.
             backend: ``gloo`` or ``nccl`` for the gradients.
             own_address: address of this rank, which determines the interface for gloo; ``None`` leaves it to gloo.
-            secret: of the job.
+            credentials: of the job.
 
         Raises:
             PeerLost: a member was lost meanwhile.
         """
         self._backend = backend
+        self._route = route_of(own_address, credentials)
         if backend == "nccl":
             # NCCL's watchdog would end the process when a peer is lost; here heartbeats detect it and ``cut`` aborts.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -148,7 +155,7 @@ class Group:
                 world_size=self.world_size,
                 address=own_address,
                 backend=backend,
-                secret=secret,
+                credentials=credentials,
             )
         )
         connections = attempt.result(self.check)
@@ -259,7 +266,7 @@ class Group:
             if self.rank not in owners or owners in self._owners:
                 continue
             store, before, name = self._store, open_sockets(), f"owners {owners}"
-            make = nccl_group if self._backend == "nccl" else gloo_group
+            make = nccl_group if self._backend == "nccl" else partial(gloo_group, route=self._route)
             place = owners.index(self.rank)
             attempt = Attempt(partial(make, store, name, rank=place, world_size=len(owners)))
             self._owners[owners] = attempt.result(self.check)
@@ -406,7 +413,7 @@ class Group:
         if name:
             member.connect(
                 self._store, name, check=self.check, backend=backend, addresses=self._addresses,
-                excluded_ports=self._sockets.excluded_ports,
+                excluded_ports=self._sockets.excluded_ports, route=self._route,
             )  # fmt: skip
         self.check()
 
@@ -473,7 +480,9 @@ class Group:
         """Return the gloo group of the script's collectives; every rank makes it at the same call."""
         if self._script is None:
             store, before = self._store, open_sockets()
-            attempt = Attempt(lambda: gloo_group(store, "script", rank=self.rank, world_size=self.world_size))
+            attempt = Attempt(
+                lambda: gloo_group(store, "script", rank=self.rank, world_size=self.world_size, route=self._route)
+            )
             backend = attempt.result(self.check)
             self._script = carried_by(backend, store, rank=self.rank, world_size=self.world_size)
             self._own(before)

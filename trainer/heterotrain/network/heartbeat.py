@@ -19,7 +19,7 @@ from typing import Any
 
 from heterotrain_core.contract.plan import Rank
 
-from heterotrain.network.authentication import authenticate_streams, peer_role
+from heterotrain.network.authentication import Credentials, authenticate_streams, peer_role
 from heterotrain.network.frames import read_frame, write_frame
 from heterotrain.network.schemas import reply_problem
 
@@ -63,7 +63,7 @@ class Heartbeats:
         message: Callable[[Rank], Mapping[str, Any]],
         on_reply: Callable[[Rank, Mapping[str, Any]], Awaitable[None]],
         changed: asyncio.Event,
-        secret: bytes,
+        credentials: Credentials,
     ) -> None:
         """Start without any peers.
 
@@ -72,14 +72,14 @@ class Heartbeats:
             message: returns the heartbeat message for a peer.
             on_reply: receives the reply.
             changed: set whenever a connection comes up, goes down or is given up.
-            secret: of the job.
+            credentials: of the job.
         """
         self.on_lost: Callable[[PeerKey, str], None] = lambda _key, _reason: None
         self._timeout_s = timeout_s
         self._message = message
         self._on_reply = on_reply
         self._changed = changed
-        self._secret = secret
+        self._credentials = credentials
         self._heartbeats: dict[PeerKey, Heartbeat] = {}
 
     def watch(self, peers: Mapping[PeerKey, Rank]) -> None:
@@ -153,7 +153,7 @@ class Heartbeats:
                 # As patient as with a heartbeat: Python of a live peer may be blocked for seconds.
                 async with asyncio.timeout(FROZEN_FACTOR * self._timeout_s):
                     role = peer_role(heartbeat.peer.worker_uid, heartbeat.peer.local_rank)
-                    await authenticate_streams(reader, writer, self._secret, role=role, listens=False)
+                    await authenticate_streams(reader, writer, self._credentials, role=role, listens=False)
                 authenticated, refused_since = True, None
                 await self._beat(heartbeat, reader, writer)
             except (asyncio.IncompleteReadError, ConnectionError, ValueError):

@@ -21,6 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from heterotrain.network.authentication import receive
+from heterotrain.network.encryption import shut_down
 
 _REQUEST = struct.Struct("!cII")
 """Operation, length of the key, length of the value."""
@@ -207,8 +208,7 @@ class RemoteKeyStore(_KeyStore):
 
     def cut(self) -> None:
         """Make all waits of this rank fail."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        shut_down(self._connection)
 
     def close(self) -> None:
         """Close the connection."""

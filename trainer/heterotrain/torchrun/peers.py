@@ -23,7 +23,7 @@ from heterotrain_core.contract.plan import Rank
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
-from heterotrain.network.authentication import authenticate, receive, seconds_left
+from heterotrain.network.authentication import Credentials, authenticate, receive, seconds_left
 from heterotrain.network.callers import Callers
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class StateServer:
         self._state = state
         self._on_finished = on_finished
         role = _role(identity.worker_uid)
-        self._callers = Callers(identity.secret, role=role, where="the launcher's port")
+        self._callers = Callers(Credentials(secret=identity.secret), role=role, where="the launcher's port")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="heterotrain-launcher", daemon=True)
         self._thread.start()
@@ -162,7 +162,7 @@ def _is_there(rank: Rank, question: Question, secret: bytes, timeout_s: float) -
         contextlib.suppress(OSError),
         socket.create_connection((rank.address, rank.peer_port), timeout_s) as connection,
     ):
-        authenticate(connection, secret, role=_role(rank.worker_uid), listens=False, end_s=end_s)
+        authenticate(connection, Credentials(secret=secret), role=_role(rank.worker_uid), listens=False, end_s=end_s)
         connection.settimeout(seconds_left(end_s))
         connection.sendall(question.value)
         return receive(connection, 1, end_s=end_s) == LauncherState.THERE.value

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from heterotrain_core.contract import env, keys
-from heterotrain_core.contract.choices import Parallelism, Runtime
+from heterotrain_core.contract.choices import Encryption, Parallelism, Runtime
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 
 from heterotrain_operator.api.pools import WorkerPool
@@ -148,6 +148,7 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         parallelism=spec.parallelism.mode,
         backend=training.communication.backend,
         compression=training.communication.compression,
+        encryption=training.communication.encryption,
         bucket_mib=training.communication.bucket_mib,
         on_non_finite=training.on_non_finite,
         on_divergence=training.on_divergence,
@@ -282,14 +283,24 @@ def _avoiding(affinity: Mapping[str, Any], avoid: Sequence[str]) -> dict[str, An
     return {**affinity, "nodeAffinity": {**node, REQUIRED: {**required, "nodeSelectorTerms": terms}}}
 
 
-def _plan_and_secret(job: JobView, *, with_secret: bool) -> dict[str, Any]:
-    """Return the source of the volume with the plan, and with the job's secret beside it."""
+def _plan_and_secret(job: ValidJob, *, with_secret: bool) -> dict[str, Any]:
+    """Return the source of the volume with the plan, and with the job's secret and certificate beside it."""
     plan = {"name": keys.plan_name(job.key.name)}
     if not with_secret:
         return {"configMap": plan}
-    key = {"key": keys.SECRET_KEY, "path": keys.SECRET_KEY}
-    secret = {"name": keys.secret_name(job.key.name), "items": [key]}
-    return {"projected": {"sources": [{"configMap": plan}, {"secret": secret}]}}
+    secrets = {keys.secret_name(job.key.name): (keys.SECRET_KEY,)}
+    if is_encrypted(job):
+        secrets[keys.tls_secret_name(job.key.name)] = (keys.TLS_CERTIFICATE_KEY, keys.TLS_PRIVATE_KEY)
+    mounted = [
+        {"secret": {"name": name, "items": [{"key": entry, "path": entry} for entry in entries]}}
+        for name, entries in secrets.items()
+    ]
+    return {"projected": {"sources": [{"configMap": plan}, *mounted]}}
+
+
+def is_encrypted(job: ValidJob) -> bool:
+    """Return whether the job's workers need a certificate."""
+    return job.spec.training.communication.encryption is Encryption.TLS
 
 
 def _container(spec: Mapping[str, Any], name: str) -> dict[str, Any]:

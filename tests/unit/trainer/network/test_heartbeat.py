@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from heterotrain.network.authentication import authenticate_streams, peer_role
+from heterotrain.network.authentication import Credentials, authenticate_streams, peer_role
 from heterotrain.network.frames import read_frame, write_frame
 from heterotrain.network.heartbeat import Heartbeats, key_of
 from heterotrain_core.contract.plan import Rank
@@ -23,7 +23,7 @@ async def connected(*, timeout_s: float) -> int:
         return reader, writer
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await authenticate_streams(reader, writer, b"", role=peer_role("u0", 0), listens=True)
+        await authenticate_streams(reader, writer, Credentials(secret=b""), role=peer_role("u0", 0), listens=True)
         while await read_frame(reader):
             await write_frame(writer, {"fine": True})
 
@@ -37,7 +37,11 @@ async def connected(*, timeout_s: float) -> int:
         peer_port=server.sockets[0].getsockname()[1], on_demand=True,
     )  # fmt: skip
     beats = Heartbeats(
-        timeout_s=timeout_s, message=lambda _member: {"op": "beat"}, on_reply=ignore, changed=changed, secret=b""
+        timeout_s=timeout_s,
+        message=lambda _member: {"op": "beat"},
+        on_reply=ignore,
+        changed=changed,
+        credentials=Credentials(secret=b""),
     )
     asyncio.open_connection = recording  # type: ignore[assignment]  # a deliberate wrapper
     try:

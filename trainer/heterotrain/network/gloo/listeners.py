@@ -34,12 +34,16 @@ _gloo: Any = dist
 class GuardedDevices:
     """Gloo's devices for one group, each with a listener; use it as a context in which the group is connected."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, address: str = "") -> None:
+        """Make the devices: one at ``address``, by default one for each interface that the environment names."""
         names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
         make = _gloo.ProcessGroupGloo
         with _CREATING:
             before = open_sockets()
-            self._devices = [make.create_device(interface=name) for name in names] or [make.create_default_device()]
+            if address:
+                self._devices = [make.create_device(hostname=address)]
+            else:
+                self._devices = [make.create_device(interface=each) for each in names] or [make.create_default_device()]
             self._listeners = [found for found in open_sockets() - before if _listens(found)]
 
     def __enter__(self) -> list[Any]:

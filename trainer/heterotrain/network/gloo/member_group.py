@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from heterotrain.network.connection_setup import Attempt, gloo_group, join_nccl,
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, PointToPointWait
 from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
+from heterotrain.network.gloo.tunnels import Route
 
 NAME = "heterotrain-member"
 """Name under which torch finds the group; a process is in one member."""
@@ -70,6 +72,7 @@ class MemberGroup(Collectives):
         backend: str = "gloo",
         addresses: Collection[str] = ("127.0.0.1", "::1"),
         excluded_ports: Collection[int] = (),
+        route: Route | None = None,
     ) -> None:
         """Connect to all other ranks of the member; every rank has to call this at the same point.
 
@@ -80,13 +83,14 @@ class MemberGroup(Collectives):
             backend: ``gloo`` or ``nccl``.
             addresses: IP addresses of the member's ranks.
             excluded_ports: a socket with one of these ports on either side does not belong to the group.
+            route: carries gloo's connections; ``None`` for none.
 
         Raises:
             PeerLost: a rank did not connect.
         """
         self.cut("the member's ranks connect again")
         self._group = self._backend = None
-        make = nccl_group if backend == "nccl" else gloo_group
+        make = nccl_group if backend == "nccl" else partial(gloo_group, route=route)
         before = open_sockets()
         attempt = Attempt(lambda: make(store, name, rank=self.rank(), world_size=self.size()))
         made = attempt.result(check)

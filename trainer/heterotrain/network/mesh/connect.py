@@ -12,7 +12,15 @@ import threading
 import time
 from typing import Any, Self
 
-from heterotrain.network.authentication import MOST_HALF_OPEN, REFUSALS, authenticate, receive, seconds_left
+from heterotrain.network.authentication import (
+    MOST_HALF_OPEN,
+    REFUSALS,
+    Credentials,
+    authenticate,
+    receive,
+    seconds_left,
+)
+from heterotrain.network.encryption import shut_down
 from heterotrain.network.gloo.abort import address_of
 from heterotrain.network.mesh.mesh import Mesh
 
@@ -23,9 +31,16 @@ _LOOK_S = 0.1
 
 
 def connect(
-    store: Any, *, rank: int, world_size: int, address: str | None, within_s: float, limit_s: float, secret: bytes
+    store: Any,
+    *,
+    rank: int,
+    world_size: int,
+    address: str | None,
+    within_s: float,
+    limit_s: float,
+    credentials: Credentials,
 ) -> Mesh:
-    """Connect to every other rank: a rank connects to those below it and accepts connections from those above.
+    """Connect a mesh to every other rank.
 
     Args:
         store: the store of this formation, in which ranks publish their ports.
@@ -34,7 +49,30 @@ def connect(
         address: address at which the others reach this rank; ``None`` for that of gloo's interface.
         within_s: seconds within which all ranks have to be connected.
         limit_s: seconds after which a later wait is given up.
-        secret: of the job.
+        credentials: of the job.
+
+    Raises:
+        OSError, RuntimeError: a rank did not connect.
+    """
+    peers = connect_peers(
+        store, "mesh", rank=rank, world_size=world_size, address=address, within_s=within_s, credentials=credentials
+    )
+    return Mesh(peers, rank=rank, limit_s=limit_s)
+
+
+def connect_peers(
+    store: Any, name: str, *, rank: int, world_size: int, address: str | None, within_s: float, credentials: Credentials
+) -> dict[int, socket.socket]:
+    """Return a connection to every other rank: a rank calls those below it and is called by those above.
+
+    Args:
+        store: see ``connect``.
+        name: what the connections are for, once in each formation; ranks publish their ports under it.
+        rank: see ``connect``.
+        world_size: see ``connect``.
+        address: see ``connect``.
+        within_s: see ``connect``.
+        credentials: see ``connect``.
 
     Raises:
         OSError, RuntimeError: a rank did not connect.
@@ -44,33 +82,34 @@ def connect(
     role = f"mesh {secrets.token_hex(16)}"  # new for each mesh: no proof is good for another formation
     peers: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as unfinished:
-        listener = unfinished.enter_context(_Listener(own, secret, role, expected=world_size - 1 - rank, end_s=end_s))
-        store.set(f"mesh-{rank}", f"{listener.port} {own} {role}".encode())
+        listener = unfinished.enter_context(
+            _Listener(own, credentials, role, expected=world_size - 1 - rank, end_s=end_s)
+        )
+        store.set(f"{name}-{rank}", f"{listener.port} {own} {role}".encode())
         for other in range(rank):
-            port, host, theirs = bytes(store.get(f"mesh-{other}")).decode().split(" ", 2)
-            connection = socket.create_connection((host, int(port)), seconds_left(end_s))
+            port, host, theirs = bytes(store.get(f"{name}-{other}")).decode().split(" ", 2)
+            called = socket.create_connection((host, int(port)), seconds_left(end_s))
+            connection = authenticate(called, credentials, role=theirs, listens=False, end_s=end_s)
             peers[other] = unfinished.enter_context(connection)
-            authenticate(connection, secret, role=theirs, listens=False, end_s=end_s)
             connection.sendall(_RANK.pack(rank))
         while len(peers) < world_size - 1:
             other, connection = listener.next()
             peers[other] = unfinished.enter_context(connection)
-        mesh = Mesh(peers, rank=rank, limit_s=limit_s)
         unfinished.pop_all()
         listener.close()
-    return mesh
+    return peers
 
 
 class _Listener:
     """Accepts and authenticates connections, each in a thread of its own, so that a stranger delays nobody."""
 
-    def __init__(self, address: str, secret: bytes, role: str, *, expected: int, end_s: float) -> None:
+    def __init__(self, address: str, credentials: Credentials, role: str, *, expected: int, end_s: float) -> None:
         """Listen at ``address``, with room for ``expected`` ranks at the same time."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.create_server((address, 0), family=family, backlog=expected + MOST_HALF_OPEN)
         self._socket.settimeout(_LOOK_S)
         self.port = int(self._socket.getsockname()[1])
-        self._secret, self._role, self._end_s = secret, role, end_s
+        self._credentials, self._role, self._end_s = credentials, role, end_s
         self._most = expected + MOST_HALF_OPEN
         self._half_open: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
@@ -103,7 +142,7 @@ class _Listener:
             waiting = [*self._half_open]
         self._socket.close()
         for connection in waiting:
-            _end(connection)
+            shut_down(connection)
         while not self._ready.empty():
             self._ready.get_nowait()[1].close()
 
@@ -111,40 +150,42 @@ class _Listener:
         while not self._closed:
             try:
                 connection, address = self._socket.accept()
+                watched = connection.dup()  # the handshake of TLS takes the socket over; this one can still end it
             except TimeoutError:
                 continue
             except OSError:
                 return  # closed
             with self._lock:
                 oldest = next(iter(self._half_open)) if len(self._half_open) >= self._most else None
-                self._half_open[connection] = None
+                self._half_open[watched] = None
             if oldest is not None:
-                _end(oldest)
-            threading.Thread(target=self._greet, args=(connection, address), daemon=True).start()
+                shut_down(oldest)
+            threading.Thread(target=self._greet, args=(connection, watched, address), daemon=True).start()
 
-    def _greet(self, connection: socket.socket, address: object) -> None:
+    def _greet(self, accepted: socket.socket, watched: socket.socket, address: object) -> None:
         try:
-            authenticate(connection, self._secret, role=self._role, listens=True, end_s=self._end_s)
-            (rank,) = _RANK.unpack(receive(connection, _RANK.size, end_s=self._end_s))
+            connection = authenticate(accepted, self._credentials, role=self._role, listens=True, end_s=self._end_s)
+            try:
+                (rank,) = _RANK.unpack(receive(connection, _RANK.size, end_s=self._end_s))
+            except BaseException:
+                connection.close()
+                raise
         except OSError as error:
-            connection.close()
-            with self._lock:
-                self._half_open.pop(connection, None)
-                closed = self._closed
-            if not closed:
+            if not self._forget(watched):
                 REFUSALS.add("the port of a formation", address, str(error))
             return
+        connection.settimeout(None)
+        if self._forget(watched, (rank, connection)):
+            connection.close()
+
+    def _forget(self, watched: socket.socket, ready: tuple[int, socket.socket] | None = None) -> bool:
+        """Drop a connection that is no longer half open, and hand it over if it is ready; return whether too late."""
         with self._lock:
-            self._half_open.pop(connection, None)
-            if not self._closed:
-                self._ready.put((rank, connection))
-                return
-        connection.close()
-
-
-def _end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+            self._half_open.pop(watched, None)
+            watched.close()
+            if ready is not None and not self._closed:
+                self._ready.put(ready)
+            return self._closed
 
 
 def gloo_address() -> str:

@@ -8,12 +8,12 @@ Sends never block; only a rank that reads from a slow peer waits for it.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from array import array
 from collections.abc import Mapping, Sequence
 
 from heterotrain.errors import UsageError
+from heterotrain.network.encryption import shut_down
 from heterotrain.network.mesh.exchange import AllGather, Exchange, Payload, Purpose, SendReceive
 
 
@@ -79,8 +79,7 @@ class Mesh:
     def cut(self) -> None:
         """Make every exchange fail, now and later, on this rank and on its peers."""
         for connection in self._peers.values():
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            shut_down(connection)
 
     def close(self) -> None:
         """Close the connections; data already sent still arrive."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from heterotrain.errors import UsageError
+from heterotrain.network.authentication import Credentials
+from heterotrain.network.encryption import Tls
 from heterotrain.network.gloo.abort import address_of, interface_of
 from heterotrain.network.mesh.connect import connect, gloo_address
 from heterotrain.network.mesh.exchange import HEAD, Payload, Purpose
@@ -46,14 +48,17 @@ def together(ranks: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def meshes(ranks: int, *, store: Any = None, address: str = "127.0.0.1", limit_s: float = 30) -> Iterator[list[Mesh]]:
+def meshes(
+    ranks: int, *, store: Any = None, address: str = "127.0.0.1", limit_s: float = 30, tls: Tls | None = None
+) -> Iterator[list[Mesh]]:
     """Connect ``ranks`` ranks."""
     store = store or Store()
 
     def one(rank: int) -> Mesh:
         return connect(
-            store, rank=rank, world_size=ranks, address=address, within_s=30, limit_s=limit_s, secret=b"s" * 32
-        )
+            store, rank=rank, world_size=ranks, address=address, within_s=30, limit_s=limit_s,
+            credentials=Credentials(secret=b"s" * 32, tls=tls),
+        )  # fmt: skip
 
     found = together(ranks, one)
     try:
