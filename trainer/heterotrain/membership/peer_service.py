@@ -39,21 +39,19 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 class PeerService:
     """Listener, heartbeats and requests. ``async`` methods run in its loop; ``call`` bridges from other threads."""
 
-    def __init__(
-        self, identity: Identity, source: PlanSource, *, timeout_s: float, credentials: Credentials | None = None
-    ) -> None:
+    def __init__(self, identity: Identity, source: PlanSource, *, timeout_s: float, credentials: Credentials) -> None:
         """Make a service that does not listen yet.
 
         Args:
             identity: this rank.
             source: the plans.
             timeout_s: silence of a host after which its ranks count as lost.
-            credentials: of the job; by default the secret of ``identity``, without TLS.
+            credentials: of the job.
         """
         self.identity = identity
         self.source = source
         self.timeout_s = timeout_s
-        self._credentials = credentials or Credentials(secret=identity.secret)
+        self._credentials = credentials
         self.handlers: dict[str, Handler] = {"beat": self._on_beat, "plan": self._on_plan, "offer": self._on_offer}
         self.reply_fields: Callable[[], Mapping[str, Any]] = dict
         """Returns fields that every reply to a peer carries in addition to the plan's version."""

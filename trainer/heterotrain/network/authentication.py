@@ -14,7 +14,8 @@ another process, or for another purpose, is worthless. All messages have a fixed
 This authenticates connections, not every byte on them: who can change packets on the way between two pods can still
 take over a connection. TLS prevents it (``network.encryption``). Then the listener's first words are ``TLS_GREETING``,
 both sides shake hands, and the three messages follow inside. A rank that encrypts and one that does not refuse each
-other: neither falls back. Without TLS, a listener computes nothing for a caller that has not proved itself; with it,
+other: neither falls back. Bytes that somebody adds before the handshake are taken for the beginning of the proofs, so
+the proofs fail. Without TLS, a listener computes nothing for a caller that has not proved itself; with it,
 the listener's part of a handshake, below a millisecond.
 """
 

@@ -13,7 +13,7 @@ from heterotrain_core.contract.choices import Encryption, Parallelism, Runtime
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 
 from heterotrain_operator.api.pools import WorkerPool
-from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
+from heterotrain_operator.api.template import ENCRYPTED_IN_THE_POD, LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import (
@@ -48,20 +48,21 @@ def patched(
     return merged(template, patch) if patch else template
 
 
-def problem_of_templates(
-    template: Mapping[str, Any], pools: Sequence[WorkerPool], patches: Mapping[str, Mapping[str, Any]]
-) -> str:
+def problem_of_templates(job: ValidJob) -> str:
     """Return what makes the template of the job or of a pool unusable, in one sentence; empty when all are usable."""
-    plain = [pool for pool in pools if pool.name not in patches]
-    if problem := template_problem(template, plain):
+    pools, encrypted = job.spec.worker_pools, is_encrypted(job)
+    plain = [pool for pool in pools if pool.name not in job.patches]
+    if problem := template_problem(job.template, plain, encrypted=encrypted):
         return problem
     found = (
-        (pool.name, template_problem(patched(template, patches, pool), (pool,))) for pool in pools if pool not in plain
+        (pool.name, template_problem(template_of(job, pool), (pool,), encrypted=encrypted))
+        for pool in pools
+        if pool not in plain
     )
     return next((f"pool {name}: {problem}" for name, problem in found if problem), "")
 
 
-def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = ()) -> str:
+def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = (), *, encrypted: bool = False) -> str:
     """Return what makes a template unusable for the operator, in one sentence; empty when it is usable.
 
     A dry run of the real pod finds what the API server itself refuses.
@@ -69,6 +70,7 @@ def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = 
     Args:
         template: a pod template.
         pools: the worker pools that use it.
+        encrypted: whether the job's connections are.
     """
     spec = template.get("spec") or {}
     annotations = (template.get("metadata") or {}).get("annotations") or {}
@@ -78,12 +80,15 @@ def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = 
     chosen = annotations.get(DEFAULT_CONTAINER)
     if chosen is not None and chosen not in names:
         return f"the annotation {DEFAULT_CONTAINER} names {chosen!r}, but the containers are {names}: correct it"
-    if spec.get("restartPolicy") not in (None, "Never"):
-        return REPLACED_BY_US
-    if spec.get("nodeName"):
-        return SCHEDULED_BY_POOL
-    if spec.get("activeDeadlineSeconds") is not None:
-        return LIMITED_BY_JOB
+    refused = {
+        REPLACED_BY_US: spec.get("restartPolicy") not in (None, "Never"),
+        SCHEDULED_BY_POOL: spec.get("nodeName"),
+        LIMITED_BY_JOB: spec.get("activeDeadlineSeconds") is not None,
+        ENCRYPTED_IN_THE_POD: encrypted and spec.get("hostNetwork"),
+    }
+    for problem, found in refused.items():
+        if found:
+            return problem
     main = _container(spec, main_container(spec, annotations))
     if "readinessProbe" in main:
         return f"container {main['name']} has a readinessProbe: remove it, because the operator adds its own"

@@ -13,6 +13,7 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import PlanSource
+from heterotrain.network.authentication import Credentials
 from heterotrain.network.gloo.abort import connected, cut, interface_of, open_sockets
 from heterotrain.network.heartbeat import key_of, loss_reason
 from heterotrain_core.contract.codec import encode_plan
@@ -31,7 +32,9 @@ def make() -> Iterator[Make]:
     def one(name: str, *, timeout_s: float = 1.0) -> tuple[PeerService, Rank]:
         port = free_port()
         identity = Identity(mode=Mode.OPERATED, job_uid="j", worker=name, worker_uid=f"{name}-uid", peer_port=port)
-        service = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=timeout_s)
+        service = PeerService(
+            identity, PlanSource(None, job_uid="j"), timeout_s=timeout_s, credentials=Credentials(secret=b"")
+        )
         service.start()
         made.append(service)
         rank = Rank(
@@ -145,7 +148,7 @@ def test_a_port_in_use_is_reported(make: Make) -> None:
     """The port is named."""
     _, member = make("a")
     identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="b", worker_uid="b", peer_port=member.peer_port)
-    service = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=1.0)
+    service = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=1.0, credentials=Credentials(secret=b""))
     with pytest.raises(UsageError, match=f"peer port {member.peer_port}"):
         service.start()
     service.close()

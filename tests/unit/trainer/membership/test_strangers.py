@@ -13,7 +13,7 @@ import pytest
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import PlanSource
-from heterotrain.network.authentication import GREETING, MOST_HALF_OPEN, NONCE_BYTES, REFUSALS
+from heterotrain.network.authentication import GREETING, MOST_HALF_OPEN, NONCE_BYTES, REFUSALS, Credentials
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan, Rank
 from support.ports import free_port
@@ -25,7 +25,9 @@ def service_of(name: str, secret: bytes) -> PeerService:
     identity = Identity(
         mode=Mode.OPERATED, job_uid="j", worker=name, worker_uid=f"{name}-uid", peer_port=free_port(), secret=secret
     )
-    service = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=1.0)
+    service = PeerService(
+        identity, PlanSource(None, job_uid="j"), timeout_s=1.0, credentials=Credentials(secret=secret)
+    )
     service.start()
     return service
 

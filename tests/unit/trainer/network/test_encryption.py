@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import os
 import random
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,16 +23,20 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import PlanSource
 from heterotrain.network.authentication import (
+    GREETING,
+    NONCE_BYTES,
     REFUSALS,
     TLS_GREETING,
     Credentials,
     NotAuthenticatedError,
     authenticate,
+    authenticate_streams,
     receive,
 )
 from heterotrain.network.connection_setup import c10d, gloo_group
 from heterotrain.network.encryption import Tls
-from heterotrain.network.gloo.tunnels import Route
+from heterotrain.network.gloo.abort import open_sockets
+from heterotrain.network.gloo.tunnels import Route, Tunnels
 from heterotrain.network.mesh.exchange import Payload
 from support.certificates import put_certificate
 from support.ports import free_port
@@ -247,6 +256,90 @@ def test_gradients_of_gloo_travel_inside_tls(ranks: int, tap: Tap, tls: Tls) -> 
     assert len(tap.seen) > 500_000
     assert bytes(mark.tolist()) not in tap.seen
     groups.clear()
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Wait until the test's tunnels have ended, with their sockets."""
+    before = open_sockets()
+    yield
+    gc.collect()
+    wait_until(lambda: not running("heterotrain-tunnels"), "the threads end", timeout_s=30)
+    wait_until(lambda: not open_sockets() - before, "the sockets are closed", timeout_s=30)
+
+
+def running(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_lost_rank_ends_the_operations_of_the_others_at_once(tls: Tls) -> None:
+    """Gloo waits for half an hour otherwise. Rank 1 takes no part, and its connections end."""
+    route = Route(address="127.0.0.1", credentials=Credentials(secret=SECRET, tls=tls))
+    store = TorchStore(Store())
+    groups = together(3, lambda rank: gloo_group(store, "g", rank=rank, world_size=3, route=route))
+    value = torch.ones(1_000_000)
+    works = {rank: groups[rank].allreduce([value.clone()], c10d.AllreduceOptions()) for rank in (0, 2)}
+    groups[1] = None
+    for work in works.values():
+        with pytest.raises(RuntimeError, match=r"closed|reset|Broken pipe"):
+            work.wait()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_failed_tunnel_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails in the thread: the others see the end, rather than silence."""
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr("heterotrain.network.gloo.tunnels._Pair.move", Mock(side_effect=MemoryError))
+    ours.setsockopt = Mock()  # type: ignore[method-assign]  # no option of TCP for a pair
+    Tunnels({0: ours}, rank=1)
+    theirs.sendall(b"x")
+    theirs.settimeout(30)
+    with contextlib.suppress(ConnectionResetError):
+        assert theirs.recv(1) == b""
+    theirs.close()
+
+
+def test_bytes_before_the_handshake_end_the_connection(tls: Tls) -> None:
+    """Whoever is on the way cannot begin the conversation inside: its bytes are no proof."""
+    ours = Credentials(secret=SECRET, tls=tls)
+
+    async def run() -> list[BaseException | None]:
+        listened: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+
+        async def outcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, listens: bool) -> Any:
+            try:
+                async with asyncio.timeout(30):
+                    await authenticate_streams(reader, writer, ours, role="r", listens=listens)
+            except (OSError, asyncio.IncompleteReadError) as error:
+                return error
+            finally:
+                writer.transport.abort()
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            listened.set_result(await outcome(reader, writer, listens=True))
+
+        async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+            writer.write(await there[0].readexactly(len(TLS_GREETING)) + GREETING + bytes(NONCE_BYTES))
+            await asyncio.gather(copied(reader, there[1]), copied(there[0], writer))
+
+        async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(data)
+            writer.close()
+
+        async with (
+            await asyncio.start_server(listen, "127.0.0.1", 0) as server,
+            await asyncio.start_server(between, "127.0.0.1", 0) as middle,
+        ):
+            caller = await outcome(
+                *await asyncio.open_connection("127.0.0.1", middle.sockets[0].getsockname()[1]), listens=False
+            )
+            return [caller, await listened]
+
+    assert all(isinstance(error, OSError | EOFError) for error in asyncio.run(run()))
 
 
 def service_of(name: str, tls: Tls | None) -> PeerService:

@@ -15,6 +15,7 @@ from heterotrain.membership.formation import formation_to_json
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import PlanSource
 from heterotrain.membership.roster import FormationId
+from heterotrain.network.authentication import Credentials
 from heterotrain.network.hang import Activity, from_reply, to_reply
 from heterotrain.network.schemas import LONGEST_NAME, MOST_RANKS, REPLIES, REQUESTS, reply_problem, request_problem
 
@@ -38,7 +39,7 @@ ODD: list[Any] = [
 def service() -> PeerService:
     """A rank's service with its record of formations, not listening."""
     identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="a", worker_uid="a-uid", peer_port=1)
-    made = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=1.0)
+    made = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=1.0, credentials=Credentials(secret=b""))
     PeerState(made, on_broken=lambda _reason: None)
     return made
 

@@ -14,6 +14,7 @@ The bytes of one step pass through the kernel once more and are encrypted by the
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import struct
@@ -27,6 +28,8 @@ import torch.distributed as dist
 
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.encryption import WOULD_BLOCK, shut_down
+
+_log = logging.getLogger(__name__)
 
 _Store: Any = dist.Store  # type: ignore[attr-defined]  # not in torch's type information
 BUFFER_BYTES = 128 * 1024
@@ -96,7 +99,17 @@ class Tunnels:
                     shut_down(each)
 
     def _run(self) -> None:
-        """Move bytes until every connection has ended."""
+        """Move bytes until every connection has ended; whatever happens, no connection outlives the thread."""
+        try:
+            self._move_all()
+        except Exception:  # noqa: BLE001  # gloo would wait for this thread for half an hour
+            _log.exception("the tunnels of rank %d failed", self._rank)
+        finally:
+            with self._lock:
+                for pair in self._pairs.values():
+                    pair.close()
+
+    def _move_all(self) -> None:
         open_pairs = list(self._pairs.values())
         while open_pairs:
             poll, more = select.poll(), False

@@ -11,7 +11,12 @@ from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import decode_config
 from heterotrain_operator.cluster_state.parse import parse_job, parse_pod
 from heterotrain_operator.cluster_state.views import ValidJob
-from heterotrain_operator.decide.objects.pods import build_pod, num_proc_per_worker, template_problem
+from heterotrain_operator.decide.objects.pods import (
+    build_pod,
+    num_proc_per_worker,
+    problem_of_templates,
+    template_problem,
+)
 from support import pod_security
 from support.fake_cluster import Body, job_body, pool
 
@@ -262,6 +267,18 @@ def test_unusable_templates(case: str) -> None:
 
 def test_a_good_template_has_no_problem() -> None:
     assert template_problem(a_template(restartPolicy="Never")) == ""
+
+
+def test_an_encrypted_job_has_a_network_namespace_of_its_own() -> None:
+    """On the node's loopback, other pods of the node could read what is not encrypted yet; also in a pool's patch."""
+    on_host = a_template(hostNetwork=True)
+    assert template_problem(on_host) == template_problem(a_template(hostNetwork=False), encrypted=True) == ""
+    assert "remove spec.template.spec.hostNetwork" in template_problem(on_host, encrypted=True)
+    body = job_body(pool("a", template={"spec": {"hostNetwork": True}}))
+    body["spec"]["training"]["communication"] = {"encryption": "TLS"}
+    job = parse_job(body)
+    assert isinstance(job, ValidJob)
+    assert problem_of_templates(job).startswith("pool a: remove spec.template.spec.hostNetwork, or training.comm")
 
 
 def test_too_many_accelerators_are_reported_and_never_started() -> None:
