@@ -54,7 +54,7 @@ def read_job_file(path: str) -> JobFile:
         spec = read_new_job(body)
     except SpecError as error:
         raise InputError(f"{where}: {error}") from error
-    if problem := problem_of_templates(body["spec"]["template"], spec.worker_pools, template_patches(body["spec"])):
+    if problem := problem_of_templates(body["spec"]["template"], spec, template_patches(body["spec"])):
         raise InputError(f"{where}: {problem}")
     metadata = body["metadata"]
     return JobFile(name=job_name(metadata), namespace=metadata.get("namespace"), body=body, spec=spec)

@@ -153,5 +153,5 @@ def _check(body: Mapping[str, Any]) -> None:
         spec = read_new_job(body)
     except SpecError as error:
         raise InputError(str(error)) from error
-    if problem := problem_of_templates(body["spec"]["template"], spec.worker_pools, template_patches(body["spec"])):
+    if problem := problem_of_templates(body["spec"]["template"], spec, template_patches(body["spec"])):
         raise InputError(problem)

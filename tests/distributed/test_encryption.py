@@ -74,4 +74,4 @@ def test_a_worker_without_a_certificate_never_trains_in_plain_text(operate: Oper
     operator.finish([worker])
     assert worker.outcome is not None
     assert worker.outcome.ending is Ending.FAILED
-    assert "asks for encryption, but its certificate cannot be used" in worker.outcome.message
+    assert "asks for encryption, but its certificate cannot be used" in worker.outcome.reason

@@ -371,7 +371,7 @@ def _build_active(
         plan_version=version,
         touch=_pods_to_touch(derived.workers, plan),
         secret=decided.with_secret and bool(decided.create),
-        certificate=decided.with_secret and bool(decided.create) and is_encrypted(job),
+        certificate=decided.with_secret and bool(decided.create) and is_encrypted(job.spec),
         create=decided.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),

@@ -341,7 +341,7 @@ class Reconciler:
         return memory.acceptance, None if memory.acceptance.ok else pause_s
 
     async def _dry_run(self, job: ValidJob) -> Acceptance:
-        if problem := problem_of_templates(job):
+        if problem := problem_of_templates(job.template, job.spec, job.patches):
             return Acceptance(known=True, ok=False, reason="InvalidTemplate", message=problem)
         refusals = await asyncio.gather(*(self._dry_run_of_pool(job, pool) for pool in job.spec.worker_pools))
         return next((refusal for refusal in refusals if refusal is not None), Acceptance(known=True))

@@ -48,14 +48,16 @@ def patched(
     return merged(template, patch) if patch else template
 
 
-def problem_of_templates(job: ValidJob) -> str:
+def problem_of_templates(
+    template: Mapping[str, Any], spec: HeteroTrainJobSpec, patches: Mapping[str, Mapping[str, Any]]
+) -> str:
     """Return what makes the template of the job or of a pool unusable, in one sentence; empty when all are usable."""
-    pools, encrypted = job.spec.worker_pools, is_encrypted(job)
-    plain = [pool for pool in pools if pool.name not in job.patches]
-    if problem := template_problem(job.template, plain, encrypted=encrypted):
+    pools, encrypted = spec.worker_pools, is_encrypted(spec)
+    plain = [pool for pool in pools if pool.name not in patches]
+    if problem := template_problem(template, plain, encrypted=encrypted):
         return problem
     found = (
-        (pool.name, template_problem(template_of(job, pool), (pool,), encrypted=encrypted))
+        (pool.name, template_problem(patched(template, patches, pool), (pool,), encrypted=encrypted))
         for pool in pools
         if pool not in plain
     )
@@ -293,8 +295,8 @@ def _plan_and_secret(job: ValidJob, *, with_secret: bool) -> dict[str, Any]:
     plan = {"name": keys.plan_name(job.key.name)}
     if not with_secret:
         return {"configMap": plan}
-    secrets = {keys.secret_name(job.key.name): (keys.SECRET_KEY,)}
-    if is_encrypted(job):
+    secrets: dict[str, tuple[str, ...]] = {keys.secret_name(job.key.name): (keys.SECRET_KEY,)}
+    if is_encrypted(job.spec):
         secrets[keys.tls_secret_name(job.key.name)] = (keys.TLS_CERTIFICATE_KEY, keys.TLS_PRIVATE_KEY)
     mounted = [
         {"secret": {"name": name, "items": [{"key": entry, "path": entry} for entry in entries]}}
@@ -303,9 +305,9 @@ def _plan_and_secret(job: ValidJob, *, with_secret: bool) -> dict[str, Any]:
     return {"projected": {"sources": [{"configMap": plan}, *mounted]}}
 
 
-def is_encrypted(job: ValidJob) -> bool:
+def is_encrypted(spec: HeteroTrainJobSpec) -> bool:
     """Return whether the job's workers need a certificate."""
-    return job.spec.training.communication.encryption is Encryption.TLS
+    return spec.training.communication.encryption is Encryption.TLS
 
 
 def _container(spec: Mapping[str, Any], name: str) -> dict[str, Any]:

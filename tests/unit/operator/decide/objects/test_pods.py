@@ -278,7 +278,9 @@ def test_an_encrypted_job_has_a_network_namespace_of_its_own() -> None:
     body["spec"]["training"]["communication"] = {"encryption": "TLS"}
     job = parse_job(body)
     assert isinstance(job, ValidJob)
-    assert problem_of_templates(job).startswith("pool a: remove spec.template.spec.hostNetwork, or training.comm")
+    assert problem_of_templates(job.template, job.spec, job.patches).startswith(
+        "pool a: remove spec.template.spec.host"
+    )
 
 
 def test_too_many_accelerators_are_reported_and_never_started() -> None:

@@ -100,7 +100,7 @@ def test_neither_template_nor_patch_is_changed() -> None:
 )
 def test_what_is_unusable_is_reported_with_the_name_of_the_pool(patch: Body, part: str) -> None:
     job = a_job(patch)
-    problem = problem_of_templates(job)
+    problem = problem_of_templates(job.template, job.spec, job.patches)
     assert problem.startswith("pool amd: ")
     assert part in problem
 
