@@ -35,7 +35,7 @@ from heterotrain.network.authentication import (
 )
 from heterotrain.network.connection_setup import c10d, gloo_group
 from heterotrain.network.encryption import Tls
-from heterotrain.network.gloo.abort import open_sockets
+from heterotrain.network.gloo.abort import OpenSocket, open_sockets
 from heterotrain.network.gloo.tunnels import Route, Tunnels
 from heterotrain.network.mesh.exchange import Payload
 from support.certificates import put_certificate
@@ -261,11 +261,21 @@ def test_gradients_of_gloo_travel_inside_tls(ranks: int, tap: Tap, tls: Tls) -> 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Wait until the test's tunnels have ended, with their sockets."""
-    before = open_sockets()
+    before = tcp_sockets()
     yield
     gc.collect()
     wait_until(lambda: not running("heterotrain-tunnels"), "the threads end", timeout_s=30)
-    wait_until(lambda: not open_sockets() - before, "the sockets are closed", timeout_s=30)
+    wait_until(lambda: not tcp_sockets() - before, "the sockets are closed", timeout_s=30)
+
+
+def tcp_sockets() -> set[OpenSocket]:
+    """Return the open sockets without those by which event loops wake themselves."""
+    found = set()
+    for each in open_sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(each.descriptor)) as duplicate:
+            if duplicate.family == socket.AF_INET:
+                found.add(each)
+    return found
 
 
 def running(name: str) -> list[threading.Thread]:
