@@ -39,7 +39,7 @@ class Backend(Choice):
     """The library that exchanges gradients."""
 
     AUTO = "Auto"
-    """NCCL if every rank has a GPU of its own, else Gloo."""
+    """NCCL among ranks that have a GPU of their own, and Gloo to all others."""
     GLOO = "Gloo"
     NCCL = "NCCL"
 

@@ -58,7 +58,8 @@ class Communication(
 
     backend: Backend = Field(
         default=Backend.AUTO,
-        description="Library that exchanges gradients. Auto is NCCL if every process has a GPU of its own, else Gloo.",
+        description="Library that exchanges gradients. Auto is NCCL among processes that have a GPU of their own, and "
+        "Gloo to all others.",
     )
     encryption: Encryption = Field(
         default=Encryption.NONE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from heterotrain_core.contract.choices import Backend
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
+from heterotrain.network.two_levels import Levels
 
 DeviceIds = tuple[str, ...]
 """Identifiers of one accelerator; devices that share an identifier are the same one. Empty for a CPU."""
@@ -21,6 +23,8 @@ DeviceIds = tuple[str, ...]
 OLDEST = (7, 0)
 """Compute capability of the oldest GPUs (Volta) that a locked PyTorch has kernels for (docs/support.md)."""
 _ARCHITECTURE = re.compile(r"^(sm|compute)_(\d+)(\d)([af]?)$")
+WITHOUT_NCCL = "no NCCL"
+"""In place of a library's name and version, where PyTorch has none."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -96,7 +100,7 @@ def _own_library() -> str:
         version: Any = torch.cuda.nccl  # torch's stubs lack it
         numbers = ".".join(str(each) for each in version.version())
         return f"{'RCCL' if torch.version.hip else 'NCCL'} {numbers}"
-    return "no NCCL"
+    return WITHOUT_NCCL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +109,20 @@ class BackendChoice:
 
     Attributes:
         backend: torch's name for it, ``nccl`` or ``gloo``.
-        reason: why existing GPUs do not use NCCL; empty where there is nothing to explain.
+        reason: why not all GPUs use NCCL with each other; empty where there is nothing to explain.
+        levels: the islands of GPUs in which NCCL adds up first; ``None`` for none.
     """
 
     backend: str
     reason: str = ""
+    levels: Levels | None = None
+
+    def __str__(self) -> str:
+        """Return how gradients travel."""
+        if self.levels is None:
+            return f"gradients travel by {self.backend}: {self.reason}"
+        islands = " and ".join(", ".join(map(str, island)) for island in self.levels.islands)
+        return f"gradients travel by nccl among ranks {islands}, and by {self.backend} to all others: {self.reason}"
 
 
 def choose_backend(
@@ -119,7 +132,8 @@ def choose_backend(
 ) -> BackendChoice:
     """Return the backend for gradients: as set, or NCCL where every rank has a GPU for itself, else gloo.
 
-    NCCL in different versions, and NCCL with AMD's RCCL, do not connect: such a job uses gloo.
+    NCCL in different versions, and NCCL with AMD's RCCL, do not connect. Where some ranks could use NCCL with each
+    other, they add up by it first, and gloo connects what is left (``network/two_levels.py``).
 
     Args:
         setting: the configured backend.
@@ -138,7 +152,26 @@ def choose_backend(
         raise UsageError(
             f"the backend is set to NCCL, but {obstacle}: set it to Auto or Gloo, or give each rank a GPU of its own"
         )
-    return BackendChoice(backend="gloo", reason=obstacle if any(devices_W) else "")
+    islands = islands_of(devices_W)
+    levels = Levels(islands=islands) if islands else None
+    return BackendChoice(backend="gloo", reason=obstacle if any(devices_W) else "", levels=levels)
+
+
+def islands_of(devices_W: Sequence[DeviceIds]) -> tuple[tuple[int, ...], ...]:  # noqa: N803  # W ranks
+    """Return the sets of at least two ranks that NCCL connects, each ascending, by their lowest rank.
+
+    Ranks that share a GPU are in none: an operation of NCCL occupies its GPU while it waits for other ranks.
+    """
+    ranks_of = Counter(mark for ids in devices_W for mark in ids)
+    found: dict[str, list[int]] = {}
+    for rank, ids in enumerate(devices_W):
+        if ids and all(ranks_of[mark] == 1 for mark in ids) and _library(ids) != WITHOUT_NCCL:
+            found.setdefault(_library(ids), []).append(rank)
+    return tuple(tuple(ranks) for ranks in found.values() if len(ranks) > 1)
+
+
+def _library(ids: DeviceIds) -> str:
+    return ids[0].partition("@")[2]
 
 
 def _without_gpu(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # noqa: N803  # W ranks
@@ -162,7 +195,7 @@ def _shared(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # n
 
 
 def _mixed(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # noqa: N803  # W ranks
-    libraries = [ids[0].partition("@")[2] for ids in devices_W]
+    libraries = [_library(ids) for ids in devices_W]
     other = next((rank for rank, library in enumerate(libraries) if library != libraries[0]), None)
     if other is None:
         return ""

@@ -18,7 +18,7 @@ from heterotrain.errors import PeerLost, UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_plan, agree_on_state
 from heterotrain.membership.consensus.rendezvous import Rendezvous
-from heterotrain.membership.devices import choose_backend, device_ids
+from heterotrain.membership.devices import BackendChoice, choose_backend, device_ids
 from heterotrain.membership.formation import FormationMembership, RendezvousResult
 from heterotrain.membership.interface import ActiveGroup, Place, everywhere_alike
 from heterotrain.membership.peer_service import PeerService
@@ -172,9 +172,11 @@ class Elastic:
         if self._rendezvous.is_broken(membership.formation):
             group.cut("given up before it was built")
         try:
+            choice = self._choose(result)
             group.build(
                 connect=lambda: self._peers.connect_store(ranks[0], result.store_number),
-                backend=self._choose(result),
+                backend=choice.backend,
+                levels=choice.levels,
                 own_address=self._identity.address,
                 credentials=self._credentials,
             )
@@ -199,8 +201,8 @@ class Elastic:
         _log.info("formation %s: rank %d of %d, shares %s", membership.formation, rank, len(ranks), list(roster.shares))
         return ActiveGroup(membership=membership, roster=roster, rank=rank, group=group, agreed=agreed)
 
-    def _choose(self, result: RendezvousResult) -> str:
-        """Return the backend for gradients; logs once why GPUs do not use NCCL.
+    def _choose(self, result: RendezvousResult) -> BackendChoice:
+        """Return the backend for gradients; logs once why not all GPUs use NCCL with each other.
 
         Raises:
             UsageError: NCCL is required, but the members' devices cannot use it.
@@ -208,9 +210,9 @@ class Elastic:
         names = [f"{rank.worker}/{rank.local_rank}" for rank in result.membership.ranks]
         choice = choose_backend(self._backend, result.devices, names)
         if choice.reason and choice.reason != self._why_gloo:
-            _log.info("gradients travel by %s: %s", choice.backend, choice.reason)
+            _log.info("%s", choice)
         self._why_gloo = choice.reason
-        return choice.backend
+        return choice
 
     def _ask(self) -> list[Activity]:
         """Return the reported activity of every peer of the formation."""

@@ -19,7 +19,7 @@ from heterotrain_core.split.proportion import evenly
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_state
-from heterotrain.membership.devices import DeviceIds, choose_backend, device_ids
+from heterotrain.membership.devices import BackendChoice, DeviceIds, choose_backend, device_ids
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup, Place, everywhere_alike
 from heterotrain.membership.plan_source import HeldPlan
@@ -141,9 +141,11 @@ class Fixed:
                 sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
             )
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
+            choice = self._choose(prefixed)
             group.build(
                 connect=lambda: prefixed,
-                backend=self._choose(prefixed),
+                backend=choice.backend,
+                levels=choice.levels,
                 own_address="127.0.0.1" if self._is_one_host() else None,
                 credentials=Credentials(secret=self._identity.secret or self._secret_of_store(prefixed)),
             )
@@ -174,7 +176,7 @@ class Fixed:
             store.set("secret", secrets.token_hex(keys.SECRET_BYTES))
         return bytes(store.get("secret"))
 
-    def _choose(self, store: Any) -> str:
+    def _choose(self, store: Any) -> BackendChoice:
         """Return the backend for gradients, after every rank has put its devices into the store.
 
         Raises:
@@ -185,8 +187,8 @@ class Fixed:
         devices: list[DeviceIds] = [tuple(json.loads(store.get(f"device-{rank}"))) for rank in ranks]
         choice = choose_backend(self._backend, devices, [rank.worker for rank in self._held.plan.ranks])
         if choice.reason and self._identity.rank == 0:
-            _log.info("gradients travel by %s: %s", choice.backend, choice.reason)
-        return choice.backend
+            _log.info("%s", choice)
+        return choice
 
     def adopt(self, membership: FormationMembership) -> bool:
         """Return that there is no other generation."""

@@ -2,24 +2,22 @@
 
 Gloo's constructor waits for connections from its peers, cannot be interrupted, and retries several times. So it runs in
 a thread of its own: when a member is lost meanwhile, the training thread continues at once, and the result of the
-abandoned thread is dropped once its time-outs have passed.
+abandoned thread is dropped once its time-outs have passed. NCCL's groups are described in ``nccl.py``.
 """
 
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from heterotrain_core.contract.plan import Rank
 
-from heterotrain.errors import PeerLost
 from heterotrain.network.authentication import Credentials, authenticate, peer_role
 from heterotrain.network.frames import to_frame
 from heterotrain.network.gloo.abort import OpenSocket
@@ -28,8 +26,8 @@ from heterotrain.network.gloo.tunnels import Route, Tunnels, TunnelStore, loopba
 from heterotrain.network.key_store import HostedKeyStore, RemoteKeyStore
 from heterotrain.network.mesh.connect import connect, connect_peers
 from heterotrain.network.mesh.mesh import Mesh
-
-_T = TypeVar("_T")
+from heterotrain.network.nccl import COLLECTIVE_S, nccl_group
+from heterotrain.network.two_levels import Levels
 
 c10d: Any = dist
 """torch.distributed, whose type information lacks half of what it exports."""
@@ -38,8 +36,6 @@ CONNECT_S = 2.0
 """Limit for a connection to the store, which exists before it is announced."""
 SETUP_S = 10.0
 """Limit for the store's keys and the ranks' connections. All have promised to come; heartbeats detect losses."""
-COLLECTIVE_S = 1800.0
-"""Limit for operations. Long on purpose: heartbeats detect lost peers, and a slow rank is not lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,50 +78,25 @@ def connect_store(host: Rank, request: Mapping[str, Any], credentials: Credentia
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConnections:
-    """The parts of a group: the store, the mesh for the ranks' own messages, and the group for gradients."""
+    """The parts of a group.
+
+    Attributes:
+        store: the store.
+        mesh: for the ranks' own messages.
+        gradients: the group for gradients; in two levels that of the heads, ``None`` on other ranks.
+        island: in two levels the group of this rank's island; ``None`` outside islands.
+    """
 
     store: Any
     mesh: Mesh
     gradients: Any
-
-
-class Attempt(Generic[_T]):
-    """One attempt to connect, in a thread of its own, on the same accelerator as the caller's."""
-
-    def __init__(self, make: Callable[[], _T]) -> None:
-        """Start ``make``, which returns what the training thread waits for."""
-        self._make = make
-        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._done = threading.Event()
-        self._made: list[_T] = []
-        self._error: Exception | None = None
-        threading.Thread(target=self._run, name="heterotrain-connect", daemon=True).start()
-
-    def result(self, check: Callable[[], None]) -> _T:
-        """Return the result; ``check`` is called while waiting and may raise to abandon the attempt.
-
-        Raises:
-            PeerLost: a rank did not connect.
-        """
-        while not self._done.wait(0.01):
-            check()
-        if not self._made:
-            raise PeerLost(f"the group could not be built: {short_message(self._error)}") from self._error
-        return self._made[0]
-
-    def _run(self) -> None:
-        try:
-            if self._device is not None:
-                torch.cuda.set_device(self._device)  # each thread has its own current device, at first the first one
-            self._made.append(self._make())
-        except Exception as error:  # noqa: BLE001  # whatever it is, the training thread gets it
-            self._error = error
-        self._done.set()
+    island: Any = None
 
 
 def connect_ranks(
-    store: Callable[[], Any], *, rank: int, world_size: int, address: str | None, backend: str, credentials: Credentials
-) -> GroupConnections:
+    store: Callable[[], Any], *, rank: int, world_size: int, address: str | None, backend: str,
+    credentials: Credentials, levels: Levels | None = None,
+) -> GroupConnections:  # fmt: skip
     """Connect to all other ranks.
 
     Args:
@@ -135,6 +106,7 @@ def connect_ranks(
         address: address at which the others reach this rank; ``None`` for that of gloo's interface.
         backend: ``gloo`` or ``nccl`` for the gradients; NCCL makes its connections in ``join_nccl``.
         credentials: of the job.
+        levels: the islands that add up on their own first; ``None`` for one group of all ranks.
 
     Raises:
         OSError, RuntimeError: a rank did not connect.
@@ -144,12 +116,23 @@ def connect_ranks(
         found, rank=rank, world_size=world_size, address=address, within_s=SETUP_S, limit_s=COLLECTIVE_S,
         credentials=credentials,
     )  # fmt: skip
-    if backend == "nccl":
-        gradients = nccl_group(found, "gradients", rank=rank, world_size=world_size)
-    else:
-        route = route_of(address, credentials)
-        gradients = gloo_group(found, "gradients", rank=rank, world_size=world_size, route=route)
-    return GroupConnections(store=found, mesh=mesh, gradients=gradients)
+    route = route_of(address, credentials)
+    if levels is None:
+        made = make_group(backend, route)(found, "gradients", rank=rank, world_size=world_size)
+        return GroupConnections(store=found, mesh=mesh, gradients=made)
+    heads, island = levels.heads(world_size), levels.island(rank)
+    between = within = None
+    if rank in heads:
+        between = make_group(backend, route)(found, "gradients", rank=heads.index(rank), world_size=len(heads))
+    if island:
+        name = f"island {island[0]}"
+        within = make_group(levels.inner, route)(found, name, rank=island.index(rank), world_size=len(island))
+    return GroupConnections(store=found, mesh=mesh, gradients=between, island=within)
+
+
+def make_group(backend: str, route: Route | None) -> Callable[..., Any]:
+    """Return the function that makes groups of a backend, ``gloo`` or ``nccl``; ``route`` carries those of gloo."""
+    return nccl_group if backend == "nccl" else partial(gloo_group, route=route)
 
 
 def route_of(address: str | None, credentials: Credentials) -> Route | None:
@@ -194,35 +177,3 @@ def _gloo_group(store: Any, name: str, guard: GuardedDevices, *, rank: int, worl
         group = c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), rank, world_size, options)
     group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))  # noqa: SLF001  # torch has no public way
     return group
-
-
-def nccl_group(store: Any, name: str, *, rank: int, world_size: int) -> Any:
-    """Make an NCCL group over keys of the store that begin with ``name``."""
-    options = c10d.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=COLLECTIVE_S)  # noqa: SLF001  # torch has no public way
-    return c10d.ProcessGroupNCCL(c10d.PrefixStore(name, store), rank, world_size, options)
-
-
-def join_nccl(group: Any, check: Callable[[], None]) -> None:
-    """Let an NCCL group connect its ranks now, and not in the first backward pass.
-
-    A rank that waits for a lost one inside NCCL cannot be woken: a communicator that is not complete cannot be aborted.
-    So it waits in a thread that can be abandoned.
-
-    Args:
-        group: of ``nccl_group``.
-        check: called while waiting; may raise to abandon the attempt.
-
-    Raises:
-        PeerLost: a rank did not connect.
-    """
-    Attempt(lambda: group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))).result(check)
-
-
-def short_message(error: BaseException | None) -> str:
-    """Return the first sentence of a library's error message, without source position and advice."""
-    text = str(error).partition("\n")[0]
-    place, bracket, rest = text.partition("] ")
-    if bracket and place.startswith("[") and ".cc:" in place:
-        text = rest
-    return text.partition(". This is typically")[0]

@@ -6,7 +6,6 @@ operation fail; ``close`` belongs to the training thread.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -21,17 +20,8 @@ import torch.distributed as dist
 
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.authentication import Credentials
-from heterotrain.network.connection_setup import (
-    Attempt,
-    HostedStore,
-    c10d,
-    connect_ranks,
-    gloo_group,
-    join_nccl,
-    nccl_group,
-    route_of,
-    short_message,
-)
+from heterotrain.network.connection_attempt import Attempt, short_message
+from heterotrain.network.connection_setup import HostedStore, c10d, connect_ranks, gloo_group, make_group, route_of
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, interface_of, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, settle
 from heterotrain.network.gloo.default_group import publish, withdraw
@@ -41,6 +31,8 @@ from heterotrain.network.gloo.tunnels import Route
 from heterotrain.network.key_store import close_store
 from heterotrain.network.mesh.exchange import CALLS, AllGather, Exchange, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
+from heterotrain.network.nccl import abort, join_nccl, release, settle_nccl
+from heterotrain.network.two_levels import Levels, Reduction, TwoLevelGroup, TwoLevelWork
 
 _log = logging.getLogger(__name__)
 _Work = TypeVar("_Work")
@@ -109,6 +101,7 @@ class Group:
         self._route: Route | None = None
         self._mesh: Mesh | None = None
         self._gradients: Any = None
+        self._aborts: list[threading.Thread] = []
         self._owners: dict[tuple[int, ...], Any] = {}
         self._script: Any = None
         self._member: MemberGroup | None = None
@@ -119,8 +112,9 @@ class Group:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def build(
-        self, *, connect: Callable[[], Any], backend: str, own_address: str | None, credentials: Credentials
-    ) -> None:
+        self, *, connect: Callable[[], Any], backend: str, own_address: str | None, credentials: Credentials,
+        levels: Levels | None = None,
+    ) -> None:  # fmt: skip
         """Connect to all other ranks.
 
         Args:
@@ -128,15 +122,13 @@ class Group:
             backend: ``gloo`` or ``nccl`` for the gradients.
             own_address: address of this rank, which determines the interface for gloo; ``None`` leaves it to gloo.
             credentials: of the job.
+            levels: the islands whose ranks add up their gradients on their own first; ``None`` for none.
 
         Raises:
             PeerLost: a member was lost meanwhile.
         """
         self._backend = backend
         self._route = route_of(own_address, credentials)
-        if backend == "nccl":
-            # NCCL's watchdog would end the process when a peer is lost; here heartbeats detect it and ``cut`` aborts.
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         name = interface_of(own_address) if own_address else None
         if name is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -156,23 +148,32 @@ class Group:
                 address=own_address,
                 backend=backend,
                 credentials=credentials,
+                levels=levels,
             )
         )
         connections = attempt.result(self.check)
         self._store, self._mesh, self._gradients = connections.store, connections.mesh, connections.gradients
         publish(self, rank=self.rank, world_size=self.world_size)
-        self._join(connections.gradients, self._sockets_before)
+        if levels is not None and connections.island is not None:
+            self._gradients = TwoLevelGroup(
+                connections.island, connections.gradients, is_nccl=levels.inner == "nccl", is_over=self.is_over
+            )
+        self._join(self._nccl_groups(), self._sockets_before)
         self.check()
 
-    def _join(self, gradients: Any, before: frozenset[OpenSocket]) -> None:
-        """Complete the connections of a group for gradients, and count all sockets since ``before`` as this group's.
+    def _join(self, groups: Sequence[Any], before: frozenset[OpenSocket]) -> None:
+        """Complete the connections of NCCL's groups, and count all sockets since ``before`` as this group's.
 
         Raises:
             PeerLost: a rank was lost meanwhile.
         """
         watched = open_sockets()
-        if self._backend == "nccl":
-            join_nccl(gradients, self.check)
+        self.waiting = Waiting("the connections of NCCL", time.monotonic()) if groups else None
+        try:
+            for group in groups:
+                join_nccl(group, self.check)
+        finally:
+            self.waiting = None
         self._own(before, watched)
 
     def _own(self, before: frozenset[OpenSocket], watched: frozenset[OpenSocket] | None = None) -> None:
@@ -192,10 +193,8 @@ class Group:
         with self._lock:
             first, self._cut = not self._cut, self._cut or reason
             candidates = self._own_sockets if self._own_sockets is not None else open_sockets() - self._sockets_before
-        if first and self._backend == "nccl":
-            for group in self._gradient_groups():
-                with contextlib.suppress(Exception):  # the group is over in any case
-                    group.abort()  # unlike gloo, NCCL can be aborted, from any thread
+        if first:
+            self._aborts = abort(self._nccl_groups())
         count = cut(candidates, addresses=self._addresses, excluded_ports=self._sockets.excluded_ports)
         if self._mesh is not None:
             self._mesh.cut()
@@ -233,14 +232,16 @@ class Group:
         if self._mesh is not None:
             self._mesh.close()
         withdraw()
-        if self._backend == "nccl" and not self._cut:
-            for group in self._gradient_groups():
-                group.shutdown()
+        nccl = self._nccl_groups()
+        if isinstance(self._gradients, TwoLevelGroup):
+            self._gradients.close()
         if self._member is not None:
             self._member.on_wait = lambda _what: None
         close_store(self._store)
         self._gradients = self._script = self._store = self._member = None
         self._owners.clear()
+        if nccl:
+            release(nccl, (self._aborts or abort(nccl)) if self._cut else [])
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -266,14 +267,13 @@ class Group:
             if self.rank not in owners or owners in self._owners:
                 continue
             store, before, name = self._store, open_sockets(), f"owners {owners}"
-            make = nccl_group if self._backend == "nccl" else partial(gloo_group, route=self._route)
-            place = owners.index(self.rank)
+            make, place = make_group(self._backend, self._route), owners.index(self.rank)
             attempt = Attempt(partial(make, store, name, rank=place, world_size=len(owners)))
-            self._owners[owners] = attempt.result(self.check)
-            self._join(self._owners[owners], before)
+            made = self._owners[owners] = attempt.result(self.check)
+            self._join([made] if self._backend == "nccl" else [], before)
             self.check()
 
-    def all_reduce(self, flat: torch.Tensor, owners: tuple[int, ...] | None = None) -> dist.Work:
+    def all_reduce(self, flat: torch.Tensor, owners: tuple[int, ...] | None = None) -> Reduction:
         """Start to sum ``flat`` (one dimension, of the same length and format on every rank) in place.
 
         Args:
@@ -284,7 +284,7 @@ class Group:
             PeerLost: the group is broken.
         """
         gradients = self._gradients if owners is None else self._owners.get(owners, self._gradients)
-        work: dist.Work = self._guarded(lambda: gradients.allreduce([flat], c10d.AllreduceOptions()), RuntimeError)
+        work: Reduction = self._guarded(lambda: gradients.allreduce([flat], c10d.AllreduceOptions()), RuntimeError)
         return work
 
     def gather(self, data: bytes, purpose: Purpose = Purpose.LIBRARY) -> AllGather:
@@ -344,7 +344,7 @@ class Group:
 
     def wait(
         self,
-        work: dist.Work | Exchange,
+        work: Reduction | Exchange,
         what: str = "an exchange between ranks",
         *,
         owners: tuple[int, ...] | None = None,
@@ -360,7 +360,7 @@ class Group:
             PeerLost: the group is broken.
         """
         waited: Any = work
-        broken: type[Exception] = RuntimeError if isinstance(work, dist.Work) else OSError
+        broken: type[Exception] = RuntimeError if isinstance(work, dist.Work | TwoLevelWork) else OSError
         # NCCL needs no bounded wait: its operations can be aborted and wait on the device.
         if isinstance(work, dist.Work) and self._backend != "nccl":
             waited = BoundedWait(work, is_over=self.is_over, belongs_to=self._owners.get(owners or (), self._gradients))
@@ -372,19 +372,33 @@ class Group:
         finally:
             self.waiting = None
 
-    def settle(self, works: Sequence[dist.Work]) -> None:
-        """Wait until reductions of this group, which has been cut, no longer use their buffers."""
-        settle(works, tuple(self._gradient_groups()))
+    def settle(self, works: Sequence[Reduction]) -> None:
+        """Wait until reductions of this group, which has been cut, no longer use their buffers.
+
+        With NCCL, the current stream waits for them and the host goes on.
+        """
+        plain = []
+        for work in works:
+            if isinstance(work, TwoLevelWork):
+                work.settle()
+            else:
+                plain.append(work)
+        if self._backend == "nccl":
+            settle_nccl(plain)
+        else:
+            settle(plain, tuple(self._gradient_groups()))
 
     def finish_device(self) -> None:
         """Wait until the accelerator has finished all queued work, then check that the group is intact.
 
-        On CUDA an aborted reduction looks finished; the optimizer must not run on its incomplete result.
+        An aborted operation of NCCL looks finished; the optimizer must not run on its incomplete result
+        (docs/adr/0034). Gloo's operations have ended when they have been waited for, with an error if they failed.
 
         Raises:
             PeerLost: the group is broken.
         """
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        is_queued = bool(self._nccl_groups()) or (self._member is not None and self._member.is_nccl)
+        if is_queued and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self.waiting = Waiting("the accelerator, and the reductions queued on it", time.monotonic())
             try:
                 torch.cuda.current_stream().synchronize()
@@ -504,6 +518,13 @@ class Group:
     def _gradient_groups(self) -> list[Any]:
         """Return the groups in which gradients are summed."""
         return [group for group in (self._gradients, *self._owners.values()) if group is not None]
+
+    def _nccl_groups(self) -> list[Any]:
+        """Return the groups whose operations NCCL runs."""
+        if self._backend == "nccl":
+            return self._gradient_groups()
+        gradients = self._gradients
+        return [gradients.inner] if isinstance(gradients, TwoLevelGroup) and gradients.is_nccl else []
 
     def _require_mesh(self) -> Mesh:
         if self._mesh is None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 
+from heterotrain.network.two_levels import Reduction
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.timeline import Timestamp
 
@@ -46,7 +46,7 @@ class Bucket:
     missing: int = 0
     version: int = 0
     unused: list[int] = field(default_factory=list)
-    work: dist.Work | None = None
+    work: Reduction | None = None
     started: Timestamp | None = None
     done: Timestamp | None = None
     is_finite: bool | None = None

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _LazyNormBase, _NormBase  # the only common bases
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
+from heterotrain.network.two_levels import Reduction
 from heterotrain.numerics.batch_norm import LEAST_VALUES, GlobalBatchNorm, by_running_statistics
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  # the only common base
@@ -89,7 +89,7 @@ class RunningStatistics:
         self._before = self._sums = torch.empty(0)
         self._views: list[torch.Tensor] = []
         self._counts: list[tuple[torch.Tensor, torch.Tensor, _NormBase]] = []
-        self._work: dist.Work | None = None
+        self._work: Reduction | None = None
 
     def find(self) -> None:
         """Look for the layers again: the model has changed."""

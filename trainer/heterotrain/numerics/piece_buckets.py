@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from heterotrain.layouts.holdings import Holding, Piece
+from heterotrain.network.two_levels import Reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PieceBucket:
     flat: torch.Tensor
     stretches: tuple[Stretch, ...]
     missing: int = 0
-    work: dist.Work | None = None
+    work: Reduction | None = None
 
     @property
     def names(self) -> frozenset[str]:

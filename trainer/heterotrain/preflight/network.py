@@ -122,7 +122,7 @@ def nccl_exchange(device: torch.device, names: Sequence[str], *, elements: int =
     choice = choose_backend(Backend.AUTO, every, names)
     if choice.backend != "nccl":
         verdict = Verdict.WARNING if choice.reason else Verdict.SKIPPED
-        text = f"gradients travel by Gloo: {choice.reason or 'there are no GPUs'}"
+        text = str(choice) if choice.reason else "gradients travel by gloo: there are no GPUs"
         return Check(name="NCCL exchange", verdict=verdict, message=text)
     try:
         group = cast("dist.ProcessGroup", dist.new_group(backend="nccl"))  # this rank is in it

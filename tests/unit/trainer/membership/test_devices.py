@@ -70,6 +70,38 @@ def test_nccl_on_unsuitable_devices_is_refused_with_a_reason(devices: list[Devic
         choose_backend(Backend.NCCL, devices, ["w0/0", "w1/0"])
 
 
+@pytest.mark.parametrize(
+    ("devices", "islands"),
+    [
+        ([A, CPU, B], ((0, 2),)),
+        ([CPU, A, B, CPU, THE_SAME_PLACE_ELSEWHERE], ((1, 2, 4),)),
+        ([A, CPU], ()),
+        ([A, A, CPU], ()),
+        ([A, B, A, THE_SAME_PLACE_ELSEWHERE], ((1, 3),)),
+        ([("1@NCCL 2.27.5",), ("2@NCCL 2.30.7",), ("3@NCCL 2.27.5",), ("4@NCCL 2.30.7",)], ((0, 2), (1, 3))),
+        ([("1@NCCL 2.27.5",), ("2@RCCL 2.22.3",), ("3@RCCL 2.22.3",)], ((1, 2),)),
+        ([("1@no NCCL",), ("2@no NCCL",), CPU], ()),
+    ],
+)
+def test_ranks_that_nccl_connects_add_up_by_it_first(
+    devices: list[DeviceIds], islands: tuple[tuple[int, ...], ...]
+) -> None:
+    """With GPUs of their own, of one library; one such rank alone has nobody to add up with."""
+    names = [f"w{rank}/0" for rank in range(len(devices))]
+    choice = choose_backend(Backend.AUTO, devices, names)
+    assert choice.backend == "gloo"
+    assert (() if choice.levels is None else choice.levels.islands) == islands
+    assert choose_backend(Backend.GLOO, devices, names).levels is None
+
+
+def test_the_choice_is_told_in_one_sentence() -> None:
+    """It names the ranks that use NCCL, and what keeps the others from it."""
+    choice = choose_backend(Backend.AUTO, [A, CPU, B], ["w0/0", "w1/0", "w2/0"])
+    assert str(choice) == (
+        "gradients travel by nccl among ranks 0, 2, and by gloo to all others: rank 1 (w1/0) has no GPU"
+    )
+
+
 def test_a_rank_takes_its_own_device_and_identifies_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks on two devices: the third one shares the device of the first."""
     current: list[torch.device] = []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.group import Group, SocketFilter
+from heterotrain.network.two_levels import TwoLevelGroup
 
 
 class Communicator:
@@ -40,6 +42,8 @@ def test_a_cut_aborts_nccl_once(fails: bool) -> None:
     group = group_with(communicator, backend="nccl")
     group.cut("a peer is lost")
     group.cut("again")
+    for thread in group._aborts:
+        thread.join(60)
     assert communicator.aborts == 1
     with pytest.raises(PeerLost, match="a peer is lost"):
         group.check()
@@ -71,13 +75,46 @@ def test_a_rank_that_is_lost_while_nccl_connects_holds_nobody(monkeypatch: pytes
     communicator = Waiting()
     group = group_with(communicator, backend="nccl")
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(group._join, communicator, frozenset())
+        joining = pool.submit(group._join, [communicator], frozenset())
         assert communicator.is_asked.wait(60)
+        assert group.waiting is not None, "the hang watch has to see it"
+        assert group.waiting.what == "the connections of NCCL"
         group.cut("a peer is lost")
         with pytest.raises(PeerLost, match="a peer is lost"):
             joining.result(60)
     assert not communicator.is_released.is_set()
     communicator.is_released.set()
+
+
+def waits_for_device(group: Group, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Return whether ``finish_device`` waits for a stand-in of the accelerator."""
+    waits = []
+    stream = SimpleNamespace(synchronize=lambda: waits.append(1))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    group.finish_device()
+    return bool(waits)
+
+
+def test_the_host_waits_for_the_device_where_nccl_has_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An aborted operation of NCCL looks finished; those of gloo have ended when they were waited for."""
+    assert waits_for_device(group_with(Communicator(), backend="nccl"), monkeypatch)
+    assert not waits_for_device(group_with(Communicator(), backend="gloo"), monkeypatch)
+    island = TwoLevelGroup(Communicator(), None, is_nccl=True, is_over=lambda: False)
+    assert waits_for_device(group_with(island, backend="gloo"), monkeypatch)
+    with_member = group_with(Communicator(), backend="gloo")
+    with_member._member = SimpleNamespace(is_nccl=True)  # type: ignore[assignment]  # of a member group, this is read only
+    assert waits_for_device(with_member, monkeypatch)
+
+
+def test_a_cut_aborts_nccl_inside_an_island() -> None:
+    """The way back would otherwise wait for a head that is gone."""
+    communicator = Communicator()
+    group = group_with(TwoLevelGroup(communicator, None, is_nccl=True, is_over=lambda: False), backend="gloo")
+    group.cut("a peer is lost")
+    for thread in group._aborts:
+        thread.join(60)
+    assert communicator.aborts == 1
 
 
 def test_an_exchange_of_the_script_is_refused_where_nothing_repeats_it() -> None:

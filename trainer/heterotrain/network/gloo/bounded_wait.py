@@ -21,6 +21,8 @@ import torch.distributed as dist
 
 _ABANDONED: list[tuple[Any, Any]] = []
 """Operations that gloo may still run, each with its group."""
+_ABANDONING = threading.Lock()
+"""For ``_ABANDONED``: more than one thread waits for operations."""
 
 LOOK_S = 0.25
 """Time between two checks of the group; gloo reports an error within milliseconds or never."""
@@ -83,13 +85,17 @@ class BoundedWait:
         self.is_done = True
         for kept in (self._work, self._group):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-        _ABANDONED.append((self._work, self._group))
+        with _ABANDONING:
+            _ABANDONED.append((self._work, self._group))
 
 
 def release_abandoned() -> None:
     """Let go of the abandoned operations that have ended meanwhile; a group goes with its last one."""
-    for pair in [pair for pair in _ABANDONED if pair[0].is_completed()]:
-        _ABANDONED.remove(pair)
+    with _ABANDONING:
+        ended = [pair for pair in _ABANDONED if pair[0].is_completed()]
+        for pair in ended:
+            _ABANDONED.remove(pair)
+    for pair in ended:
         for kept in pair:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept))
 

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _register_process_group as register  # torch has no public way
 
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.network.connection_setup import COLLECTIVE_S, c10d, short_message
+from heterotrain.network.connection_attempt import short_message
+from heterotrain.network.connection_setup import COLLECTIVE_S, c10d
 from heterotrain.network.gloo.script_group import NO_SUBGROUPS, Carrier, NoStore, ScriptGroup
 
 BACKEND = "heterotrain"

@@ -11,18 +11,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
-from heterotrain.network.connection_setup import Attempt, gloo_group, join_nccl, nccl_group, short_message
+from heterotrain.network.connection_attempt import Attempt, short_message
+from heterotrain.network.connection_setup import make_group
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, PointToPointWait
 from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
 from heterotrain.network.gloo.tunnels import Route
+from heterotrain.network.nccl import abort, join_nccl, release
 
 NAME = "heterotrain-member"
 """Name under which torch finds the group; a process is in one member."""
@@ -54,6 +55,7 @@ class MemberGroup(Collectives):
         self._group: Any = None
         self._backend: Any = None
         self._is_nccl = False
+        self._aborts: list[threading.Thread] = []
         self._sockets: frozenset[OpenSocket] = frozenset()
         self._addresses: frozenset[str] = frozenset()
         self._excluded_ports: frozenset[int] = frozenset()
@@ -89,8 +91,11 @@ class MemberGroup(Collectives):
             PeerLost: a rank did not connect.
         """
         self.cut("the member's ranks connect again")
+        earlier = [self._backend] if self._is_nccl and self._backend is not None else []
         self._group = self._backend = None
-        make = nccl_group if backend == "nccl" else partial(gloo_group, route=route)
+        if earlier:
+            release(earlier, self._aborts)
+        make = make_group(backend, route)
         before = open_sockets()
         attempt = Attempt(lambda: make(store, name, rank=self.rank(), world_size=self.size()))
         made = attempt.result(check)
@@ -112,6 +117,11 @@ class MemberGroup(Collectives):
         """Whether operations can run: the ranks have connected, and the connections are intact."""
         return not self.is_over()
 
+    @property
+    def is_nccl(self) -> bool:
+        """Whether operations are queued on an accelerator, where an aborted one looks finished."""
+        return self._is_nccl
+
     def cut(self, reason: str) -> None:
         """Make every operation fail, on all ranks of the member, until they connect again; safe from any thread."""
         with self._lock:
@@ -120,7 +130,7 @@ class MemberGroup(Collectives):
         if not first:
             return
         if self._is_nccl:
-            backend.abort()
+            self._aborts = abort([backend])
         cut(sockets, addresses=self._addresses, excluded_ports=self._excluded_ports)
 
     def is_over(self) -> bool:

@@ -1,0 +1,127 @@
+"""NCCL on a card: what is queued without waiting, left behind, aborted and freed.
+
+Not run yet: there was no GPU where these tests were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cuda.nccl_scripts import connected
+from distributed.harness import LIMIT_S, START_S, Operator, Zygote, assert_same_weights, reference
+from distributed.scripts import net
+from heterotrain.data.sample_log import lineage
+from heterotrain.network.connection_setup import c10d
+from heterotrain.network.nccl import abort, release, settle_nccl
+from heterotrain.numerics.reducer import Reducer
+from heterotrain_core.contract.outcome import Ending
+
+needs = {count: pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"needs {count} GPUs") for count in (2, 3)}
+
+
+@pytest.mark.parametrize(("script", "marks"), [("left_behind", ["left", "summed"]), ("many_formations", ["released"])])
+def test_groups_come_and_go(zygote: Zygote, tmp_path: Path, script: str, marks: list[str]) -> None:
+    """A connect without its peer holds nobody and no later group; communicators, memory and threads are freed."""
+    inbox = zygote.start(str(tmp_path), {
+        "environ": {}, "output": str(tmp_path / "output"), "script": f"cuda.nccl_scripts:{script}",
+        "arguments": {"out": str(tmp_path)},
+    })  # fmt: skip
+    inbox.get(timeout=START_S)
+    code = inbox.get(timeout=LIMIT_S)["code"]
+    assert code == 0, (tmp_path / "output").read_text()
+    assert all((tmp_path / mark).exists() for mark in marks)
+
+
+def test_the_host_does_not_wait_for_operations_of_an_aborted_group() -> None:
+    """The device is busy before the sum; what follows on the stream comes after it."""
+    group, flat = connected("busy"), torch.ones(8, device="cuda")
+    torch.cuda._sleep(2_000_000_000)
+    work = group.allreduce([flat], c10d.AllreduceOptions())
+    aborts = abort([group])
+    settle_nccl([work])
+    assert not torch.cuda.current_stream().query(), "the host has waited"
+    torch.cuda.synchronize()
+    groups = [group]
+    del group
+    release(groups, aborts)
+
+
+def test_a_step_is_reduced_and_tested_without_waiting_for_the_device() -> None:
+    """Only then may the host wait, once; torch raises at each other wait."""
+    torch.cuda.set_device(0)
+    groups = [connected("step")]
+    group: Any = SimpleNamespace(
+        world_size=2, settle=lambda _works: None, wait=lambda work, _what: work.wait(),
+        all_reduce=lambda flat: groups[0].allreduce([flat], c10d.AllreduceOptions()),
+    )  # fmt: skip
+    model = net().cuda()
+    reducer = Reducer(model, bucket_bytes=1024)
+    x = torch.ones(4, 6, dtype=torch.float64, device="cuda")
+    for bad in (False, True):
+        reducer.begin()
+        reducer.arm(group)
+        loss = model(x).sum() * (float("nan") if bad else 1.0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loss.backward()
+            reducer.flush()
+            if reducer.is_held:
+                reducer.release()
+            reducer.wait()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert all(bucket.total is not None for bucket in reducer.buckets)
+        assert reducer.is_finite() is not bad
+    release(groups, [])
+
+
+def finish(operator: Operator, names: list[str]) -> None:
+    """Fail unless these workers finish with weights and samples of one process on the CPU, to a relative 1e-10."""
+    workers = [worker for worker in operator.workers.values() if worker.name in names]
+    operator.finish(workers)
+    expected, ids = reference(epochs=2)
+    for worker in workers:
+        assert worker.outcome is not None, worker.log()
+        assert worker.outcome.ending is Ending.FINISHED, worker.log()
+        assert_same_weights(operator.weights(worker), expected)
+    assert lineage(operator.folder / "samples") == ids
+
+
+@needs[3]
+@pytest.mark.parametrize("place", ["launched", "reducing", "reduced"])
+def test_a_rank_is_lost_in_a_sum_by_nccl(operate: Callable[..., Operator], place: str) -> None:
+    """Survivors abort, form again and finish."""
+    operator = operate()
+    workers = [
+        operator.start(
+            f"w{i}", script="distributed.island_scripts:train_on", gpu=str(i),
+            fault={"step": 4, "place": place} if i == 2 else None,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    finish(operator, ["w0", "w1"])
+
+
+@needs[2]
+@pytest.mark.parametrize("lost", [0, 3])
+def test_gpus_and_cpus_add_up_in_two_levels(operate: Callable[..., Operator], lost: int) -> None:
+    """Two GPUs by NCCL, two CPUs by gloo; the head of the island or a CPU is lost."""
+    operator = operate()
+    workers = [
+        operator.start(
+            f"w{i}", script="distributed.island_scripts:train_on", gpu=str(i) if i < 2 else "",
+            fault={"step": 4, "place": "launched"} if i == lost else None,
+        )
+        for i in range(4)
+    ]  # fmt: skip
+    operator.until_ready(*workers)
+    operator.plan(workers, shares=(7, 5, 3, 1))
+    finish(operator, [f"w{i}" for i in range(4) if i != lost])
+    assert "by nccl among ranks 0, 1, and by gloo to all others" in workers[1].log()

@@ -1,0 +1,253 @@
+"""Sums over all ranks in two levels: inside islands of GPUs, and between islands and all other ranks.
+
+NCCL connects GPUs only, so one rank on a CPU would otherwise take all gradients of a job through the memory of every
+host. Here the ranks of an island add up their numbers by NCCL, and the result is with its lowest rank, the island's
+head. The heads and the ranks outside islands add up theirs by gloo. Then each head gives the sum to its island. Every
+rank ends with the same bits, and each element is the sum of the same W terms as before, in another order.
+
+A head has a thread for the step in between: an operation of gloo may start only when its island's sum is there, and
+all operations have to start in the same order on all heads. The way back is part of ``TwoLevelWork.wait``. So the
+order of operations in an island is the same on all of its ranks: sums as they are started, ways back as they are
+waited for (docs/adr/0036).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from heterotrain.network.gloo.bounded_wait import LOOK_S, BoundedWait, settle
+
+_c10d: Any = dist
+HEAD = 0
+"""The head's rank in its island."""
+JOIN_S = 2.0
+"""Limit for the end of the head's thread, whose waits notice a cut within ``LOOK_S``."""
+CUT = "the group was cut before its sum had left the island"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """The two levels of a formation.
+
+    Attributes:
+        islands: disjoint sets of at least two ranks, each ascending; together fewer than all ranks, or several.
+        inner: the backend inside the islands.
+    """
+
+    islands: tuple[tuple[int, ...], ...]
+    inner: str = "nccl"
+
+    def island(self, rank: int) -> tuple[int, ...]:
+        """Return the island of a rank; empty if it is in none."""
+        return next((island for island in self.islands if rank in island), ())
+
+    def heads(self, world_size: int) -> tuple[int, ...]:
+        """Return the ranks that add up by gloo, ascending: the head of each island, and all ranks outside islands."""
+        others = {rank for island in self.islands for rank in island[1:]}
+        return tuple(rank for rank in range(world_size) if rank not in others)
+
+
+class TwoLevelGroup:
+    """Sums over all ranks, for a rank in an island. It has the ``allreduce`` of torch's process groups.
+
+    Attributes:
+        inner: the group of the island.
+        outer: the group of the heads; ``None`` if this rank is not the head of its island.
+        is_nccl: whether the island's operations are queued on an accelerator, in the current stream's order.
+    """
+
+    def __init__(self, inner: Any, outer: Any, *, is_nccl: bool, is_over: Callable[[], bool]) -> None:
+        """Take over connected groups.
+
+        Args:
+            inner: of the island, in which the head is the lowest rank.
+            outer: of the heads, over gloo; ``None`` on all other ranks.
+            is_nccl: whether ``inner`` is NCCL's.
+            is_over: returns whether the formation has been cut.
+        """
+        self.inner, self.outer = inner, outer
+        self.is_nccl = is_nccl
+        self._is_over = is_over
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._queue: queue.SimpleQueue[TwoLevelWork | None] = queue.SimpleQueue()
+        self._relay: threading.Thread | None = None
+        if outer is not None:
+            device = torch.cuda.current_device() if is_nccl else None
+            self._relay = threading.Thread(target=self._run, args=(device,), name="heterotrain-relay", daemon=True)
+            self._relay.start()
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], _options: Any = None) -> TwoLevelWork:
+        """Start to sum the one tensor over all ranks, in place.
+
+        Raises:
+            RuntimeError: the island's connections are broken.
+        """
+        (flat,) = tensors
+        options = _c10d.ReduceOptions()
+        options.rootRank = HEAD
+        work = TwoLevelWork(self, flat, self.inner.reduce([flat], options))
+        if self.outer is not None:
+            self._queue.put(work)
+        return work
+
+    def close(self) -> None:
+        """End the thread. Call it after a cut, or after the last operation."""
+        self._queue.put(None)
+        if self._relay is not None:
+            self._relay.join(JOIN_S)
+
+    # -- for the works -----------------------------------------------------------------------------------------------
+
+    def finish_inner(self, work: Any) -> None:
+        """Wait for an operation inside the island: with NCCL, the current stream does.
+
+        Raises:
+            RuntimeError: it failed, or the formation has been cut.
+        """
+        if self.is_nccl:
+            work.wait()
+        else:
+            BoundedWait(work, is_over=self._is_over, belongs_to=self.inner).wait()
+
+    def finish_outer(self, work: Any) -> None:
+        """Wait for an operation between heads.
+
+        Raises:
+            RuntimeError: it failed, or the formation has been cut.
+        """
+        BoundedWait(work, is_over=self._is_over, belongs_to=self.outer).wait()
+
+    def give_back(self, flat: torch.Tensor) -> Any:
+        """Start to give the island its sum from the head.
+
+        Raises:
+            RuntimeError: the island's connections are broken.
+        """
+        options = _c10d.BroadcastOptions()
+        options.rootRank = HEAD
+        return self.inner.broadcast([flat], options)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the formation has been cut."""
+        return self._is_over()
+
+    def settle(self, inner: Sequence[Any], outer: Sequence[Any]) -> None:
+        """Wait until operations of the cut groups no longer use their buffers; with NCCL, the current stream does."""
+        settle(outer, self.outer)
+        if not self.is_nccl:
+            settle(inner, self.inner)
+            return
+        for work in inner:
+            with contextlib.suppress(RuntimeError):
+                work.wait()
+
+    def stop(self) -> None:
+        """Start nothing between heads any more."""
+        with self._lock:
+            self._is_closed = True
+
+    # -- the head's thread -------------------------------------------------------------------------------------------
+
+    def _run(self, device: int | None) -> None:
+        with _side_stream(device):
+            while (work := self._queue.get()) is not None:
+                work.relay(self._pass_on)
+
+    def _pass_on(self, work: TwoLevelWork) -> Any:
+        self.finish_inner(work.up)
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(CUT)
+            return self.outer.allreduce([work.flat], _c10d.AllreduceOptions())
+
+
+class TwoLevelWork:
+    """A sum on its way.
+
+    Attributes:
+        flat: the numbers.
+        up: the sum inside the island.
+    """
+
+    def __init__(self, group: TwoLevelGroup, flat: torch.Tensor, up: Any) -> None:
+        """Wrap a sum inside an island that is running."""
+        self.flat, self.up = flat, up
+        self._group = group
+        self._across: Any = None
+        self._down: Any = None
+        self._error: RuntimeError | None = None
+        self._is_relayed = threading.Event()
+        self._callbacks: list[Callable[[object], object]] = []
+
+    def wait(self) -> None:
+        """Give the island its sum, and wait for it; ranks of an island call this in the same order.
+
+        Raises:
+            RuntimeError: an operation failed, or the formation was cut.
+        """
+        if self._down is not None:
+            return
+        group = self._group
+        if group.outer is not None:
+            while not self._is_relayed.wait(LOOK_S):
+                if group.is_over:
+                    raise RuntimeError(CUT)
+            if self._error is not None:
+                raise self._error
+            group.finish_outer(self._across)
+        else:
+            group.finish_inner(self.up)
+        self._down = group.give_back(self.flat)
+        group.finish_inner(self._down)
+        for callback in self._callbacks:
+            callback(self)
+
+    def settle(self) -> None:
+        """Wait until nothing uses the buffer any more; the group has been cut."""
+        group = self._group
+        group.stop()
+        if group.outer is not None:
+            self._is_relayed.wait()  # the thread's own waits end after a cut
+        started = [work for work in (self.up, self._down) if work is not None]
+        group.settle(started, [] if self._across is None else [self._across])
+
+    def relay(self, start: Callable[[TwoLevelWork], Any]) -> None:
+        """Take the sum between heads from ``start``, or its error; called by the head's thread."""
+        try:
+            self._across = start(self)
+        except RuntimeError as error:
+            self._error = error
+        self._is_relayed.set()
+
+    def get_future(self) -> TwoLevelWork:
+        """Return what takes callbacks, as torch's works do."""
+        return self
+
+    def add_done_callback(self, callback: Callable[[object], object]) -> None:
+        """Call ``callback`` at the end of ``wait``."""
+        self._callbacks.append(callback)
+
+
+Reduction: TypeAlias = dist.Work | TwoLevelWork
+"""A sum over ranks on its way."""
+
+
+@contextlib.contextmanager
+def _side_stream(device: int | None) -> Iterator[None]:
+    """Let operations of this thread wait for the island's, instead of those that compute; nothing without a device."""
+    if device is None:
+        yield
+        return
+    torch.cuda.set_device(device)
+    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        yield
