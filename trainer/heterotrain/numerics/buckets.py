@@ -36,6 +36,7 @@ class Bucket:
         started: when the all-reduce began.
         done: when it ended; ``None`` until that is recorded.
         is_finite: whether every element of the sum is finite; ``None`` until that is known.
+        total: the sum of all elements, on an accelerator that may not have computed it yet; ``None`` on a CPU.
     """
 
     flat: torch.Tensor
@@ -50,6 +51,7 @@ class Bucket:
     started: Timestamp | None = None
     done: Timestamp | None = None
     is_finite: bool | None = None
+    total: torch.Tensor | None = None
 
     def take(self) -> bool:
         """Copy gradients outside the buffer into it in one operation, and make the views the parameters' gradients.

@@ -159,7 +159,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.unused.clear()
-            bucket.work = bucket.started = bucket.done = bucket.is_finite = None
+            bucket.work = bucket.started = bucket.done = bucket.is_finite = bucket.total = None
 
     def flush(self) -> None:
         """Start the buckets that are left after backward, because some parameters got no gradient.
@@ -303,8 +303,10 @@ class Reducer:
                 if number == len(self._buckets):
                     bucket.done = self.timeline.now()
                 self._unpack(bucket, self._group)
-                if bucket.flat.is_cpu:  # while later buckets travel; an accelerator would be waited for
+                if bucket.flat.is_cpu:  # while later buckets travel
                     bucket.is_finite = is_finite(bucket.flat)
+                else:  # queued behind the bucket; ``is_finite`` reads it when the device has been waited for anyway
+                    bucket.total = bucket.flat.sum()
         self.timestamps.waited = self.timeline.now()
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
@@ -334,10 +336,10 @@ class Reducer:
 
     def is_finite(self) -> bool:
         """Return whether every element is finite; after the reduction this is the same on all ranks."""
-        unknown = [bucket.flat for bucket in self._buckets if bucket.is_finite is None]
-        if unknown:
-            return all_finite(unknown)
-        return all(bucket.is_finite for bucket in self._buckets)
+        unknown = [bucket for bucket in self._buckets if bucket.is_finite is None]
+        if any(bucket.is_finite is False for bucket in self._buckets):
+            return False
+        return all_finite([bucket.flat for bucket in unknown], [bucket.total for bucket in unknown])
 
     def first_non_finite(self) -> str | None:
         """Return the name of the first parameter whose gradient is not finite; ``None`` if there is none."""
