@@ -185,7 +185,7 @@ class TwoLevelWork:
         self._group = group
         self._across: Any = None
         self._down: Any = None
-        self._error: RuntimeError | None = None
+        self._error: Exception | None = None
         self._is_relayed = threading.Event()
         self._callbacks: list[Callable[[object], object]] = []
 
@@ -225,7 +225,7 @@ class TwoLevelWork:
         """Take the sum between heads from ``start``, or its error; called by the head's thread."""
         try:
             self._across = start(self)
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the training thread gets it
             self._error = error
         self._is_relayed.set()
 
