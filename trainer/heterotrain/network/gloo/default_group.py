@@ -23,8 +23,9 @@ from torch._C._distributed_c10d import _register_process_group as register  # to
 
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.connection_attempt import short_message
-from heterotrain.network.connection_setup import COLLECTIVE_S, c10d
+from heterotrain.network.connection_setup import c10d
 from heterotrain.network.gloo.script_group import NO_SUBGROUPS, Carrier, NoStore, ScriptGroup
+from heterotrain.network.nccl import COLLECTIVE_S
 
 BACKEND = "heterotrain"
 """The name under which torch knows the default group's backend."""
