@@ -49,6 +49,26 @@ def test_a_cut_aborts_nccl_once(fails: bool) -> None:
         group.check()
 
 
+def test_a_cut_does_not_wait_for_an_abort_that_hangs() -> None:
+    """The thread that cuts also answers the peers' heartbeats: this rank would look lost itself."""
+    let_go = threading.Event()
+    group = group_with(SimpleNamespace(abort=lambda: let_go.wait(60)), backend="nccl")
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            pool.submit(group.cut, "a peer is lost").result(30)
+        finally:
+            let_go.set()
+    assert group.is_cut
+
+
+def test_the_host_does_not_wait_for_reductions_that_nccl_has_aborted() -> None:
+    """With a limit, torch's wait would take the host's time, and abort once more."""
+    waits: list[tuple[object, ...]] = []
+    work: Any = SimpleNamespace(wait=lambda *limit: waits.append(limit), is_completed=lambda: True)
+    group_with(Communicator(), backend="nccl").settle([work])
+    assert waits == [()]
+
+
 def test_a_cut_leaves_gloo_to_its_connections() -> None:
     """Gloo cannot be aborted; its sockets are shut down instead."""
     communicator = Communicator()
