@@ -54,15 +54,18 @@ def test_deleting_a_job_leaves_nothing(start: Start) -> None:
 def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
     """Suspending removes every pod and keeps a checkpoint; resuming continues from it with the next samples.
 
-    Before that, a checkpoint is asked for and awaited.
+    Before that, a checkpoint is asked for and awaited. The connections between the workers are encrypted.
     """
-    running = start(epochs=3)
+    running = start(epochs=3, training={"communication": {"encryption": "TLS"}})
     running.wait_steps(running.epoch_samples // 112 + 3)  # into the second epoch
     running.job.wait_true("Running", timeout_s=60)
     cluster = running.job.cluster
     client = HeteroTrainClient(namespace=cluster.namespace, kubeconfig=cluster.environment["KUBECONFIG"])
     saved = client.job(running.job.name).checkpoint(timeout_s=60)
     assert saved.step > 0
+    secret = cluster.get("secret", keys.tls_secret_name(running.job.name))
+    assert secret is not None
+    assert set(secret["data"]) == {keys.TLS_CERTIFICATE_KEY, keys.TLS_PRIVATE_KEY}
     running.job.cluster.kubectl(
         "patch", keys.PLURAL, running.job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}'
     )
