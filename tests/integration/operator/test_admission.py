@@ -232,7 +232,9 @@ async def test_the_example_is_accepted_and_defaults_are_filled_in(cluster: Clust
     job = yaml.safe_load((ROOT / "deploy/examples/digits/job.yaml").read_text())
     job["metadata"]["namespace"] = cluster.namespace
     answer = await cluster.kube.create(JOBS, job, dry_run=True)
-    assert answer["spec"]["training"]["communication"] == {"backend": "Auto", "compression": "None", "bucketMiB": 25}
+    assert answer["spec"]["training"]["communication"] == {
+        "backend": "Auto", "compression": "None", "encryption": "None", "bucketMiB": 25,
+    }  # fmt: skip
     assert answer["spec"]["backoffLimit"] == 6
     assert answer["spec"]["managedBy"] == "heterotrain.dev/operator"
 
