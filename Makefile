@@ -140,7 +140,7 @@ chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=numb
 	@PYTHONPATH=core:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \
 	  --histories $(or $(HISTORIES),300) --seed $(or $(SEED),0)
 
-test-guides: setup ## the guides' scripts before and after; installs Accelerate, Lightning and transformers
+test-guides: setup ## the guides' scripts before and after; installs Accelerate, Lightning, transformers and data libraries
 	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/guides.txt > $(VENV)/guides.txt
 	@$(INSTALL) --no-deps --require-hashes -r $(VENV)/guides.txt
 	@$(PYTEST) tests/guides

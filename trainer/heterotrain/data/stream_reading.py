@@ -3,7 +3,8 @@
 A stream may have ``state_dict`` and ``load_state_dict``, on itself or on its iterator, as torchdata's
 StatefulDataLoader expects them and the iterable data sets of Hugging Face have them. Its state is then taken at every
 256th position, together with a digest of the samples that follow. A state that yields other samples later is not used:
-where a shuffle buffer is not part of the state, the samples in it would be lost.
+where a shuffle buffer is not part of the state, the samples in it would be lost. A stream without states has digests
+alone: when it is read again from its beginning and yields other samples, a warning says so.
 
 At the same positions the global generators are seeded by position alone. A stream that draws from them yields the same
 samples, from wherever it is read.
@@ -36,12 +37,12 @@ MAX_STATE_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """A position in a stream from which it can be read.
+    """A position in a stream, and how to know it again.
 
     Attributes:
         epoch: from 0.
         position: samples of the epoch before it.
-        state: what the stream's ``state_dict`` has returned there, encoded.
+        state: what the stream's ``state_dict`` has returned there, encoded; empty for a stream without one.
         digest: of the next ``CHECKED_SAMPLES`` samples.
     """
 
@@ -95,7 +96,7 @@ class StreamReadings:
 
         Args:
             epoch: from 0.
-            since: where to begin; where it yields other samples than before, the epoch is read from its beginning.
+            since: where to begin; an epoch is read from its beginning if this has no state or yields other samples.
 
         Raises:
             UsageError: the stream does not take the state.
@@ -103,7 +104,7 @@ class StreamReadings:
         if self._epoch < 0:
             self._beginning = _state_of(self._dataset)
         is_again, self._epoch = self._epoch == epoch, epoch
-        if since is not None:
+        if since is not None and since.state:
             samples, holder = self._open(since.epoch, since.state)
             self._reseed(epoch, since.position)
             following = list(islice(samples, CHECKED_SAMPLES))
@@ -116,7 +117,10 @@ class StreamReadings:
             )  # fmt: skip
             is_again = True
         samples, holder = self._open(epoch, self._beginning if is_again else None)
-        yield from self._readings(samples, holder, epoch, 0, is_seeded=False)
+        for reading in self._readings(samples, holder, epoch, 0, is_seeded=False):
+            if since is not None and reading.state is not None:
+                _warn_of_another_order(reading.state, since)
+            yield reading
 
     def _open(self, epoch: int, state: bytes | None) -> tuple[Iterator[Any], Any]:
         """Return an epoch's iterator from a state on, and the object that has the stream's state."""
@@ -143,7 +147,7 @@ class StreamReadings:
         while True:
             if position % STATE_SAMPLES == 0 and not is_seeded:
                 self._reseed(epoch, position)
-                taken, following = _state_of(holder) if position else None, []
+                taken, following = _state_of(holder) or b"", []
             is_seeded = False
             sample = next(samples, nothing)
             if sample is nothing:
@@ -167,6 +171,16 @@ def iterator_of(dataset: Any, epoch: int) -> Iterator[Any]:
     if callable(set_epoch):
         set_epoch(epoch)
     return iter(dataset)
+
+
+def _warn_of_another_order(state: StreamState, before: StreamState) -> None:
+    """Warn where a stream that was read from its beginning has other samples than before at the same position."""
+    if (state.epoch, state.position) == (before.epoch, before.position) and state.digest != before.digest:
+        _log.warning(
+            "the stream has yielded other samples after sample %d of epoch %d than the first time, so samples are "
+            "repeated or missing in this epoch: let its order depend on the epoch alone, for example by a fixed seed",
+            before.position, before.epoch,
+        )  # fmt: skip
 
 
 def _checked(epoch: int, position: int, state: bytes, following: list[Any]) -> StreamState | None:

@@ -97,7 +97,7 @@ class Streamed:
         if self._is_open(epoch, cursor):
             return max(0, cursor - self._first - len(self._window))
         state = self.state(epoch, cursor)
-        return cursor - (state.position if state else 0)
+        return cursor - (state.position if state and state.state else 0)
 
     def state(self, epoch: int, cursor: int) -> StreamState | None:
         """Return the latest known state of the epoch that lies at or before the cursor."""

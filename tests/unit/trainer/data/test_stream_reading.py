@@ -76,6 +76,33 @@ def test_a_state_that_loses_or_repeats_samples_is_reported(kind: str, caplog: py
     assert "does not continue from its own state_dict" in caplog.text
 
 
+@pytest.mark.parametrize("is_seeded", [True, False])
+def test_a_stream_without_states_that_has_another_order_is_reported(
+    is_seeded: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its reading is the same, from its beginning; a resumed run must not mix two orders without a word."""
+
+    class Shuffled:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            order = torch.randperm(100) if is_seeded else torch.tensor(sorted(range(100), key=lambda _: next(entropy)))
+            return iter(order.to(torch.float64))
+
+    entropy = iter(torch.rand(1000, generator=torch.Generator().manual_seed(1)).tolist())
+    first = source(Shuffled())
+    for cursor, _ in steps(first, 0, 0, 10):
+        known = first.state(0, cursor)
+    assert known is not None
+    assert known.state == b""
+    resumed = source(Shuffled())
+    resumed.known = StreamState.decoded(known.encoded())
+    assert resumed.unread(0, 90) == 90
+    with caplog.at_level(logging.WARNING):
+        list(steps(resumed, 0, 90, 5))
+    expected = [] if is_seeded else [f"other samples after sample {known.position} of epoch 0 than the first time"]
+    assert [sentence for sentence in expected if sentence in caplog.text] == expected
+    assert len(caplog.records) == len(expected)
+
+
 def test_a_state_that_is_refused_ends_the_training_with_a_sentence() -> None:
     """The data set has changed since."""
 
@@ -92,7 +119,7 @@ def test_a_state_that_is_refused_ends_the_training_with_a_sentence() -> None:
 def test_states_of_other_epochs_and_later_positions_are_not_used() -> None:
     """A state is good for its epoch, from its position on."""
     stream = source(Stateful(100))
-    stream.known = StreamState(epoch=1, position=16, state=b"", digest="")
+    stream.known = StreamState(epoch=1, position=16, state=b"state", digest="")
     assert stream.state(0, 50) is None
     assert stream.state(1, 15) is None
     assert stream.state(1, 16) == stream.known
