@@ -84,8 +84,8 @@ def agree_on_state(
 ) -> None:
     """Give every rank the newest state that living ranks hold: else a checkpoint's, else a new one.
 
-    Ranks that hold parts of a state count together. A rank that has the newest state but needs other parts of it
-    receives these parts only.
+    A part of the initial weights that was lost before the first step is drawn again. Ranks that hold parts of a state
+    count together. A rank that has the newest state but needs other parts of it receives these parts only.
 
     Args:
         group: the new formation's connections; ``None`` for a process that is alone.
@@ -95,7 +95,8 @@ def agree_on_state(
 
     Raises:
         PeerLost: the group broke meanwhile.
-        UsageError: the state belongs to another model or script; or a part of it is lost, and there is no checkpoint.
+        UsageError: the state belongs to another model or script; or a part of it is lost after the first step, and
+            there is no checkpoint.
     """
     finish_late(group, training)  # with the parts of the formation before
     place()
@@ -105,14 +106,19 @@ def agree_on_state(
     sizes = sizes_of(training.layout.shapes) if divided else {}
     roles = transfer.assign_roles(summaries, sizes)
     if roles.lost:
-        _log.warning("living ranks do not hold the whole training state any more: all continue from a checkpoint")
+        steps = max(summary.steps for summary in summaries)
         training.has_state, training.earlier = False, None
         summaries = _summaries(group, training, checkpoints)
         roles = transfer.assign_roles(summaries, sizes)
-        if summaries[roles.leader].checkpoint_step < 0:
+        if summaries[roles.leader].checkpoint_step >= 0:
+            _log.warning("living ranks do not hold the whole training state any more: all continue from a checkpoint")
+        elif steps == 0:  # nothing is lost: initial weights follow from the seed
+            _log.warning("living ranks do not hold all initial weights any more: all begin again")
+        else:
             raise UsageError(
-                "the ranks that are left do not hold the whole training state together, and there is no checkpoint: "
-                "set spec.checkpoint, or train with more members"
+                f"the ranks that are left do not hold the whole training state of step {steps} together, and there is "
+                "no checkpoint yet: set spec.checkpoint, or a shorter spec.checkpoint.interval, or train with more "
+                "members"
             )
     if roles.cold_start:
         if rank in roles.donors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import socket
@@ -19,7 +20,8 @@ from heterotrain.data.progress import Progress
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.holdings import Extent
-from heterotrain.layouts.initial_weights import built
+from heterotrain.layouts.initial_weights import built, fill
+from heterotrain.layouts.units import units_of
 from heterotrain.membership.agreement import agree_on_state
 from heterotrain.network.group import Group, SocketFilter
 from heterotrain.network.mesh.mesh import Mesh
@@ -247,8 +249,35 @@ def test_a_lost_part_is_read_from_the_checkpoint() -> None:
     assert folder.loads == [STEPS - 1] * 2
     for training in trainings:
         assert_state_is(training, saved)
-    with pytest.raises(UsageError, match="no checkpoint"):
+    with pytest.raises(
+        UsageError, match=r"state of step 3 together, and there is no checkpoint yet: set spec\.checkpoint"
+    ):
         agree([training_of(half, seed=1, steps=STEPS), training_of(rest, seed=2)])
+
+
+def test_a_part_of_the_initial_weights_that_was_lost_is_drawn_again() -> None:
+    """A stage is lost before the first step and checkpoint: the other rank takes its place, with initial values."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8)))
+    whole = units_of(built(lambda: model.to("meta")), None)
+    fill(whole, seed=1, device=torch.device("cpu"))
+
+    def member() -> tuple[Training, PipelineMember]:
+        cuttable = CuttableModel(built(lambda: copy.deepcopy(model)), None, seed=1, device=torch.device("cpu"))
+        cuttable.look(torch.zeros(1, 4))
+        training = Training(order="as given")
+        training.optimizers = [torch.optim.Adam(cuttable.model.parameters())]
+        found = PipelineMember(cuttable, training, torch.device("cpu"))
+        found.add(training.optimizers[0])
+        return training, found
+
+    (first, first_member), (lost, lost_member), (new, new_member) = member(), member(), member()
+    agree([first, lost], places=[partial(first_member.place, PLAN, 0), partial(lost_member.place, PLAN, 1)])
+    agree([new, first], places=[partial(new_member.place, PLAN, 0), partial(first_member.place, PLAN, 1)])
+    expected = dict(whole.model.named_parameters())
+    for training in (new, first):
+        assert training.has_state
+        for name, parameter in training.layout.named_parameters():
+            torch.testing.assert_close(parameter, expected[name], rtol=0, atol=0)
 
 
 def test_parts_begin_together() -> None:
