@@ -140,6 +140,11 @@ chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=numb
 	@PYTHONPATH=core:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \
 	  --histories $(or $(HISTORIES),300) --seed $(or $(SEED),0)
 
+histories: setup ## seeded histories of real workers: KIND=data, divided, sharded or layout, HISTORIES=number, SEED=first one
+	@kind=$(or $(KIND),layout); first=$(or $(SEED),0); [ "$$kind" = data ] && part= || part=$${kind}_; \
+	  export "HETEROTRAIN_$${part^^}HISTORIES=$$first:$$((first + $(or $(HISTORIES),20)))"; \
+	  $(PYTEST) -n 2 "tests/distributed/test_$${part}histories.py"
+
 test-guides: setup ## the guides' scripts before and after; installs Accelerate, Lightning, transformers and data libraries
 	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/guides.txt > $(VENV)/guides.txt
 	@$(INSTALL) --no-deps --require-hashes -r $(VENV)/guides.txt
@@ -230,6 +235,9 @@ bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.
 	@$(PY) deploy/dev/bench/trainer_streams.py; echo
 	@$(PY) deploy/dev/bench/trainer_checkpoint.py
 
+bench-pipeline-picture: setup ## a step of a real pipeline and the planner's prediction, drawn; about two minutes
+	@$(PY) deploy/dev/bench/pipeline_picture.py
+
 pictures: setup ## draw the pictures of docs/mathematics.md again
 	@$(PY) deploy/dev/bench/mathematics_pictures.py
 
@@ -237,7 +245,7 @@ bench-simulated: setup ## the tables of docs/simulation.md; about twenty minutes
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files test-core \
-  test-operator test-trainer test-unit test-distributed test-guides chaos test-wheel test-cuda images cluster cluster-running \
+  test-operator test-trainer test-unit test-distributed histories test-guides chaos test-wheel test-cuda images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
-  bench-mathematics \
+  bench-mathematics bench-pipeline-picture \
   bench-trainer bench-simulated pictures

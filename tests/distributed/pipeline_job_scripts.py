@@ -1,4 +1,7 @@
-"""Training scripts for jobs whose members are pipelines: the model is built by a function and cut by the plan."""
+"""Training scripts for jobs whose members are pipelines: the model is built by a function and cut by the plan.
+
+``train`` runs with whole models and sharded members, too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
+from heterotrain.layouts import local
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
 LETTERS, LENGTH, WIDTH = 13, 5, 6
@@ -104,9 +108,11 @@ def train(
             injector.at("backward", step.number)
             step.apply(optimizer, clip_norm=clip_norm)
             injector.at("applied", step.number)
-    parts = {name: p.detach().clone() for name, p in job._training.layout.named_parameters()}  # a test
+    own = dict(job._training.layout.named_parameters())  # a test
+    parts = {name: local.local(p).clone() for name, p in own.items()}
+    places = {name: (local.extent(p).start, local.extent(p).stop) for name, p in own.items()}
     where = f"{out}/{os.environ['HETEROTRAIN_WORKER']}-{os.environ['HETEROTRAIN_LOCAL_RANK']}.pt"
-    torch.save({"parts": parts, "found": found}, where)
+    torch.save({"parts": parts, "places": places, "found": found}, where)
 
 
 def loops(*, out: str) -> None:  # every script gets the folder

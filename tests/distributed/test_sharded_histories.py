@@ -62,12 +62,12 @@ def fault_of(rng: random.Random, place: str) -> dict[str, object]:
     return {"place": place, "step": step, "do": rng.choice(["die", "die", "leave"])}
 
 
-def start(operator: Operator, name: str, ranks: int, faults: dict[int, dict[str, Any]]) -> Pod:
+def start(operator: Operator, name: str, ranks: int, faults: dict[int, dict[str, Any]], *, script: str = SCRIPT) -> Pod:
     """Start a worker; ``faults`` are those of its ranks."""
     port = free_ports(ranks)
     return Pod([
         operator.start(
-            name, script=SCRIPT, local_rank=rank, ranks=ranks, metrics_port=port + rank, slow_s=0.01,
+            name, script=script, local_rank=rank, ranks=ranks, metrics_port=port + rank, slow_s=0.01,
             fault=faults.get(rank),
         )
         for rank in range(ranks)
