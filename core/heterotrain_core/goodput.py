@@ -137,6 +137,7 @@ def choose_batch(
     noise_samples: float | None,
     overhead_s: float = 0.0,
     even: bool = False,
+    beyond: Sequence[SplitMember] = (),
 ) -> BatchChoice | Infeasible:
     """Return the batch with the highest goodput that fits into memory, or the current one where the gain is small.
 
@@ -153,6 +154,7 @@ def choose_batch(
         noise_samples: phi; ``None`` while unknown.
         overhead_s: seconds of a step that are neither compute nor exchange.
         even: divide each batch evenly (as far as caps allow) instead of optimally.
+        beyond: the members by pessimistic models and with wider caps, for batches that ``members`` cannot take.
     """
     start = min(max(base_samples if current_samples is None else current_samples, least_samples), most_samples)
     unit = math.gcd(*(member.granularity_samples for member in members)) if members else 1
@@ -161,6 +163,9 @@ def choose_batch(
         return Infeasible(reason=f"no multiple of {unit} lies between {least_samples} and {most_samples} samples")
     divide = _evenly if even else balance_many
     answers = dict(zip(batches, divide(batches, members, communication=communication), strict=True))
+    if left := [batch for batch in batches if beyond and not isinstance(answers[batch], Split)]:
+        wider = zip(left, divide(left, beyond, communication=communication), strict=True)
+        answers |= {batch: answer for batch, answer in wider if isinstance(answer, Split)}
     splits = {batch: answer for batch, answer in answers.items() if isinstance(answer, Split)}
     if not splits:
         nearest = answers[min(batches, key=lambda batch: abs(batch - start))]

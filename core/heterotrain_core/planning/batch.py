@@ -8,7 +8,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.goodput import BatchChoice, choose_batch
 from heterotrain_core.perf.line import ASSUMED
 from heterotrain_core.perf.model import MemberModel
-from heterotrain_core.planning.evidence import MemberEvidence, cautious, settled, split_member
+from heterotrain_core.planning.evidence import MemberEvidence, cautious, pessimistic, settled, split_member
 from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.split.balance import Infeasible, Split, balance
 
@@ -100,6 +100,11 @@ def decide_batch(request: BatchRequest, *, fits: MemberFits | None = None) -> Ba
         noise_samples=request.noise_samples,
         overhead_s=fits.exchange.overhead_s,
         even=request.even,
+        beyond=[
+            pessimistic(split_member(m, x.compute), x)
+            for m, x in zip(request.members, models, strict=True)
+            if seen_enough and x.compute is not None
+        ],
     )
     return choice if isinstance(choice, Infeasible) else _decision(request, choice.samples, choice, choice.reason)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import ComputeTime
@@ -13,6 +15,10 @@ TRUSTED_GROWTH = 2
 """Factor on its largest observed share that a member may be given while its model is not ok."""
 SURE_GROWTH = 4
 """The same while its model is ok, which only promises good predictions at half and twice the typical share."""
+UNSURE_GROWTH = 8
+"""The same by a pessimistic line, for batches that exceed what all members are trusted with."""
+PESSIMISTIC_DEVIATIONS = 2.0
+"""Standard errors of its slope by which a pessimistic line is steeper."""
 
 MOST_PROBED_STEPS = 60
 """Steps after which probing ends even if the speed is still unclear: the member is too noisy for probes to help."""
@@ -65,6 +71,52 @@ def cautious(member: SplitMember, model: MemberModel, even_samples: int) -> Spli
         even_samples: its share if all members were alike; this much is always allowed.
     """
     growth = SURE_GROWTH if model.quality is FitQuality.OK else TRUSTED_GROWTH
-    seen = growth * model.largest_share_samples
-    most = max(seen, even_samples, member.floor_samples, member.granularity_samples)
+    return _capped(member, max(growth * model.largest_share_samples, even_samples))
+
+
+def pessimistic(member: SplitMember, model: MemberModel) -> SplitMember:
+    """Return the member with a steeper line and a cap far beyond its observed shares.
+
+    The line passes through the fitted time at a typical observed size. Its slope is ``PESSIMISTIC_DEVIATIONS`` standard
+    errors above the fitted one, but no sample takes longer than it does at that size: a fixed part is never negative.
+    So shares beyond the trusted ones are worth what they are worth at least, and a batch that pays by this line pays.
+
+    Args:
+        member: with the user's limits.
+        model: its fitted model; a member of which no share was observed is returned with its line as it is.
+    """
+    compute, size = model.compute, model.largest_share_samples
+    if compute is None or size <= 0:
+        return member
+    if member.micro_cap_samples is not None:
+        # Accumulated micro-batches have at least half of the largest size: the line must not be lower there.
+        size = max(1, min(size, member.micro_cap_samples // 2))
+    slope, fixed = compute.per_sample_s + compute.backward_per_sample_s, compute.fixed_s + compute.backward_fixed_s
+    error = PESSIMISTIC_DEVIATIONS * model.error.slope_s if model.error is not None else math.inf
+    steeper = min(slope + error, slope + fixed / size)
+    left = max(0.0, fixed - (steeper - slope) * size)
+    backward = (compute.backward_per_sample_s * size + compute.backward_fixed_s) / (slope * size + fixed or 1.0)
+    return _capped(
+        replace(
+            member,
+            compute=replace(
+                compute,
+                per_sample_s=(1 - backward) * steeper,
+                backward_per_sample_s=backward * steeper,
+                fixed_s=(1 - backward) * left,
+                backward_fixed_s=backward * left,
+            ),
+        ),
+        UNSURE_GROWTH * model.largest_share_samples,
+    )
+
+
+def trusted_samples(members: Sequence[SplitMember], models: Sequence[MemberModel]) -> int:
+    """Return the largest batch of which each member is trusted with its part, whatever even shares would be."""
+    careful = [cautious(member, model, 0) for member, model in zip(members, models, strict=True)]
+    return sum(member.cap_samples or 0 for member in careful)
+
+
+def _capped(member: SplitMember, samples: int) -> SplitMember:
+    most = max(samples, member.floor_samples, member.granularity_samples)
     return replace(member, cap_samples=most if member.cap_samples is None else min(most, member.cap_samples))

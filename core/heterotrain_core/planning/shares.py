@@ -14,7 +14,14 @@ from itertools import takewhile
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Division, Prediction
 from heterotrain_core.perf.expected_maximum import NO_HICCUPS, Hiccups
 from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel
-from heterotrain_core.planning.evidence import MemberEvidence, cautious, settled, split_member
+from heterotrain_core.planning.evidence import (
+    MemberEvidence,
+    cautious,
+    pessimistic,
+    settled,
+    split_member,
+    trusted_samples,
+)
 from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_core.planning.significance import false_positive_gain
@@ -181,7 +188,10 @@ def _shares(
                 return current, 0.0, "the current shares stay, because no member's speed is known"
         return even, 1.0, "even shares, because no member's speed is known yet"
     communication = exchange.communication or CommunicationTime()
-    careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
+    if request.total_samples > trusted_samples(members, models):
+        careful = [pessimistic(member, model) for member, model in zip(members, models, strict=True)]
+    else:
+        careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
     found = balance_expected(request.total_samples, careful, variations, communication=communication, hiccups=hiccups)
     if isinstance(found, Infeasible):
         found = balance_expected(

@@ -70,6 +70,18 @@ def pace_of(compute: ComputeTime | None) -> tuple[float, float]:
     return compute_s(compute, 50), compute_s(compute, 200)
 
 
+def test_a_batch_beyond_trusted_shares_follows_observed_paces() -> None:
+    """After one epoch of even shares, a batch six times as large is not shared evenly."""
+    job = Job(SimulatedMembers(truth=three_pools(), variation=0.05))
+    for shares in ((171, 171, 170),):
+        job.cluster.run(shares, 20)
+    job.learn()
+    job.request = replace(job.request, total_samples=6 * BATCH)
+    shares = job.decide().division.shares
+    fastest, slowest = (choose(three_pools(), key=lambda c: compute_s(c, BATCH)) for choose in (min, max))
+    assert shares[three_pools().index(fastest)] > 1.5 * shares[three_pools().index(slowest)]
+
+
 def test_the_first_plan_is_even_and_probes() -> None:
     """Without evidence: even shares, variations that sum to the batch, and no prediction."""
     first = Job(SimulatedMembers(truth=three_pools())).decision
