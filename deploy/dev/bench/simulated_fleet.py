@@ -16,6 +16,7 @@ from heterotrain_simulator.scenario import Group
 from heterotrain_simulator.schedulers import Allocator, any_mix, first_come, one_pool_each
 from heterotrain_simulator.spot_traces import G4DN, P3, as_changes
 from heterotrain_simulator.workloads import BERT, CIFAR10, DEEPSPEECH2, IMAGENET, PRICES_PER_HOUR, Workload
+from spreads import spread
 
 HOURS = 8.0
 # A part of each workload's own training, so that a job takes minutes to hours: epochs, global batch.
@@ -61,9 +62,9 @@ def main() -> None:
     """Print one row for each allocator."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    print(f"Simulated: {arguments.jobs} jobs in {HOURS:g} h, mean over {arguments.seeds} seeds.\n")
+    print(f"Simulated: {arguments.jobs} jobs in {HOURS:g} h, mean over {arguments.seeds} seeds, ranges in brackets.\n")
     print("| allocation | mean time of a job | slowest tenth | mean wait | worker changes | all done after |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     kinds: dict[str, Allocator] = {
@@ -72,7 +73,8 @@ def main() -> None:
         "first come, first served, any mix": first_come,
     }
     for name, allocator in kinds.items():
-        times: list[float] = []
+        means: list[float] = []
+        tenths: list[float] = []
         waits: list[float] = []
         changes: list[float] = []
         ends: list[float] = []
@@ -81,14 +83,16 @@ def main() -> None:
             outcome = run_fleet(scenario, allocator)
             if missing := [job.key for job in scenario.jobs if job.key not in outcome.finished_s]:
                 raise SystemExit(f"{name}: {missing} never ended")
-            times += [outcome.finished_s[job.key] - job.arrived_s for job in scenario.jobs]
-            waits += outcome.waited_s.values()
+            minutes = [(outcome.finished_s[job.key] - job.arrived_s) / 60 for job in scenario.jobs]
+            means.append(statistics.mean(minutes))
+            tenths.append(statistics.quantiles(minutes, n=10)[-1])
+            waits.append(statistics.mean(outcome.waited_s.values()) / 60)
             changes.append(outcome.changes)
             ends.append(outcome.end_s)
+        hours = [end_s / 3600 for end_s in ends]
         print(
-            f"| {name} | {statistics.mean(times) / 60:.1f} min | {statistics.quantiles(times, n=10)[-1] / 60:.1f} min "
-            f"| {statistics.mean(waits) / 60:.1f} min | {statistics.mean(changes):.0f} "
-            f"| {statistics.mean(ends) / 3600:.1f} h |",
+            f"| {name} | {spread(means, '.1f')} min | {spread(tenths, '.1f')} min | {spread(waits, '.1f')} min "
+            f"| {spread(changes, '.0f')} | {spread(hours, '.1f')} h |",
             flush=True,
         )
 

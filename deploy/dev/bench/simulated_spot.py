@@ -10,7 +10,7 @@ Figures are the least and the greatest over the seeds.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from heterotrain_simulator.baselines import Even
@@ -21,6 +21,7 @@ from heterotrain_simulator.policy import Policy
 from heterotrain_simulator.scenario import Group, Pauses, Scenario
 from heterotrain_simulator.spot_traces import P3, as_changes
 from heterotrain_simulator.workloads import IMAGENET, PRICES_PER_HOUR
+from spreads import least_to_most
 
 BATCH = 3200
 CLUSTER_LOSS_S = 0.72
@@ -78,17 +79,11 @@ def main() -> None:
         pause = f"{pauses.restart_s:g} s" if policy().restarts else f"{pauses.loss_s:g} / {pauses.join_s:g} s"
         node_s = P3.mean_nodes * P3.end_s
         columns = (
-            span([outcome.effective_part for outcome in found], ".2%"),
-            span([outcome.worker_training_s / node_s for outcome in found], ".2%"),
-            span([outcome.samples / outcome.end_s for outcome in found], ".0f"),
+            least_to_most([outcome.effective_part for outcome in found], ".2%"),
+            least_to_most([outcome.worker_training_s / node_s for outcome in found], ".2%"),
+            least_to_most([outcome.samples / outcome.end_s for outcome in found], ".0f"),
         )
         print(f"| {name} | {pause} | {found[0].changes} | {' | '.join(columns)} |", flush=True)
-
-
-def span(values: Sequence[float], form: str) -> str:
-    """Return the least and the greatest value, one where they are printed alike."""
-    ends = [format(end, form) for end in (min(values), max(values))]
-    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
 if __name__ == "__main__":
