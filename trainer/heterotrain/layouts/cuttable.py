@@ -6,7 +6,6 @@ and ties under every cut. ``job.wrap`` returns the whole model; it has no values
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from heterotrain_core.layout.problem import UnitProfile
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts import unit_profile
-from heterotrain.layouts.initial_weights import fill
+from heterotrain.layouts.initial_weights import copied, fill
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.trace import Trace, trace
 from heterotrain.layouts.unit_wrappers import checkpointed, compiled
@@ -146,7 +145,7 @@ class CuttableModel:
         return (*cuts, len(self.names))
 
     def _units(self) -> Units:
-        model = copy.deepcopy(self.model)
+        model = copied(self.model)
         model._forward_pre_hooks.pop(self._guard.id, None)  # noqa: SLF001  # torch cannot copy a model without hooks
         return units_of(model, self._path)
 

@@ -8,12 +8,14 @@ values of a unit are the same on every rank and device, whatever else that rank 
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts.unit_draws import seed_of
@@ -27,10 +29,28 @@ def built(factory: Callable[[], Any]) -> torch.nn.Module:
     """Return the factory's model, built on the meta device.
 
     Raises:
-        UsageError: it returned something else, or gave its weights values by itself, which are lost on that device.
+        UsageError: it returned something else, needs arguments or values of tensors, or gave its weights values by
+            itself, which are lost on that device.
     """
-    with torch.device("meta"), _Writes() as writes:
-        model = factory()
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"job.wrap calls the function that builds the model without arguments, and this one cannot be called so "
+            f"({error}): job.wrap(lambda: build_model(...))"
+        ) from None
+    except ValueError:  # a function without a signature
+        pass
+    try:
+        with torch.device("meta"), _Writes() as writes:
+            model = factory()
+    except (RuntimeError, TypeError) as error:
+        if "meta" not in str(error):
+            raise
+        raise UsageError(
+            f"the model is built without memory, which fails here ({first_line(error)}): leave .to(device) and loaded "
+            "weights out of the function, and take no values out of tensors in it"
+        ) from error
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"job.wrap got a function that returns a {type(model).__name__}: return a torch.nn.Module")
     if writes.found:
@@ -38,7 +58,28 @@ def built(factory: Callable[[], Any]) -> torch.nn.Module:
             f"the model is built without memory, so {writes.found} has no effect: initialise weights in a method "
             "reset_parameters() of the layer that has them"
         )
+    _check_tensors(model)
     return model
+
+
+def copied(layer: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a layer or model.
+
+    Raises:
+        UsageError: it has something that cannot be copied.
+    """
+    try:
+        return copy.deepcopy(layer)
+    except TypeError as error:
+        raise UsageError(
+            f"the model cannot be copied, and stages are made from copies ({first_line(error)}): keep locks, files and "
+            "generators out of its layers"
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message; torch adds whole stacks to some."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def fill(
@@ -88,7 +129,7 @@ def fill(
                     continue
                 if id(parameter) not in made:
                     made[id(parameter)] = torch.nn.Parameter(begin(parameter), requires_grad=parameter.requires_grad)
-                layer._parameters[own] = made[id(parameter)]  # noqa: SLF001  # as above
+                setattr(layer, own, made[id(parameter)])  # recurrent layers have lists of their parameters, too
             for own, buffer in layer._buffers.items():  # noqa: SLF001  # as above
                 if buffer is not None and buffer.is_meta:
                     layer._buffers[own] = value(part, f"{layer_name}.{own}")  # noqa: SLF001  # as above
@@ -96,7 +137,7 @@ def fill(
 
 def _values(layer: torch.nn.Module, prefix: str, seed: int) -> dict[str, torch.Tensor]:
     """Return the initial values of a part's parameters and buffers by full name, on the CPU."""
-    made = copy.deepcopy(layer).to_empty(device="cpu")
+    made = copied(layer).to_empty(device="cpu")
     state = torch.get_rng_state()
     try:
         with torch.no_grad():
@@ -132,6 +173,29 @@ def _reset(layer: torch.nn.Module, name: str, seed: int) -> None:
             f"layer {name!r} ({type(layer).__name__}) has {own[0]!r} but no reset_parameters(), and job.wrap builds "
             "the model without memory: add that method to set initial values"
         )
+
+
+def _check_tensors(model: torch.nn.Module) -> None:
+    """Refuse tensors that would get no values, and parameters that were not made by the function."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_meta:
+            raise UsageError(
+                f"parameter {name!r} was made elsewhere, on {parameter.device}, and might differ on other workers: "
+                "build all layers in the function that job.wrap gets, and leave out device="
+            )
+    known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for name, layer in model.named_modules():
+        for key, value in vars(layer).items():
+            if key in ("_parameters", "_buffers", "_modules"):
+                continue
+            if any(
+                isinstance(leaf, torch.Tensor) and leaf.is_meta and id(leaf) not in known for leaf in tree_leaves(value)
+            ):
+                raise UsageError(
+                    f"{f'layer {name!r}' if name else 'the model'} ({type(layer).__name__}) keeps in {key!r} a tensor "
+                    "that is no parameter and no buffer, and job.wrap builds the model without memory: make it in "
+                    "forward, or make it a buffer that reset_parameters() sets"
+                )
 
 
 def _check_between(units: Units) -> None:

@@ -7,6 +7,7 @@ layout can be read under any other.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -90,6 +91,11 @@ class WholeModel:
 def sizes_of(shapes: Shapes) -> dict[str, int]:
     """Return the number of elements of each parameter."""
     return {name: math.prod(shape) for name, shape in shapes.items()}
+
+
+def checksum(shapes: Shapes) -> int:
+    """Return a number of 32 bits that differs between models with other names or shapes of parameters."""
+    return zlib.crc32(repr(list(shapes.items())).encode())
 
 
 def is_whole(shapes: Shapes, holding: Holding) -> bool:

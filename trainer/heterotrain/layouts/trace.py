@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts.batch_parts import run
+from heterotrain.layouts.initial_weights import first_line
+from heterotrain.layouts.neighbours import DTYPES
 from heterotrain.layouts.units import Units
 
 
@@ -114,6 +116,11 @@ class _Run(TorchFunctionMode):
         layers = list(self._copy.get_submodule(units.path).children() if units.path else self._copy.children())
         for index, layer in enumerate(layers):
             unit = index + self._first
+            if layer._backward_hooks or layer._backward_pre_hooks:  # noqa: SLF001  # torch has no public way to ask
+                raise UsageError(
+                    f"{units.names[unit]} has a backward hook, for which torch changes the layer's input and output: "
+                    "use a hook of a tensor or parameter"
+                )
             self.used[unit].add(f"{units.path}.{index}".lstrip(".") if units.path else units.names[unit])
             layer.register_forward_pre_hook(self._enters(unit), with_kwargs=True)
             layer.register_forward_hook(self._leaves(unit))
@@ -124,11 +131,31 @@ class _Run(TorchFunctionMode):
     def follow(self, inputs: Any) -> None:
         self._early = {id(t): t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)}
         with self, torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
-            output = run(self._copy, inputs)
+            output = self._computed(inputs)
         expected = len(self._names) - (1 if self._path else 0)
         if self.unit != expected or (self._path and self._hidden is None):
             raise UsageError(f"the model's forward does not call every layer of {self._path or 'the list'!r} once")
         self.returned[-1] = sum(t.nbytes for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+
+    def _computed(self, inputs: Any) -> Any:
+        try:
+            return run(self._copy, inputs)
+        except (RuntimeError, TypeError) as error:
+            unit, why = self._names[min(self.unit, len(self._names) - 1)], first_line(error)
+            if "meta" in str(error) or isinstance(error, NotImplementedError):
+                raise UsageError(
+                    f"{unit} cannot be computed without values, and job.wrap looks at the model so ({why}): make "
+                    "tensors on the device of its input, or as buffers, and take no values out of tensors, as item(), "
+                    "numpy() and if do"
+                ) from error
+            raise UsageError(f"{unit} fails on the first samples ({why}): try one batch without job.wrap") from error
+
+    def _check_passed(self, unit: int, tensor: torch.Tensor) -> None:
+        if tensor.dtype not in DTYPES:
+            raise UsageError(
+                f"{self._names[unit]} returns a tensor of {tensor.dtype}, which stages cannot pass on: let it return "
+                "one of torch.float32 or bfloat16"
+            )
 
     def _enters(self, unit: int) -> Any:
         def hook(_layer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -141,6 +168,7 @@ class _Run(TorchFunctionMode):
                 raise UsageError(f"something is computed between {self._names[unit - 1]} and {self._names[unit]}")
             self.options[unit] = self._with_places(unit, (tuple(rest), named)) if unit else (tuple(rest), named)
             if unit == 1 and self._path:
+                self._check_passed(0, first)
                 self.returned[0] = sum(tensor.nbytes for tensor in (first, *self.shared))
             self.unit = unit
 
@@ -171,6 +199,8 @@ class _Run(TorchFunctionMode):
                 raise UsageError(
                     f"{self._names[unit]} returns a {type(output).__name__}: stages pass on one tensor only"
                 )
+            if unit < len(self._names) - 1:
+                self._check_passed(unit, found)
             self.rest[unit] = tuple(rest) if isinstance(output, tuple) else None
             self._hidden = found
             self.returned[unit] = sum(tensor.nbytes for tensor in (found, *self.shared))

@@ -16,6 +16,7 @@ import torch
 from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
 
 from heterotrain.errors import UsageError
+from heterotrain.layouts.initial_weights import first_line
 from heterotrain.layouts.stage_model import StageModel
 from heterotrain.layouts.trace import Trace, trace
 from heterotrain.layouts.units import Units
@@ -50,7 +51,7 @@ def profile(
         clock: returns seconds.
 
     Raises:
-        UsageError: the model is not a sequence of its units, or a unit computes nothing.
+        UsageError: the model is not a sequence of its units, or a unit fails or computes nothing.
     """
 
     def now() -> float:
@@ -69,7 +70,15 @@ def profile(
         fill(own, part.parts)
         points = []
         for size in sizes:
-            forward_s, backward_s, output = _measured(part, received[size], values[size], now, end_s)
+            try:
+                forward_s, backward_s, output = _measured(part, received[size], values[size], now, end_s)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, TypeError) as error:
+                why = first_line(error)
+                raise UsageError(
+                    f"{name} fails on the first samples ({why}): try one batch without job.wrap"
+                ) from error
             points.append(UnitSeconds(micro_batch_samples=size, forward_s=forward_s, backward_s=backward_s))
             received[size] = output
         found.append(_profile_of(seen, unit, name, {kind: tuple(points)}))

@@ -90,7 +90,10 @@ def check_cut(names: Sequence[str], cuts: Sequence[int]) -> None:
     check_number(names, len(cuts) - 1)
     ends = cuts[0] == 0 and cuts[-1] == len(names) if cuts else False
     if not ends or any(later <= earlier for earlier, later in pairwise(cuts)):
-        raise UsageError(f"stages cannot begin at units {list(cuts[:-1])} of {len(names)}: each needs at least one")
+        raise UsageError(
+            f"stages cannot begin at units {list(cuts[:-1])} of {len(names)}: each needs at least one, and all workers "
+            "the same model"
+        )
 
 
 def check_number(names: Sequence[str], stages: int) -> None:
@@ -110,8 +113,12 @@ def check_stages(model: torch.nn.Module) -> None:
     """Refuse models that stages cannot compute exactly.
 
     Raises:
-        UsageError: it has a layer whose output depends on other micro-batches.
+        UsageError: it has a layer whose output depends on other micro-batches, or is compiled.
     """
+    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+        raise UsageError(
+            "a compiled model cannot be cut into stages: give job.wrap the model itself, and compile_units=True"
+        )
     for name, layer in model.named_modules():
         if isinstance(layer, _BATCH_NORM):
             raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
 from heterotrain.layouts.holdings import Extent, Holding
-from heterotrain.layouts.layout import sizes_of
+from heterotrain.layouts.layout import checksum, sizes_of
 from heterotrain.membership.late import finish_late
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
@@ -95,8 +95,8 @@ def agree_on_state(
 
     Raises:
         PeerLost: the group broke meanwhile.
-        UsageError: the state belongs to another model or script; or a part of it is lost after the first step, and
-            there is no checkpoint.
+        UsageError: the state belongs to another model or script; ranks with parts of a model have different ones; or a
+            part of the state is lost after the first step, and there is no checkpoint.
     """
     finish_late(group, training)  # with the parts of the formation before
     place()
@@ -149,11 +149,14 @@ def _summaries(group: Group | None, training: Training, checkpoints: Checkpoints
     best = (-1, -1) if training.has_state else checkpoints.best()
     steps, hooked, evaluated = training.progress.order if training.has_state else (-1, -1, -1)
     has, needs = training.has, training.needs
-    row = [float(value) for value in (steps, hooked, evaluated, *best, training.progress.stopped)]
-    parts = b"" if has is None and needs is None else json.dumps([_encoded(has), _encoded(needs)]).encode()
+    parts, model = b"", 0
+    if has is not None or needs is not None:
+        parts, model = json.dumps([_encoded(has), _encoded(needs)]).encode(), checksum(training.layout.shapes)
+    row = [float(value) for value in (steps, hooked, evaluated, *best, training.progress.stopped, model)]
     rows, texts = [[*row, float(len(parts))]], [parts]
     if group is not None:
         rows = group.gather_now(rows[0])
+        _check_same_model({rank: int(r[-2]) for rank, r in enumerate(rows) if r[-1]})
         longest = int(max(r[-1] for r in rows))
         if longest:  # some rank does not hold everything
             gathering = group.gather(parts.ljust(longest))
@@ -177,6 +180,21 @@ def _summaries(group: Group | None, training: Training, checkpoints: Checkpoints
             )
         )
     return summaries
+
+
+def _check_same_model(checksums: Mapping[int, int]) -> None:
+    """Check that ranks with parts of a model have the same one, before parts are looked for by name.
+
+    Raises:
+        UsageError: they do not.
+    """
+    first = next(iter(checksums), 0)
+    for rank, model in checksums.items():
+        if model != checksums[first]:
+            raise UsageError(
+                f"rank {rank} has another model than rank {first}: build the same model on every rank, with the same "
+                "names and shapes of parameters"
+            )
 
 
 def _begin(training: Training, checkpoints: Checkpoints) -> None:

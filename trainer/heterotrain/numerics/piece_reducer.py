@@ -21,7 +21,7 @@ import torch
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts.holdings import Extent, Holding, Piece, pieces_of
-from heterotrain.layouts.layout import Layout, sizes_of
+from heterotrain.layouts.layout import Layout, checksum, sizes_of
 from heterotrain.layouts.local import gradient, local, set_gradient
 from heterotrain.network.group import Group
 from heterotrain.numerics.buckets import Bucket, squared_norm
@@ -74,7 +74,7 @@ def divide(group: Group, layout: Layout) -> Division | None:
     sizes = sizes_of(layout.shapes)
     trained = {name for name, parameter in layout.named_parameters() if parameter.requires_grad}
     own = json.dumps({
-        "model": zlib.crc32(repr(list(layout.shapes.items())).encode()),
+        "model": checksum(layout.shapes),
         "held": {name: [extent.start, extent.stop, name in trained] for name, extent in layout.holding.items()},
     }).encode()  # fmt: skip
     lengths = [row[0] for row in group.gather_now([float(len(own))])]

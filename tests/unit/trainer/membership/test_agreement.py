@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import itertools
 import socket
@@ -21,6 +20,7 @@ from heterotrain.errors import PeerLost, UsageError
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.holdings import Extent
 from heterotrain.layouts.initial_weights import built, fill
+from heterotrain.layouts.layout import Shapes
 from heterotrain.layouts.units import units_of
 from heterotrain.membership.agreement import agree_on_state
 from heterotrain.network.group import Group, SocketFilter
@@ -30,6 +30,7 @@ from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
 from support.divided_models import (
     Elements,
+    ElementsLayout,
     assert_state_is,
     begin,
     full,
@@ -257,12 +258,12 @@ def test_a_lost_part_is_read_from_the_checkpoint() -> None:
 
 def test_a_part_of_the_initial_weights_that_was_lost_is_drawn_again() -> None:
     """A stage is lost before the first step and checkpoint: the other rank takes its place, with initial values."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8)))
-    whole = units_of(built(lambda: model.to("meta")), None)
-    fill(whole, seed=1, device=torch.device("cpu"))
+
+    def build() -> torch.nn.Module:
+        return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8)))
 
     def member() -> tuple[Training, PipelineMember]:
-        cuttable = CuttableModel(built(lambda: copy.deepcopy(model)), None, seed=1, device=torch.device("cpu"))
+        cuttable = CuttableModel(built(build), None, seed=1, device=torch.device("cpu"))
         cuttable.look(torch.zeros(1, 4))
         training = Training(order="as given")
         training.optimizers = [torch.optim.Adam(cuttable.model.parameters())]
@@ -273,11 +274,30 @@ def test_a_part_of_the_initial_weights_that_was_lost_is_drawn_again() -> None:
     (first, first_member), (lost, lost_member), (new, new_member) = member(), member(), member()
     agree([first, lost], places=[partial(first_member.place, PLAN, 0), partial(lost_member.place, PLAN, 1)])
     agree([new, first], places=[partial(new_member.place, PLAN, 0), partial(first_member.place, PLAN, 1)])
+    whole = units_of(built(build), None)
+    fill(whole, seed=1, device=torch.device("cpu"))
     expected = dict(whole.model.named_parameters())
     for training in (new, first):
         assert training.has_state
         for name, parameter in training.layout.named_parameters():
             torch.testing.assert_close(parameter, expected[name], rtol=0, atol=0)
+
+
+class Wider(ElementsLayout):
+    """Elements of a model with larger parameters."""
+
+    @property
+    def shapes(self) -> Shapes:
+        return {name: (*shape, 2) for name, shape in super().shapes.items()}
+
+
+def test_ranks_with_parts_of_different_models_are_refused() -> None:
+    """A function that does not build the same model on every rank: each of them says so."""
+    half = {name: Extent(0, extent.stop // 2) for name, extent in full().items()}
+    trainings = [training_of(half, seed=1), training_of(half, seed=1)]
+    trainings[1].own_layout = Wider(Elements(half, whole_values(1)))
+    with pytest.raises(UsageError, match="rank 1 has another model than rank 0: build the same model on every rank"):
+        agree(trainings)
 
 
 def test_parts_begin_together() -> None:
