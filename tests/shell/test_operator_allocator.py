@@ -153,7 +153,7 @@ async def test_a_job_without_valid_pods_does_not_stop_the_allocation_of_others(m
     bench, one, two = two_competing_jobs()
     bad = bench.add_job("bad", pool("a"))
 
-    def fails(job: JobView) -> dict[str, Shape]:
+    def fails(job: JobView, *more: Any) -> dict[str, Shape]:
         if job.key == bad:
             raise TypeError("a bug")
         return shapes_of(job)

@@ -17,7 +17,13 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
 from heterotrain_operator.api.status import as_body
-from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS, RANKS_ANNOTATION, parse_job, parse_node
+from heterotrain_operator.cluster_state.parse import (
+    MOST_PLAN_CHARACTERS,
+    RANKS_ANNOTATION,
+    parse_job,
+    parse_node,
+    rfc3339,
+)
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
@@ -33,18 +39,19 @@ from heterotrain_operator.engine.act import FIRST_BATCH
 from heterotrain_operator.engine.app import STUCK_S, App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.queue import LONGEST_BACKOFF_S
-from heterotrain_operator.engine.reconcile import PLANNING_PART
+from heterotrain_operator.engine.reconcile import PLANNING_PART, RELEARN_S
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.handlers import register
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Unavailable
+from heterotrain_operator.kube.resources import PODS, Resource
 from heterotrain_operator.settings import Settings
-from support.fake_cluster import JOB_UID, FakeCluster, a_running_job, job_body, node_body, pool
-from support.fakes import FakeKube
+from support.fake_cluster import JOB_UID, NOW_S, FakeCluster, a_running_job, job_body, node_body, pool
+from support.fakes import Body, FakeKube
 
 KEY = JobKey("ns", "job")
 
 
-def an_app(kube: FakeKube, cluster: FakeCluster | None = None, clocks: Clocks | None = None, **settings: str) -> App:
+def an_app(kube: FakeKube, cluster: FakeCluster | None = None, clocks: Clocks | None = None, **settings: Any) -> App:
     """Return an operator that has listed a cluster."""
     app = without_competition(kube, status_interval_s=0.0, clocks=clocks, **settings)
     cluster = cluster or FakeCluster().with_nodes("a", "b", "c")
@@ -516,6 +523,73 @@ async def test_a_template_is_checked_once_for_each_generation_of_the_spec() -> N
     for _ in range(3):
         await app.reconciler.run_once(KEY)
     assert [name for verb, _, name in kube.calls if verb == "dry-run"] == ["job-try-a", "job-try-b", "job-try-c"]
+
+
+async def test_a_forced_deletion_leaves_the_pod_no_grace_period() -> None:
+    kube, cluster = FakeKube(), a_running_job()
+    app = an_app(kube, cluster, Clocks(lambda: 0.0, lambda: NOW_S + 60.0), force_delete_s=60.0)
+    assert app.reconciler._sources.force_delete_s == 60.0
+    body = cluster.pods["job-w0"]
+    body["metadata"]["deletionTimestamp"] = rfc3339(NOW_S)
+    del cluster.nodes[body["spec"]["nodeName"]]
+    app.store.nodes.discard(body["spec"]["nodeName"])
+    for each in cluster.pods.values():
+        app.pod_event(each, deleted=False)
+    for each in [*cluster.pods.values(), cluster.plan]:
+        kube.objects["pods" if "spec" in each else "configmaps", "ns", each["metadata"]["name"]] = each
+    app.plan_event(cluster.plan, deleted=False)
+    await app.reconciler.run_once(KEY)
+    deletions = [call for call in kube.writes if call[0].startswith("delete")]
+    assert deletions == [("delete in 0 s", "pods", "job-w0")]
+
+
+class AdmittingKube(FakeKube):
+    """An API server whose LimitRange gives each container without a request two cores, and pods a priority."""
+
+    async def create(self, resource: Resource, body: Body, *, dry_run: bool = False) -> Body:
+        if resource == PODS:
+            body = copy.deepcopy(body)
+            body["spec"]["priority"] = 7
+            for container in body["spec"]["containers"]:
+                container["resources"].setdefault("requests", {}).setdefault("cpu", "2")
+        return await super().create(resource, body, dry_run=dry_run)
+
+
+async def test_capacity_counts_with_what_admission_adds_to_a_pod() -> None:
+    kube = AdmittingKube()
+    app = an_app(kube, FakeCluster(pool("a", maxReplicas=8, resources={})).with_nodes("a", cpu="6"))
+    for _ in range(2):
+        await app.reconciler.run_once(KEY)
+    workers = [body for (plural, _, _), body in kube.objects.items() if plural == "pods"]
+    assert len(workers) == 3, "so many fit on six cores"
+    job = app.store.jobs.get(KEY)
+    assert isinstance(job, ValidJob)
+    shapes = app.allocator._new_entry(job).shapes
+    assert shapes["a"].requests["cpu"] == 2.0, "the allocation counts the same"
+    assert {pod.priority for pod in app.store.pods.of_job(KEY)} == {7}
+
+
+async def test_a_new_leader_learns_what_admission_adds_without_haste() -> None:
+    kube, now_s = AdmittingKube(), 0.0
+    clocks = Clocks(monotonic=lambda: now_s)
+    cluster = FakeCluster(pool("a", maxReplicas=8, resources={})).with_nodes("a", cpu="6")
+    await an_app(kube, cluster, clocks).reconciler.run_once(KEY)
+    kube.calls.clear()
+    app = without_competition(kube, status_interval_s=0.0, clocks=clocks)
+    for body in cluster.nodes.values():
+        app.store.nodes.put(parse_node(body))
+    await relist(kube, app.store)
+    dry_runs = lambda: sum(call[0] == "dry-run" for call in kube.calls)  # noqa: E731  # a short count
+    for _ in range(3):
+        await app.reconciler.run_once(KEY)
+    assert dry_runs() == 0, "the job was accepted before"
+    now_s = RELEARN_S
+    for _ in range(3):
+        await app.reconciler.run_once(KEY)
+    assert dry_runs() == 1
+    job = app.store.jobs.get(KEY)
+    assert job is not None
+    assert app.reconciler._sources.admitted.of(job)["a"].shape.requests["cpu"] == 2.0
 
 
 async def test_a_refused_template_is_checked_again_later_because_a_policy_may_change() -> None:

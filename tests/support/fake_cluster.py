@@ -111,6 +111,8 @@ class FakeCluster:
         self.telemetry = Telemetry()
         self.acceptance = Acceptance(known=True)
         self.refusal = ""
+        self.may_create = True
+        """Whether the API server takes pods; ``refusal`` says why not."""
         self.blocked = ""
         self.grant = UNLIMITED
         self.replan = True
@@ -194,6 +196,7 @@ class FakeCluster:
             refusal=self.refusal,
             blocked=self.blocked,
             replan=self.replan,
+            keep_pods=not self.may_create,
             gather_s=5.0,
             now_s=self.now_s,
             grant=self.grant,

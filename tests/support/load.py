@@ -35,9 +35,11 @@ class EchoKube(FakeKube):
         self.changes.append((resource.plural, copy.deepcopy(stored), False))
         return stored
 
-    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_s: int | None = None
+    ) -> None:
         gone = self.objects.get((resource.plural, namespace, name))
-        await super().delete(resource, namespace, name, uid=uid)
+        await super().delete(resource, namespace, name, uid=uid, grace_s=grace_s)
         assert gone is not None
         self.changes.append((resource.plural, gone, True))
 

@@ -17,6 +17,7 @@ from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import AllocationInput, Competition, competitions, takes_part
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.grants.persisted import persisted_grant
+from heterotrain_operator.decide.workers.capacity import AdmittedPod
 from heterotrain_operator.engine.allocator import shapes_of
 
 from support.fake_cluster import NOW_S, Body, FakeCluster, node_body
@@ -29,6 +30,8 @@ class MultiJobCluster:
         self.jobs: dict[str, FakeCluster] = {}
         self.nodes: dict[str, Body] = {}
         self.speeds: dict[str, dict[str, float]] = {}
+        self.priorities: dict[str, int] = {}
+        """By job, the priority of its pods as admission sets it."""
         self.now_s = NOW_S
         self.keeps_grants = True
         """Whether the allocator still has its last grants; a new operator has only the jobs' status."""
@@ -69,6 +72,10 @@ class MultiJobCluster:
                 plan=cluster.plan_view,
                 telemetry=cluster.telemetry,
                 shapes=shapes_of(cluster.job_view),
+                admitted={
+                    name: AdmittedPod(shape=shape, priority=self.priorities.get(cluster.job_view.key.name, 0))
+                    for name, shape in shapes_of(cluster.job_view).items()
+                },
             )
             for cluster in self.jobs.values()
             if takes_part(cluster.job_view)

@@ -154,6 +154,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         address=status.get("podIP") or "",
         created_s=seconds(metadata.get("creationTimestamp")),
         deleting="deletionTimestamp" in metadata,
+        deletion_s=seconds(metadata.get("deletionTimestamp")),
         ready=ready.get("status") == "True",
         ready_since_s=seconds(ready.get("lastTransitionTime")),
         gated=scheduled.get("status") == "False" and scheduled.get("reason") == "SchedulingGated",
@@ -169,6 +170,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         ended=_ended(spec, status, annotations),
         disruption=_disruption(conditions, status),
         requests=pod_requests(spec),
+        priority=int(spec.get("priority") or 0),
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
         has_secret=not any(
             volume.get("name") == keys.CONTAINER_PLAN_VOLUME and "projected" not in volume

@@ -74,6 +74,7 @@ class PodView:
 
     Attributes:
         owner_uid: uid of the job that controls the pod; empty for an orphan, or a pod that merely has the labels.
+        deletion_s: when the grace period of its deletion ends; 0 while it is not being deleted.
         disruption: reason of the condition ``DisruptionTarget``, or the kubelet's reason for ending the pod
             (``Terminated``, ``NodeShutdown``, …); empty without a disruption.
         gated: whether scheduling gates keep the scheduler from looking at the pod.
@@ -88,6 +89,7 @@ class PodView:
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
         plan_version: version of the plan in the pod's annotation.
         requests: resources that the scheduler reserves for the pod.
+        priority: of its PriorityClass; 0 without one.
         has_secret: whether the job's secret is mounted in it; pods of older operators have none.
         fatal_probes: probes whose failure makes the kubelet end the training container.
         all_ended: whether every container has ended. The kubelet changes the phase a moment later, once it has cleaned
@@ -109,6 +111,7 @@ class PodView:
     address: str = ""
     created_s: float = 0.0
     deleting: bool = False
+    deletion_s: float = 0.0
     ready: bool = False
     ready_since_s: float = 0.0
     gated: bool = False
@@ -126,6 +129,7 @@ class PodView:
     ended: Ended | None = None
     disruption: str = ""
     requests: Mapping[str, float] = field(default_factory=dict)
+    priority: int = 0
     plan_version: str = ""
     has_secret: bool = True
     fatal_probes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
 from heterotrain_operator.decide.lifecycle import Acceptance, Life, decide_life
 from heterotrain_operator.decide.plan.plan import PlanInForce, read_plan
 from heterotrain_operator.decide.plan.stages import CoverOf
-from heterotrain_operator.decide.workers.capacity import FreeSlots, Shape
+from heterotrain_operator.decide.workers.capacity import AdmittedPod, FreeSlots, Shape
 from heterotrain_operator.decide.workers.failure_rules import judged
 from heterotrain_operator.decide.workers.failures import Accounts, account
 from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
@@ -35,11 +35,13 @@ class JobInputs:
         revised_often: whether new shares have to wait, because the plan was revised often lately.
         gather_s: longest time for which a ready worker waits for starting ones.
         grant: what the job may use of nodes that other jobs want, too.
+        force_delete_s: seconds after which deletions of pods on lost nodes are forced; ``None`` for never.
         held: by name, the nodes that are held down now.
         fault: an unexpected error of an earlier pass in a part that this pass leaves out, in one sentence; else empty.
         keep_plan: whether no plan is to be written, because the previous one was just refused.
         keep_pods: whether no pod is to be created, because one was just refused.
         taken_indices: worker indices whose names foreign pods have.
+        admitted: by pool, what admission makes of its pods, as far as that is known.
         slots_of: how many more workers of a shape fit, from an index; ``None`` looks at ``nodes`` and ``used``.
         cover_of: the layout planner, for members of several workers.
     """
@@ -62,6 +64,8 @@ class JobInputs:
     keep_pods: bool = False
     taken_indices: frozenset[int] = frozenset()
     slots_of: Callable[[Shape], FreeSlots] | None = None
+    admitted: Mapping[str, AdmittedPod] = field(default_factory=dict)
+    force_delete_s: float | None = None
     fault: str = ""
     held: Mapping[str, NodeView] = field(default_factory=dict)
     cover_of: CoverOf = lambda _: None

@@ -40,6 +40,7 @@ from heterotrain_operator.decide.status.status import status_of
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.capacity import FreeSlots, admits, free_slots, less_slots, shape_of
 from heterotrain_operator.decide.workers.failures import mismatch_delay_s, restart_delay_s
+from heterotrain_operator.decide.workers.forced import to_force
 from heterotrain_operator.decide.workers.replicas import (
     NO_REPLICAS,
     ReplicaDecision,
@@ -77,6 +78,7 @@ class Decision:
         create: pods to create.
         status: status to write; ``None`` leaves it as it is.
         remove: pods to delete, only after the status is written, because their ends are counted there.
+        force: pods on lost nodes to delete without their kubelets.
         delete_job: whether the job's time to live is over.
         events: Kubernetes events to publish, besides the one about the pods that could be created.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
@@ -93,6 +95,7 @@ class Decision:
     create: tuple[dict[str, Any], ...] = ()
     status: HeteroTrainJobStatus | None = None
     remove: tuple[PodView, ...] = ()
+    force: tuple[PodView, ...] = ()
     delete_job: bool = False
     events: tuple[JobEvent, ...] = ()
     again_s: float | None = None
@@ -116,7 +119,10 @@ def decide(inputs: JobInputs) -> Decision:
         decision = _decide_active(inputs, derived, job, faults)
     else:
         decision = _decide_inactive(inputs, derived, faults)
-    return replace(decision, faults=tuple(faults.found))
+    # 4. Pods on lost nodes may be kept by nobody's confirmation, whatever the stage of the job's life.
+    force, force_s = to_force(derived.workers, after_s=inputs.force_delete_s, now_s=inputs.now_s)
+    again_s = _soonest(decision.again_s, force_s)
+    return replace(decision, force=force, again_s=again_s, faults=tuple(faults.found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +176,14 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
 
     # 3. Replicas: how many workers each pool should have.
     def free_slots_of(pool: WorkerPool) -> FreeSlots:
-        manifest = build_pod(job, pool, 0, plan_version="")
-        try:
-            requests = pod_requests(manifest["spec"])
-        except ValueError:  # the template is refused with a sentence, before any worker is created
-            return FreeSlots(slots=0, matching_nodes=0, possible=False)
-        shape = shape_of(manifest, requests)
+        if (admitted := inputs.admitted.get(pool.name)) is not None:
+            shape = admitted.shape
+        else:
+            manifest = build_pod(job, pool, 0, plan_version="")
+            try:
+                shape = shape_of(manifest, pod_requests(manifest["spec"]))
+            except ValueError:  # the template is refused with a sentence, before any worker is created
+                return FreeSlots(slots=0, matching_nodes=0, possible=False)
         if inputs.slots_of is None:
             found = free_slots(shape, inputs.nodes.values(), inputs.used())
         else:

@@ -124,7 +124,8 @@ class Actor:
             memory.refusals.pop("pods", None)
         # 4. Update the status, then remove pods.
         wait_s = await self.write_status(job, decision.status, memory)
-        await self._try("removals", memory, [partial(self._remove, pod) for pod in decision.remove])
+        removals = [partial(self._remove, pod) for pod in decision.remove]
+        await self._try("removals", memory, [*removals, *(partial(self._force, pod) for pod in decision.force)])
         # 5. Hand Events over, and delete an expired job.
         events = [*([workers_created(created)] if created else []), *decision.events]
         for event in events:
@@ -321,6 +322,14 @@ class Actor:
             await self._kube.delete(PODS, pod.key.namespace, pod.name, uid=pod.uid)
         except (NotFound, Conflict):
             return  # it is already gone
+
+    async def _force(self, pod: PodView) -> None:
+        """Delete a pod without its kubelet."""
+        try:
+            await self._kube.delete(PODS, pod.key.namespace, pod.name, uid=pod.uid, grace_s=0)
+        except (NotFound, Conflict):
+            return
+        log.warning("deletion forced", pod=pod.name, namespace=pod.key.namespace, node=pod.node)
 
 
 def _controls(job: JobView, body: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 from heterotrain_core.allocate.rate_cache import RateCache
 
+from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.quantity import pod_requests
 from heterotrain_operator.cluster_state.store import Store
@@ -25,7 +26,8 @@ from heterotrain_operator.decide.allocation.layout_values import LayoutValues
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant, why_limited
 from heterotrain_operator.decide.grants.persisted import persisted_grant
 from heterotrain_operator.decide.objects.pods import build_pod
-from heterotrain_operator.decide.workers.capacity import Shape, shape_of
+from heterotrain_operator.decide.workers.capacity import AdmittedPod, Shape, shape_of
+from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -52,6 +54,7 @@ class _Entry:
     Attributes:
         uid: the job's uid, because a new job may take the name of a deleted one.
         generation: of the spec that ``shapes`` come from.
+        admitted: what admission makes of the pods, as far as ``shapes`` have it.
         shapes: by pool, the size of a worker.
         added_s: when the job was first considered, on the monotonic clock.
         grant: the job's newest grant.
@@ -59,6 +62,7 @@ class _Entry:
 
     uid: str
     generation: int
+    admitted: Mapping[str, AdmittedPod]
     shapes: dict[str, Shape]
     added_s: float
     grant: JobGrant
@@ -70,6 +74,7 @@ class Allocator:
     Args:
         telemetry_of: a job's telemetry from Prometheus.
         namespace_weights: weights of namespaces; others have weight 1.
+        admitted: what admission makes of the pods of each job.
 
     Attributes:
         busy: how long the current decision has gone without progress.
@@ -84,6 +89,7 @@ class Allocator:
         telemetry_of: Callable[[JobView], Telemetry],
         clocks: Clocks,
         namespace_weights: Mapping[str, float] | None = None,
+        admitted: AdmittedPods | None = None,
     ) -> None:
         self._store = store
         self._queue = queue
@@ -91,6 +97,7 @@ class Allocator:
         self._telemetry_of = telemetry_of
         self._clocks = clocks
         self._namespace_weights = namespace_weights or {}
+        self._admitted = admitted or AdmittedPods()
         self.busy = BusyTime(clocks.monotonic)
         self._entries: dict[JobKey, _Entry] = {}
         self._rates = RateCache()
@@ -222,6 +229,7 @@ class Allocator:
                 plan=self._store.plans.get(key),
                 telemetry=self._telemetry_of(jobs[key]),
                 shapes=entry.shapes,
+                admitted=entry.admitted,
             )
             for key, entry in self._entries.items()
         ]
@@ -232,27 +240,37 @@ class Allocator:
         try:
             if entry is None or entry.uid != job.uid:
                 entry = self._new_entry(job)
-            elif entry.generation != job.generation:
-                entry.generation, entry.shapes = job.generation, shapes_of(job)
+            elif (entry.generation, entry.admitted) != (job.generation, admitted := self._admitted.of(job)):
+                entry.generation, entry.admitted, entry.shapes = job.generation, admitted, shapes_of(job, admitted)
         except Exception:
             log.exception("a job is left out of the allocation by a bug", job=job.key.name, namespace=job.key.namespace)
             return None
         return entry
 
     def _new_entry(self, job: ValidJob) -> _Entry:
+        admitted = self._admitted.of(job)
         return _Entry(
             uid=job.uid,
             generation=job.generation,
-            shapes=shapes_of(job),
+            admitted=admitted,
+            shapes=shapes_of(job, admitted),
             added_s=self._clocks.monotonic(),
             grant=persisted_grant(job.status),
         )
 
 
-def shapes_of(job: ValidJob) -> dict[str, Shape]:
-    """Return by pool the size of one of the job's workers."""
-    pods = {pool.name: build_pod(job, pool, 0, plan_version="") for pool in job.spec.worker_pools}
-    return {name: shape_of(pod, pod_requests(pod["spec"])) for name, pod in pods.items()}
+def shapes_of(job: ValidJob, admitted: Mapping[str, AdmittedPod] | None = None) -> dict[str, Shape]:
+    """Return by pool the size of one of the job's workers: as admitted, where that is known."""
+    known = admitted or {}
+    return {
+        pool.name: known[pool.name].shape if pool.name in known else _declared_shape(job, pool)
+        for pool in job.spec.worker_pools
+    }
+
+
+def _declared_shape(job: ValidJob, pool: WorkerPool) -> Shape:
+    pod = build_pod(job, pool, 0, plan_version="")
+    return shape_of(pod, pod_requests(pod["spec"]))
 
 
 def _relevant(grant: JobGrant) -> tuple[object, ...]:

@@ -28,6 +28,7 @@ from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.decide.objects.pods import selector_keys
 from heterotrain_operator.engine.act import Actor
+from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.allocator import Allocator, wait_at_most
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.layout_planner import LayoutPlanner
@@ -81,6 +82,7 @@ class App:
             network_policy=settings.network_policy,
         )
         self.poller = Poller(prom, self.store, self.queue, self.metrics, settings.prometheus, clocks=clocks)
+        admitted = AdmittedPods()
         self.allocator = Allocator(
             self.store,
             self.queue,
@@ -88,12 +90,15 @@ class App:
             telemetry_of=self.poller.telemetry_of,
             clocks=clocks,
             namespace_weights=namespace_weights(settings.namespace_weights),
+            admitted=admitted,
         )
         sources = JobInputSources(
             telemetry_of=self.poller.telemetry_of,
             grant_of=self.allocator.grant_of,
             cover_of=LayoutPlanner(self.queue.add_unless_failing).cover_of,
             gather_s=settings.gather_s,
+            force_delete_s=settings.force_delete_s or None,
+            admitted=admitted,
         )
         self.reconciler = Reconciler(
             kube, self.store, self.queue, self.actor, self.metrics, sources=sources, clocks=clocks

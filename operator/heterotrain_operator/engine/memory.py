@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.plan.revision import BoundaryDistance
 from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
-from heterotrain_operator.decide.workers.capacity import Shape
+from heterotrain_operator.decide.workers.capacity import AdmittedPod, Shape
 from heterotrain_operator.engine.start_problems import StartProblems
 
 FIRST_RETRY_S = 20.0
@@ -50,7 +51,8 @@ class JobMemory:
         planning_lane: the lane of that slot.
         planning_took_s: seconds of the last decision on new telemetry.
         shapes: what a worker of each pool needs of a node.
-        shapes_for: generation of the spec that ``shapes`` come from.
+        shapes_for: generation of the spec, and what admission adds, that ``shapes`` come from.
+        relearns: whether an earlier leader had the pods accepted, so that what admission adds is not known yet.
     """
 
     uid: str
@@ -73,7 +75,8 @@ class JobMemory:
     planning_lane: BoundaryDistance = BoundaryDistance.FAR
     planning_took_s: float = 0.0
     shapes: tuple[Shape, ...] = ()
-    shapes_for: int = 0
+    shapes_for: tuple[int, Mapping[str, AdmittedPod]] | None = None
+    relearns: bool = False
 
     def may_try(self, step: str, *, now_s: float) -> bool:
         """Return whether a step may be tried: it was not refused, or its pause is over."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -26,8 +26,9 @@ from heterotrain_operator.decide.objects.pods import build_pod, problem_of_templ
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary
 from heterotrain_operator.decide.plan.stages import CoverOf
-from heterotrain_operator.decide.workers.capacity import FreeSlots, Shape
+from heterotrain_operator.decide.workers.capacity import AdmittedPod, FreeSlots, Shape, admitted_pod
 from heterotrain_operator.engine.act import Actor
+from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.allocator import shapes_of
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
@@ -49,6 +50,10 @@ EARLY_S = 0.001
 """A timer may fire this much too early: then the pass does its work, instead of asking for another one."""
 ACCEPTED_S = 300.0
 """Seconds for which the answer to a dry run holds for pods of other jobs that are the same otherwise."""
+RELEARN_S = 60.0
+"""A new leader looks up what admission makes of pods that an earlier one had checked only after so many seconds."""
+RELEARN_EVERY_S = 1.0
+"""Seconds between two such jobs: nothing depends on the answer but an estimate."""
 _FORBIDDEN = 403
 
 log = structlog.get_logger()
@@ -62,13 +67,17 @@ class JobInputSources:
         telemetry_of: a job's telemetry from Prometheus.
         cover_of: the layout planner for a job.
         grant_of: a job's grant of nodes for which several jobs compete.
+        admitted: what admission makes of the pods of each job.
         gather_s: longest time in seconds that a ready worker waits for starting ones.
+        force_delete_s: seconds after which deletions of pods on lost nodes are forced; ``None`` for never.
     """
 
     telemetry_of: Callable[[JobView], Telemetry]
     grant_of: Callable[[JobView], JobGrant]
     cover_of: Callable[[JobKey], CoverOf]
     gather_s: float
+    force_delete_s: float | None = None
+    admitted: AdmittedPods = field(default_factory=AdmittedPods)
 
 
 class Reconciler:
@@ -95,8 +104,9 @@ class Reconciler:
         self._memories: dict[JobKey, JobMemory] = {}
         self._planning = PlanningSlots()
         self._slots = SlotIndex(store)
-        self._accepted_pods: dict[bytes, float] = {}
-        """When the API server accepted a dry run, by the digest of the pod without the names of its job."""
+        self._accepted_pods: dict[bytes, tuple[float, AdmittedPod | None]] = {}
+        """When the API server accepted a dry run, and what it made of the pod, by its digest without names."""
+        self._relearn_due_s = clocks.monotonic() + RELEARN_S
         self._begun_s: dict[JobKey, float] = {}
         """When each pass in progress began."""
 
@@ -247,6 +257,7 @@ class Reconciler:
         return memory
 
     def _forget(self, key: JobKey) -> None:
+        self._sources.admitted.forget(key)
         memory = self._memories.pop(key, None)
         if memory is not None:
             self._metrics.job_gauges.show(key, memory.uid, None)
@@ -285,10 +296,12 @@ class Reconciler:
             replan=news and due,
             revised_often=memory.revisions.wait_s(started_s) > 0,
             gather_s=self._sources.gather_s,
+            force_delete_s=self._sources.force_delete_s,
             fault=memory.logged_fault if news and not due else "",
             now_s=self._clocks.wall(),
             grant=self._sources.grant_of(job),
             slots_of=self._known_slots_of(job, memory) if in_thread else self._slots.free_slots,
+            admitted=self._sources.admitted.of(job),
             cover_of=self._sources.cover_of(job.key),
         )
         decision = await asyncio.to_thread(decide, inputs) if in_thread else decide(inputs)
@@ -307,10 +320,11 @@ class Reconciler:
 
     def _known_slots_of(self, job: JobView, memory: JobMemory) -> Callable[[Shape], FreeSlots]:
         """Return the free slots of the job's pools as they are now, for a decision in a thread."""
-        if memory.shapes_for != job.generation and isinstance(job, ValidJob):
-            memory.shapes_for, memory.shapes = job.generation, ()
+        admitted = self._sources.admitted.of(job)
+        if memory.shapes_for != (job.generation, admitted) and isinstance(job, ValidJob):
+            memory.shapes_for, memory.shapes = (job.generation, admitted), ()
             with suppress(ValueError):  # the template is refused with a sentence
-                memory.shapes = tuple(shapes_of(job).values())
+                memory.shapes = tuple(shapes_of(job, admitted).values())
         known = [(shape, self._slots.free_slots(shape)) for shape in memory.shapes]
         none = FreeSlots(slots=0, matching_nodes=0, possible=False)
         return lambda shape: next((found for each, found in known if each == shape), none)
@@ -331,8 +345,11 @@ class Reconciler:
             return Acceptance(known=False), None
         now_s = self._clocks.monotonic()
         if memory.accepted_generation == job.generation and (memory.acceptance.ok or now_s < memory.dry_run_due_s):
+            if memory.relearns and now_s >= self._relearn_due_s:
+                self._relearn_due_s, memory.relearns = now_s + RELEARN_EVERY_S, False
+                await self._dry_run(job)  # for what admission adds: an earlier leader had the job accepted
             return memory.acceptance, None if memory.acceptance.ok else memory.dry_run_due_s - now_s
-        persisted = not memory.accepted_generation and _accepted_before(job)
+        persisted = memory.relearns = not memory.accepted_generation and _accepted_before(job)
         memory.acceptance = Acceptance(known=True) if persisted else await self._dry_run(job)
         retried = memory.accepted_generation == job.generation
         pause_s = min(LONGEST_RETRY_S, 2 * memory.dry_run_pause_s) if retried else FIRST_RETRY_S
@@ -343,22 +360,26 @@ class Reconciler:
     async def _dry_run(self, job: ValidJob) -> Acceptance:
         if problem := problem_of_templates(job.template, job.spec, job.patches):
             return Acceptance(known=True, ok=False, reason="InvalidTemplate", message=problem)
-        refusals = await asyncio.gather(*(self._dry_run_of_pool(job, pool) for pool in job.spec.worker_pools))
-        return next((refusal for refusal in refusals if refusal is not None), Acceptance(known=True))
+        pools = job.spec.worker_pools
+        answers = await asyncio.gather(*(self._dry_run_of_pool(job, pool) for pool in pools))
+        known = {pool.name: each for pool, each in zip(pools, answers, strict=True) if isinstance(each, AdmittedPod)}
+        self._sources.admitted.put(job, known)
+        return next((each for each in answers if isinstance(each, Acceptance)), Acceptance(known=True))
 
-    async def _dry_run_of_pool(self, job: ValidJob, pool: WorkerPool) -> Acceptance | None:
-        """Return the API server's refusal of a worker of this pool, ``None`` without one.
+    async def _dry_run_of_pool(self, job: ValidJob, pool: WorkerPool) -> Acceptance | AdmittedPod | None:
+        """Return the API server's refusal of a worker of this pool, or what it makes of it; ``None`` if unknown.
 
         A pod that differs only by its job from one that was accepted a short while ago needs no request.
         """
         now_s, digest = self._clocks.monotonic(), _digest_of_any_job(job, pool)
-        if now_s - self._accepted_pods.get(digest, float("-inf")) < ACCEPTED_S:
-            return None
+        accepted_s, admitted = self._accepted_pods.get(digest, (float("-inf"), None))
+        if now_s - accepted_s < ACCEPTED_S:
+            return admitted
         pod = build_pod(job, pool, 0, plan_version="")
         pod["metadata"]["name"] = f"{job.key.name}-try-{pool.name}"[:63].rstrip("-")
         try:
             with suppress(Conflict):
-                await self._kube.create(PODS, pod, dry_run=True)
+                admitted = admitted_pod(await self._kube.create(PODS, pod, dry_run=True))
         except Rejected as error:
             if "exceeded quota" in str(error):
                 return None  # not about the pod, and the quota may have changed when the pod is created
@@ -368,9 +389,9 @@ class Reconciler:
         except Unavailable as error:  # such as an admission webhook that does not answer
             message = f"the API server could not check whether a worker of pool {pool.name} can be created: {error}"
             return Acceptance(known=False, ok=False, reason="DryRunFailed", message=message)
-        self._accepted_pods = {key: at_s for key, at_s in self._accepted_pods.items() if now_s - at_s < ACCEPTED_S}
-        self._accepted_pods[digest] = now_s
-        return None
+        self._accepted_pods = {key: each for key, each in self._accepted_pods.items() if now_s - each[0] < ACCEPTED_S}
+        self._accepted_pods[digest] = (now_s, admitted)
+        return admitted
 
 
 def _digest_of_any_job(job: ValidJob, pool: WorkerPool) -> bytes:

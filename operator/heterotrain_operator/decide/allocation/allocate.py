@@ -6,7 +6,7 @@ core's allocation decides, and its proposals become limits for each job's own pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
@@ -34,6 +34,10 @@ RETRY_S = 600.0
 The time doubles with every further attempt in which the pool gives no node.
 """
 MOST_DOUBLINGS = 6
+PRIORITY_FACTOR = 10.0
+"""Beyond minimums, a job counts this many times as much as one of the next lower priority among its competitors."""
+MOST_PRIORITIES = 6
+"""Priorities that are told apart; lower ones count as equal. It bounds the weights."""
 
 
 def decide_allocation(
@@ -110,6 +114,7 @@ def problem_of(
 ) -> AllocationProblem:
     """Return the competition in the core's terms; ``now_s`` in seconds since the epoch."""
     weights, values = namespace_weights or {}, LayoutValues() if layout_values is None else layout_values
+    by_priority = priority_weights({competitor.priority for competitor in competition.competitors})
     groups_of = {
         competitor.job.key: {
             pool.name: [group for group in competition.node_groups if competitor.pool_key(pool) in group.sizes]
@@ -127,11 +132,19 @@ def problem_of(
                 namespace_weight=weights.get(competitor.job.key.namespace, 1.0),
                 now_s=now_s,
                 layouts=values.of(competitor),
+                weight=by_priority[competitor.priority],
             )
             for competitor in competition.competitors
         ),
         groups_of=groups_of,
     )
+
+
+def priority_weights(priorities: Collection[int]) -> dict[int, float]:
+    """Return the weight of each priority: only their order counts, because values of PriorityClasses have no unit."""
+    highest = sorted(priorities, reverse=True)
+    least = max(0, min(len(highest), MOST_PRIORITIES) - 1)
+    return {priority: PRIORITY_FACTOR ** max(0, least - place) for place, priority in enumerate(highest)}
 
 
 def _with_exhausted_pools(competitors: Sequence[Competitor], *, now_s: float) -> tuple[Competitor, ...]:

@@ -7,7 +7,7 @@ problems, and a job that cannot be decided affects only its own competition.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from heterotrain_operator.api.conditions import ConditionType, condition_holds, find_condition
@@ -19,19 +19,29 @@ from heterotrain_operator.decide.allocation.demand import Competitor
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey, node_groups
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.plan.plan import read_plan
-from heterotrain_operator.decide.workers.capacity import Shape, admits
+from heterotrain_operator.decide.workers.capacity import AdmittedPod, Shape, admits
 from heterotrain_operator.decide.workers.state import WorkerState, worker_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationInput:
-    """One job for the allocation: its pods, plan and telemetry, and by pool the shape of a worker."""
+    """One job for the allocation: its pods, plan and telemetry, and by pool the shape of a worker.
+
+    ``admitted`` has by pool what admission makes of a worker's pod, as far as that is known.
+    """
 
     job: ValidJob
     pods: Sequence[PodView]
     plan: PlanObject | None
     telemetry: Telemetry
     shapes: Mapping[str, Shape]
+    admitted: Mapping[str, AdmittedPod] = field(default_factory=dict)
+
+    @property
+    def priority(self) -> int:
+        """The largest priority of its pods: those that it would create, else those that it has."""
+        known = [each.priority for each in self.admitted.values()] or [pod.priority for pod in self.pods]
+        return max(known, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +116,7 @@ def _competitor(
         plan=read_plan(each.job, each.plan).plan,
         telemetry=each.telemetry,
         before=before(each.job.key),
+        priority=each.priority,
     )
 
 

@@ -41,6 +41,7 @@ class Competitor:
         plan: the newest plan, if it is readable.
         telemetry: what Prometheus reported about it.
         before: its grant from the previous allocation.
+        priority: of its pods, by their PriorityClass.
     """
 
     job: ValidJob
@@ -48,6 +49,7 @@ class Competitor:
     plan: Plan | None
     telemetry: Telemetry
     before: JobGrant
+    priority: int = 0
 
     @property
     def spec(self) -> HeteroTrainJobSpec:
@@ -90,6 +92,7 @@ def demand_of(
     namespace_weight: float,
     now_s: float,
     layouts: LayoutRates | None = None,
+    weight: float = 1.0,
 ) -> JobDemand:
     """Return the job's demand.
 
@@ -100,6 +103,7 @@ def demand_of(
         namespace_weight: of the job's namespace.
         now_s: now, in seconds since the epoch.
         layouts: rates of the job's best layouts, where its members are planned.
+        weight: by its priority.
     """
     job, spec, training = competitor.job, competitor.spec, competitor.spec.training
     job_pools: list[JobPool] = []
@@ -145,6 +149,7 @@ def demand_of(
         deadline_s=spec.deadline.timestamp() - now_s if spec.deadline is not None else None,
         pace=throughput.pace,
         pause_s=competitor.telemetry.pause_s or PAUSE_S,
+        weight=weight,
         tenant=job.key.namespace,
         tenant_weight=namespace_weight,
         arrived_s=job.created_s,

@@ -43,6 +43,7 @@ class Placement:
     ) -> None:
         self._distance, self._now_s = proposal.distance, now_s
         self._open_to = groups_of
+        self._lowest = _lowest_priorities(competitors, groups_of)
         self._occupancy = occupancy = Occupancy(capacity)
         self._granted: dict[PoolKey, dict[str, int]] = {}
         """By pool, granted workers on each node group."""
@@ -189,20 +190,33 @@ class Placement:
         """Return whether workers beyond the limit may wait in a pool for new nodes.
 
         They may not while room is being made for other jobs, nor where one more would fit already: the job does not
-        want it there.
+        want it there. Nor may they where workers of a lower priority are: the scheduler would end these for them.
         """
         if proposed.kept_out:
             return False  # a waiting worker would take a node that is kept for another job
         if pool.name in competitor.before.exhausted:
             return True
         granted = bool(proposed.workers)
+        groups = self._groups_of(competitor, pool)
+        if granted and any(self._lowest.get(group.name, competitor.priority) < competitor.priority for group in groups):
+            return False
         if not self._quiet or (granted and (competitor.spec.objective is Objective.COST or proposed.in_time)):
             return False
         pool_key = competitor.pool_key(pool)
         return not granted or not any(
-            self._occupancy.fits({(group.name, group.sizes[pool_key]): 1})
-            for group in self._groups_of(competitor, pool)
+            self._occupancy.fits({(group.name, group.sizes[pool_key]): 1}) for group in groups
         )
+
+
+def _lowest_priorities(competitors: Sequence[Competitor], groups_of: GroupsByPool) -> dict[str, int]:
+    """Return the lowest priority of the workers on each node group, where there are any."""
+    lowest: dict[str, int] = {}
+    for competitor in competitors:
+        for pool in competitor.spec.worker_pools:
+            for group in groups_of[competitor.job.key][pool.name]:
+                if competitor.placed_on(pool, group):
+                    lowest[group.name] = min(lowest.get(group.name, competitor.priority), competitor.priority)
+    return lowest
 
 
 def _reason(competitor: Competitor, proposed: Grant, kept_since_s: float | None, distance: str) -> str:

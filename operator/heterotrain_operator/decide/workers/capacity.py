@@ -1,7 +1,7 @@
 """How many more workers of a pool fit: the nodes' allocatable resources less the requests of all running pods.
 
-This is an estimate: affinity between pods, volumes and quotas are visible to the scheduler only. It decides no more
-than how many pods are worth creating, and a pod that the scheduler cannot place delays nothing.
+This is an estimate: affinity between pods, volumes and claims of devices (DRA) are visible to the scheduler only. It
+decides no more than how many pods are worth creating, and a pod that the scheduler cannot place delays nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heterotrain_operator.cluster_state.quantity import PODS
+from heterotrain_operator.cluster_state.quantity import PODS, pod_requests
 from heterotrain_operator.cluster_state.views import NodeView, Taint
 from heterotrain_operator.decide.workers.node_affinity import Terms, allows, required_terms
 from heterotrain_operator.decide.workers.node_state import NodeState, assess_node, describe_hold
@@ -27,6 +27,19 @@ class Shape:
     node_selector: Mapping[str, str]
     tolerations: Sequence[Mapping[str, Any]]
     affinity: Terms | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedPod:
+    """What the API server makes of a worker's pod, by its answer to a dry run.
+
+    Attributes:
+        shape: with what admission adds: defaults of LimitRanges, the overhead of a runtime class, injected containers.
+        priority: of its PriorityClass, or of the cluster's default; 0 without one.
+    """
+
+    shape: Shape
+    priority: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,15 @@ def shape_of(pod: Mapping[str, Any], requests: Mapping[str, float]) -> Shape:
         tolerations=tuple(spec.get("tolerations") or ()),
         affinity=required_terms(spec),
     )
+
+
+def admitted_pod(body: Mapping[str, Any]) -> AdmittedPod | None:
+    """Return what is needed of the answer to a dry run; ``None`` where requests can't be read."""
+    try:
+        shape = shape_of(body, pod_requests(body["spec"]))
+        return AdmittedPod(shape=shape, priority=int(body["spec"].get("priority") or 0))
+    except (ValueError, TypeError):
+        return None
 
 
 def free_slots(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mapping[str, float]]) -> FreeSlots:

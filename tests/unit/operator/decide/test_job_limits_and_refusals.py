@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
@@ -254,3 +256,68 @@ def test_a_worker_behind_scheduling_gates_is_reported_as_such() -> None:
     cluster.settle()
     assert cluster.condition("Scheduled") == ("False", "SchedulingGated")
     assert f"{name}: its scheduling gates wait" in cluster.message("Scheduled")
+
+
+QUEUE = {"kueue.x-k8s.io/queue-name": "training"}
+GATE = "kueue.x-k8s.io/admission"
+
+
+def queued_cluster(**spec: Any) -> FakeCluster:
+    """Return a job with a queue's label on two nodes, whose new pods get Kueue's gate."""
+    template = {"metadata": {"labels": QUEUE}, "spec": {"containers": [{"name": "trainer", "image": "x"}]}}
+    return FakeCluster(pool("a", maxReplicas=2), template=template, spec=spec).with_nodes("a", cpu="2")
+
+
+def gate(cluster: FakeCluster) -> None:
+    for body in cluster.pods.values():
+        gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "waits for gates"}
+        body["spec"]["schedulingGates"] = [{"name": GATE}]
+        body["status"] = {"phase": "Pending", "conditions": [gated]}
+
+
+def test_pods_in_a_queue_wait_behind_its_gate_and_train_once_they_are_admitted() -> None:
+    cluster = queued_cluster()
+    cluster.settle()
+    gate(cluster)
+    before = set(cluster.pods)
+    cluster.now_s += 3600.0
+    assert cluster.settle().remove == ()
+    assert set(cluster.pods) == before, "gated pods are neither replaced nor removed"
+    assert all(QUEUE.items() <= body["metadata"]["labels"].items() for body in cluster.pods.values())
+    assert cluster.condition("Scheduled") == ("False", "SchedulingGated")
+    assert GATE in cluster.message("Scheduled")
+    assert cluster.status["state"] == "Pending"
+    for body in cluster.pods.values():
+        del body["spec"]["schedulingGates"]
+        body["status"] = {"phase": "Pending"}
+    cluster.schedule().run()
+    cluster.settle()
+    assert cluster.status["state"] == "Running"
+
+
+def test_a_job_with_a_part_of_its_pods_admitted_trains_with_these() -> None:
+    cluster = queued_cluster()
+    cluster.settle()
+    gate(cluster)
+    del cluster.pods["job-w0"]["spec"]["schedulingGates"]
+    cluster.pods["job-w0"]["status"] = {"phase": "Pending"}
+    cluster.pods["job-w0"]["spec"]["nodeName"] = "a"
+    cluster.run("job-w0")
+    cluster.now_s += 60.0
+    cluster.settle()
+    assert cluster.status["state"] == "Degraded", "it trains, with one of two"
+    assert [member["worker"] for member in cluster.plan_json["ranks"]] == ["job-w0"]
+    assert set(cluster.pods) == {"job-w0", "job-w1"}
+
+
+def test_a_suspended_job_of_a_queue_gives_its_pods_up_and_gets_labelled_ones_again() -> None:
+    cluster = queued_cluster()
+    cluster.settle()
+    gate(cluster)
+    cluster.job["spec"]["suspend"] = True
+    cluster.settle()
+    assert cluster.pods == {}
+    cluster.job["spec"]["suspend"] = False
+    cluster.settle()
+    assert len(cluster.pods) == 2
+    assert all(QUEUE.items() <= body["metadata"]["labels"].items() for body in cluster.pods.values())

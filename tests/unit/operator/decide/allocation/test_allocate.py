@@ -7,7 +7,14 @@ from dataclasses import replace
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.cluster_state.parse import rfc3339
-from heterotrain_operator.decide.allocation.allocate import EXHAUSTED_AFTER_S, RETRY_S, problem_of
+from heterotrain_operator.decide.allocation.allocate import (
+    EXHAUSTED_AFTER_S,
+    MOST_PRIORITIES,
+    PRIORITY_FACTOR,
+    RETRY_S,
+    priority_weights,
+    problem_of,
+)
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.decide.grants.grant import ThroughputModel
 from support.fake_cluster import NOW_S, FakeCluster, pool
@@ -341,3 +348,60 @@ def test_a_job_of_another_namespace_gets_no_nodes_by_its_minimum_beyond_its_shar
     greedy.edit(lambda spec: spec["elasticPolicy"].update(minReplicas=2))
     cluster.settle()
     assert (len(cluster.jobs["trains"].members()), len(greedy.members())) == (2, 2)
+
+
+def jobs_of_two_priorities(*, most: int = 4) -> MultiJobCluster:
+    """Return four places that the job ``low`` has, and a later job ``high`` that wants all of them."""
+    multi = MultiJobCluster().with_nodes("a1", "a2", "a3", "a4", cpu="1")
+    multi.priorities = {"high": 1000}
+    multi.add("low", pool("a", maxReplicas=4))
+    multi.settle()
+    assert multi.placed() == {"low": {"a": 4}}
+    multi.add("high", pool("a", maxReplicas=most))
+    return multi
+
+
+def test_a_job_of_higher_priority_gets_more_of_the_same_nodes() -> None:
+    multi = jobs_of_two_priorities().settle()
+    assert multi.placed() == {"low": {"a": 1}, "high": {"a": 3}}, "a running job keeps its minimum"
+
+
+def test_of_two_waiting_jobs_the_one_of_higher_priority_starts() -> None:
+    multi = MultiJobCluster().with_nodes("a1", "a2", cpu="1")
+    multi.priorities = {"high": 1000}
+    for name in ("low", "high"):
+        multi.add(name, pool("a", maxReplicas=2), elasticPolicy={"minReplicas": 2})
+    multi.settle()
+    assert multi.placed() == {"low": {}, "high": {"a": 2}}
+
+
+def test_no_worker_waits_where_the_scheduler_would_end_one_of_lower_priority_for_it() -> None:
+    multi = jobs_of_two_priorities().settle()
+    assert [view.name for view in multi.jobs["high"].pod_views if not view.node] == []
+    assert [view.name for view in multi.jobs["low"].pod_views if not view.node] != [], "it asks for further nodes"
+
+
+def test_only_the_order_of_priorities_counts_and_weights_are_bounded() -> None:
+    assert priority_weights({0, 5, 2_000_000_000}) == {0: 1.0, 5: 10.0, 2_000_000_000: 100.0}
+    assert priority_weights({7}) == {7: 1.0}
+    many = priority_weights(set(range(-50, 50)))
+    assert max(many.values()) == PRIORITY_FACTOR ** (MOST_PRIORITIES - 1)
+    assert [many[priority] for priority in range(-50, 50)] == sorted(many.values())
+
+
+def test_a_job_whose_pods_a_quota_refuses_leaves_its_nodes_to_others_after_a_minute() -> None:
+    multi = a_cluster("a1", "a2", "a3", "a4")
+    full = multi.add("full", pool("a", maxReplicas=4))
+    multi.add("other", pool("a", maxReplicas=4))
+    full.may_create, full.refusal = False, "exceeded quota: training"
+    for _ in range(2):
+        multi.settle()
+        multi.now_s += EXHAUSTED_AFTER_S
+    multi.settle()
+    assert multi.placed() == {"full": {}, "other": {"a": 4}}
+    assert full.condition("Scheduled") == ("False", "PodsRejected")
+    assert "exceeded quota: training" in full.message("Scheduled")
+    full.may_create, full.refusal = True, ""
+    multi.now_s += RETRY_S
+    multi.settle()
+    assert multi.placed() == {"full": {"a": 2}, "other": {"a": 2}}, "the quota was raised"
