@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import structlog
 from heterotrain_core.contract import keys
+from heterotrain_operator.engine import poller
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import RECONCILE_RESULTS
 from heterotrain_operator.engine.poller import Poller
@@ -24,6 +25,7 @@ from support.load import LoadTest
 pytestmark = pytest.mark.looptime
 JOBS = 8
 SPAN_S = 30
+TAKE_S = 0.16
 
 
 class Telemetry:
@@ -84,3 +86,38 @@ async def test_each_scrape_of_each_job_is_read_once_and_shares_follow_the_speeds
             compared += 1
             assert sorted(by_pool, key=by_pool.__getitem__) == sorted(by_pool, key=pools.__getitem__, reverse=True)
     assert compared >= JOBS // 4
+
+
+async def test_reads_of_many_jobs_use_a_bounded_part_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking an answer takes 0.16 s here, so taking all scrapes of eight jobs would keep a quarter of a core busy."""
+
+    async def at_once(call: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    loop, spent, taken = asyncio.get_running_loop(), [0.0], list[float]()
+    clocks = Clocks(lambda: loop.time() + spent[0], lambda: NOW_S + loop.time())
+
+    def slow(*args: Any, **kwargs: Any) -> bool:
+        spent[0] += TAKE_S
+        taken.append(loop.time())
+        return take(*args, **kwargs)
+
+    take = poller._take
+    monkeypatch.setattr(poller, "_take", slow)
+    load = LoadTest(Size(jobs=JOBS, pods=10 * JOBS), clocks=clocks)
+    await load.settle()
+    telemetry, app = Telemetry(load), load.app
+    app.poller = Poller(telemetry, app.store, app.queue, app.metrics, PrometheusSettings(url="http://x"), clocks=clocks)
+    task = asyncio.create_task(app.poller.run())
+    await asyncio.sleep(SPAN_S)
+    task.cancel()
+    structlog.reset_defaults()
+    most = (SPAN_S + spent[0]) * poller.TAKING_PART / TAKE_S
+    assert most < 0.75 * JOBS * SPAN_S / SCRAPE_S, "not every scrape can be read"
+    assert most / 2 <= len(taken) <= most + 2
+    assert {job.status.start_time is not None for job in app.store.jobs.all().values()} == {True}
+    assert len(telemetry.stand_in._jobs) == JOBS
+    fresh = [app.poller.telemetry_of(job).reason for job in app.store.jobs.all().values()]
+    assert fresh == ["Fresh"] * JOBS, "the last read of each job is recent enough"

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 import structlog
-from heterotrain_core.contract.codec import Refused, decode_plan
+from heterotrain_core.contract.codec import Refused
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.parse import seconds
@@ -21,6 +21,7 @@ from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.grants.persisted import compute_time
+from heterotrain_operator.decide.plan.decoded import decoded
 from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -41,8 +42,17 @@ from heterotrain_operator.prom.unit_profiles import parse_profile, profile_of
 from heterotrain_operator.settings import PrometheusSettings
 
 PARALLEL_READS = 8
+TAKING_PART = 0.15
+"""Part of one core for taking what reads bring. Parsing an answer and the pass that follows take twice as long again.
+So a thousand jobs keep half of a core busy, and each is read every twenty seconds instead of after every scrape.
+Nothing is lost: series are sums, and the next read has the steps of all scrapes before it.
+"""
+MOST_TAKE_S = 0.2
+"""A single large job delays the reads of others by no more than follows from this."""
+JOBS_AT_ONCE = 50
+"""Jobs that are looked at in one go; then passes and watches get their turn."""
 REST_FACTOR = 1.0
-"""After each round of reads, the poller rests at least this many times as long as the round took."""
+"""After each round of reads, the poller rests at least this many times as long as the round took beyond its slots."""
 JOBS_PER_QUERY = 500
 """Jobs that one query asks about: the uid of each has 36 characters."""
 ROWS_AT_ONCE = 50
@@ -100,6 +110,8 @@ class Poller:
         self._good_s: dict[str, float] = {}
         self._scrapes: dict[str, float] = {}
         """By job, the number of ``scrapes_of`` before its last good read."""
+        self._slot_s, self._take_s, self._reserved_s = 0.0, 0.0, 0.0
+        """When the next read may begin, seconds that taking the last answer took, and those reserved in this round."""
         self._members: dict[str, tuple[str, dict[str, str]]] = {}
         """By job, the resource version of its plan and the plan's workers."""
 
@@ -114,12 +126,17 @@ class Poller:
         """Poll until cancelled."""
         assert self._prom is not None  # noqa: S101  # not started without Prometheus
         while True:
-            started_s = self._clocks.monotonic()
+            started_s, self._reserved_s = self._clocks.monotonic(), 0.0
             self.busy.progress()
             jobs = [job for job in self._store.jobs.all().values() if _is_read(job)]
             gate = asyncio.Semaphore(PARALLEL_READS)
             scrapes = await self._scrapes_of(jobs, self._prom)
-            await asyncio.gather(*(self._read_isolated(job, self._prom, gate, scrapes.get(job.uid)) for job in jobs))
+            for start in range(0, len(jobs), JOBS_AT_ONCE):
+                some = jobs[start : start + JOBS_AT_ONCE]
+                await asyncio.gather(
+                    *(self._read_isolated(job, self._prom, gate, scrapes.get(job.uid)) for job in some)
+                )
+                await asyncio.sleep(0)  # where there is nothing to read, nothing has been awaited
             for job in self._store.jobs.all().values():
                 if job.status.start_time is None and job.uid in self._histories:
                     self._histories[job.uid].forget_profiles()
@@ -130,7 +147,8 @@ class Poller:
             self._members = {uid: members for uid, members in self._members.items() if uid in existing}
             self.busy.rest()
             took_s = self._clocks.monotonic() - started_s
-            await asyncio.sleep(max(self._settings.poll_s - took_s, took_s * REST_FACTOR))
+            hurried_s = max(0.0, took_s - self._reserved_s)
+            await asyncio.sleep(max(self._settings.poll_s - took_s, hurried_s * REST_FACTOR))
 
     async def _scrapes_of(self, jobs: Sequence[JobView], prom: Prom) -> dict[str, float]:
         """Return by uid the number that changes with each scrape of the job, for all that Prometheus answers about.
@@ -169,6 +187,7 @@ class Poller:
     async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> bool:
         """Read what is new of a job; return whether Prometheus answered."""
         history = self._history_of(job)
+        await self._wait_for_slot()
         async with gate:
             try:
                 rows, dropped = await prom.query(scrape_times_of(job.uid)), Dropped()
@@ -197,7 +216,10 @@ class Poller:
                         dropped=dropped,
                         recut=needs_profiles(job),
                     )
-                    if await asyncio.to_thread(take) if len(rows) > ROWS_AT_ONCE else take():
+                    began_s = self._clocks.monotonic()
+                    news = await asyncio.to_thread(take) if len(rows) > ROWS_AT_ONCE else take()
+                    self._take_s = min(MOST_TAKE_S, self._clocks.monotonic() - began_s)
+                    if news:
                         self._queue.add_unless_failing(job.key)
             except PromError as error:
                 self._metrics.telemetry_reads.labels(result=error.reason).inc()
@@ -231,12 +253,21 @@ class Poller:
             history.set_profile(pod.pool, found)
             self._queue.add_unless_failing(job.key)
 
+    async def _wait_for_slot(self) -> None:
+        """Wait until ``TAKING_PART`` has room for one more answer, if it takes as long as the one before."""
+        now_s = self._clocks.monotonic()
+        begins_s = max(now_s, self._slot_s)
+        reserved_s = self._take_s / TAKING_PART
+        self._slot_s, self._reserved_s = begins_s + reserved_s, self._reserved_s + reserved_s
+        if begins_s > now_s:
+            await asyncio.sleep(begins_s - now_s)
+
     def _workers_of(self, job: JobView) -> dict[str, str]:
         """Return the names of the job's own workers by uid: its pods, and the members of its plan."""
         found = self._store.plans.get(job.key)
         known, members = self._members.get(job.uid, ("", {}))
         if found is not None and found.resource_version != known:
-            plan = decode_plan(found.text, job_uid=job.uid)
+            plan = decoded(found.text, job_uid=job.uid)
             members = {} if isinstance(plan, Refused) else {rank.worker_uid: rank.worker for rank in plan.ranks}
             self._members[job.uid] = (found.resource_version, members)
         return members | {pod.uid: pod.name for pod in self._store.pods.of_job(job.key) if pod.owner_uid == job.uid}

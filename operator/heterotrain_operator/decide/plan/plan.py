@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from heterotrain_core.contract.codec import Refused, decode_plan
+from heterotrain_core.contract.codec import Refused
 from heterotrain_core.contract.plan import Boundary, Plan
 
 from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import JobView, PlanObject
+from heterotrain_operator.decide.plan.decoded import decoded
 from heterotrain_operator.decide.plan.membership import MembershipDecision
 from heterotrain_operator.decide.plan.shares import Shares
 
@@ -33,7 +34,7 @@ def read_plan(job: JobView, found: PlanObject | None) -> PlanInForce:
     mirrored = (job.status.plan.desired_generation, job.status.plan.desired_revision)
     if found is None:
         return PlanInForce(plan=None, problem="there is no plan" if mirrored != (0, 0) else "", newest=mirrored)
-    plan = decode_plan(found.text, job_uid=job.uid)
+    plan = decoded(found.text, job_uid=job.uid)
     if isinstance(plan, Refused):
         return PlanInForce(plan=None, problem=plan.reason, newest=mirrored)
     newest = (max(plan.generation, mirrored[0]), max(plan.revision, mirrored[1]))
