@@ -268,3 +268,6 @@ def test_ties_between_stages_recurrent_layers_and_buffers_work(build: Callable[[
     stage = model.stage((0, 5), MemberGroup(rank=0, world_size=1))
     (found,) = stage.evaluate(lambda _: (SAMPLES, None), 1, lambda output, _: output)
     assert found.shape == (5, 2)
+    held = {id(parameter) for parameter in stage.model.parameters()}
+    for layer in stage.model.modules():
+        assert {id(weight) for weight in getattr(layer, "_flat_weights", ())} <= held
