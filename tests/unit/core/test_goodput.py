@@ -17,7 +17,7 @@ from heterotrain_core.goodput import (
     statistical_efficiency,
 )
 from heterotrain_core.planning.batch import BatchDecision, BatchRequest, decide_batch
-from heterotrain_core.planning.evidence import SURE_GROWTH, TRUSTED_GROWTH, UNSURE_GROWTH, MemberEvidence
+from heterotrain_core.planning.evidence import TRUSTED_GROWTH, UNSURE_GROWTH, MemberEvidence
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.member import SplitMember
 from hypothesis import given, settings
@@ -179,7 +179,7 @@ def test_a_batch_grows_no_faster_than_the_evidence(vectors: list[tuple[int, int,
     decision = decide_batch(request)
     assert isinstance(decision, BatchDecision)
     assert decision.choice is not None
-    assert decision.samples > SURE_GROWTH * sum(largest(member) for member in members)
+    assert decision.samples > 2 * TRUSTED_GROWTH * sum(largest(member) for member in members)
     for share, member in zip(decision.choice.split.shares, members, strict=True):
         assert share <= UNSURE_GROWTH * largest(member)
     again = decide_batch(replace(request, current_samples=decision.samples))
