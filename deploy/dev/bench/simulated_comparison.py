@@ -175,7 +175,7 @@ def draw(times: Mapping[tuple[str, str], Mapping[str, float]], path: Path) -> No
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415  # only after the backend is chosen
 
-    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(1.3 * max(6, len(times)), 4.2), layout="constrained")
     width = 1 / (len(POLICIES) + 1)
     for i, policy in enumerate(POLICIES):
         gains = [by_policy["even"] / by_policy[policy] for by_policy in times.values()]
@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="file for a picture of the times to the target")
     arguments = parser.parse_args()
     of_seeds = "mean over {} seeds, the least and the greatest in brackets"
+    drawn: dict[tuple[str, str], dict[str, float]] = {}
     for key in arguments.cluster or CLUSTERS:
         on = CLUSTERS[key]
         if arguments.only != "target":
@@ -215,8 +216,9 @@ def main() -> None:
             workloads = [workload for workload in arguments.workloads if workload in on.target_workloads]
             times = to_target(workloads, on.target_mixes, on, arguments.target_seeds)
             print()
-            if arguments.picture and on is USUAL:
-                draw(times, arguments.picture)
+            drawn |= {(f"{workload}, {on.gigabits_per_s:g} Gb/s", gpus): row for (workload, gpus), row in times.items()}
+    if arguments.picture:
+        draw(drawn, arguments.picture)
 
 
 if __name__ == "__main__":
