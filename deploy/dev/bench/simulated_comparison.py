@@ -186,7 +186,7 @@ def draw(times: Mapping[tuple[str, str], Mapping[str, float]], path: Path) -> No
     axes.set_xticks([place + (len(POLICIES) - 1) / 2 * width for place in range(len(times))], labels, fontsize=7)
     axes.set(ylabel="times as fast to the target as even shares", ylim=(0, None))
     axes.set_title("Simulated: time to the published target; each policy that can choose the batch does", fontsize=9)
-    axes.legend(frameon=False, fontsize=8, ncols=len(POLICIES), columnspacing=1)
+    axes.legend(loc="upper left", frameon=False, fontsize=8, ncols=len(POLICIES), columnspacing=1)
     figure.savefig(path, dpi=110, metadata={"Software": None} if path.suffix == ".png" else None)
     plt.close(figure)
 
