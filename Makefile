@@ -241,7 +241,7 @@ bench-pipeline-picture: setup ## a step of a real pipeline and the planner's pre
 pictures: setup ## draw the pictures of docs/mathematics.md again
 	@$(PY) deploy/dev/bench/mathematics_pictures.py
 
-bench-simulated: setup ## the tables of docs/simulation.md; about twenty minutes
+bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files test-core \
