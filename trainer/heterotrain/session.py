@@ -35,6 +35,7 @@ from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
+from heterotrain.preflight import in_job
 from heterotrain.sigterm import SigtermHandler
 from heterotrain.state import admission
 from heterotrain.state.admission import plain_numbers
@@ -165,6 +166,7 @@ class Job:
         termination_message.install()
         self._termination_message = termination_message
         self._server = serve(self._report, identity)
+        in_job.start(identity, self.device, config.checkpoint_uri, self._report)
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report)
         parallelism = admission.choice("parallelism", config.parallelism, Parallelism)

@@ -18,7 +18,7 @@ PATIENCE_S = 30
 """Seconds after which an operator that has not answered is a problem."""
 _BAD_WHEN_FALSE = (
     ConditionType.ACCEPTED, ConditionType.SCHEDULED, ConditionType.TELEMETRY_AVAILABLE,
-    ConditionType.CHECKPOINT_HEALTHY,
+    ConditionType.PREFLIGHT_PASSED, ConditionType.CHECKPOINT_HEALTHY,
 )  # fmt: skip
 _BAD_WHEN_TRUE = (
     ConditionType.STALLED, ConditionType.RESTARTING, ConditionType.DEGRADED, ConditionType.WORKERS_LIMITED,

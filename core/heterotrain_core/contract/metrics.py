@@ -142,6 +142,20 @@ USER_METRIC: Final = "heterotrain_user_metric"
 """What the script reports with ``job.report(name=value)``; label ``name``."""
 LABEL_NAME: Final = "name"
 
+# What a worker has checked before it trained. The checks of the machine are of local rank 0.
+PREFLIGHT_PASSED: Final = "heterotrain_preflight_passed_checks"
+"""Number of checks before training that found nothing; absent until all have ended."""
+PREFLIGHT_PROBLEM: Final = "heterotrain_preflight_problem"
+"""1 for a check before training that found a limit, 2 for one that failed; labels ``check`` and ``message``."""
+PREFLIGHT_WARNING: Final = 1.0
+PREFLIGHT_FAILURE: Final = 2.0
+LABEL_CHECK: Final = "check"
+LABEL_MESSAGE: Final = "message"
+"""One sentence for people, cut to ``MOST_MESSAGE`` characters."""
+MOST_CHECK: Final = 40
+MOST_MESSAGE: Final = 240
+MOST_PREFLIGHT_PROBLEMS: Final = 16
+
 # Gauges of a rank that has profiled the model's units, for the planner of layouts. Identity labels, and those named.
 UNITS: Final = "heterotrain_units"
 """Number of the model's units."""

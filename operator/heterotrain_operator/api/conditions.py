@@ -27,6 +27,8 @@ class ConditionType(StrEnum):
     """The job trains with fewer workers than wanted."""
     PROGRESSING = "Progressing"
     """Steps are committed at the pace that was measured before."""
+    PREFLIGHT_PASSED = "PreflightPassed"
+    """What the workers check before they train has found nothing that would make it fail."""
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     NUMERICALLY_SOUND = "NumericallySound"
     """All losses and gradients were finite, and the ranks' copies of the state were equal."""

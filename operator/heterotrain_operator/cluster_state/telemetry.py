@@ -19,6 +19,15 @@ class MemberId(NamedTuple):
     local_rank: int
 
 
+class PreflightProblem(NamedTuple):
+    """What a check before training has found; failures sort before limits."""
+
+    is_limit: bool
+    """Training works, but slowly or with a limit."""
+    check: str
+    message: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberGauges:
     """The newest gauges of one rank; ``None`` or absent where it has exported nothing yet.
@@ -35,6 +44,8 @@ class MemberGauges:
         last_finite_loss: the newest finite loss before it.
         plan_schema: newest schema of plans that its image reads.
         waiting_s: seconds for which the rank has waited for others; 0 while it runs code of its own.
+        preflight_passed: checks before training that found nothing; ``None`` until all have ended.
+        preflight_problems: what the other checks found, the gravest first.
     """
 
     worker: str
@@ -68,6 +79,8 @@ class MemberGauges:
     pause_s: float = 0.0
     pauses: int = 0
     user_metrics: Mapping[str, float] = field(default_factory=dict)
+    preflight_passed: int | None = None
+    preflight_problems: tuple[PreflightProblem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,8 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.UNIT_PROFILE_COMPLETE: (0.0, 1.0),
         metrics.PAUSE_SECONDS: _SECONDS,
         metrics.MEMBERSHIP_CHANGES: _COUNT,
+        metrics.PREFLIGHT_PASSED: _COUNT,
+        metrics.PREFLIGHT_PROBLEM: (metrics.PREFLIGHT_WARNING, metrics.PREFLIGHT_FAILURE),
         metrics.USER_METRIC: _ANY,
     }
 )
@@ -126,6 +128,8 @@ class Row(NamedTuple):
     phase: str
     cause: str
     user_metric: str
+    check: str
+    message: str
     worker: str
     value: float
 
@@ -207,12 +211,17 @@ def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] |
             return Refusal(Reason.LABEL, f"{label}={labels[label]}")
     phase, cause = labels.get(metrics.LABEL_PHASE, ""), labels.get(metrics.LABEL_CAUSE, "")
     worker, user = labels.get(metrics.LABEL_WORKER, ""), labels.get(metrics.LABEL_NAME, "")
+    is_problem, is_users = name == metrics.PREFLIGHT_PROBLEM, name == metrics.USER_METRIC
+    check = labels.get(metrics.LABEL_CHECK, "") if is_problem else ""
+    message = labels.get(metrics.LABEL_MESSAGE, "") if is_problem else ""
     for label, valid in (
         ("__name__", name in PLAUSIBLE),
         (metrics.LABEL_PHASE, not phase or phase in metrics.PHASES),
         (metrics.LABEL_CAUSE, not cause or cause in _CAUSES),
         (metrics.LABEL_WORKER, len(worker) <= _MAX_LABEL_LENGTH),
         (metrics.LABEL_NAME, len(user) <= _MAX_LABEL_LENGTH),
+        (metrics.LABEL_CHECK, len(check) <= metrics.MOST_CHECK and check.isprintable() and bool(check) == is_problem),
+        (metrics.LABEL_MESSAGE, len(message) <= metrics.MOST_MESSAGE and message.isprintable()),
     ):
         if not valid:
             return Refusal(Reason.LABEL, f"{label}={labels.get(label, '')}")
@@ -220,7 +229,7 @@ def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] |
     if not low <= value <= high:
         return Refusal(Reason.VALUE, f"{name}={value:.15g}")
     share, micro = numbers[metrics.LABEL_SHARE], numbers[metrics.LABEL_MICRO_BATCH]
-    return Row(member, name, share, micro, phase, cause, user if name == metrics.USER_METRIC else "", worker, value)
+    return Row(member, name, share, micro, phase, cause, user if is_users else "", check, message, worker, value)
 
 
 def number(text: str, most: int) -> int | None:

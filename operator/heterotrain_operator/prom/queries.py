@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from heterotrain_core.contract import metrics
@@ -18,7 +18,7 @@ from heterotrain_core.perf.counters import CounterKey, Counters
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.parse import LATEST_S
-from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, PreflightProblem
 from heterotrain_operator.prom.accepted import (
     PLAUSIBLE,
     Dropped,
@@ -175,6 +175,7 @@ def parse_everything(
     by_member: dict[MemberId, dict[str, float]] = {}
     user: dict[MemberId, dict[str, float]] = {}
     peaks: dict[MemberId, dict[int, float]] = {}
+    problems: dict[MemberId, list[PreflightProblem]] = {}
     names: dict[MemberId, str] = {}
     shapes: dict[CounterKey, _Shape] = {}
     owners: dict[CounterKey, MemberId] = {}
@@ -183,6 +184,9 @@ def parse_everything(
         names[member] = row.worker
         if name == metrics.USER_METRIC:
             user.setdefault(member, {})[row.user_metric] = value
+        elif name == metrics.PREFLIGHT_PROBLEM:
+            found = PreflightProblem(value < metrics.PREFLIGHT_FAILURE, row.check, row.message)
+            problems.setdefault(member, []).append(found)
         elif row.cause:
             by_member.setdefault(member, {})[name] = by_member.get(member, {}).get(name, 0.0) + value
         elif row.share is None or row.micro is None:
@@ -201,7 +205,10 @@ def parse_everything(
         if metrics.STEPS in shape.plain
     }
     gauges = {
-        member: _gauges(name, by_member.get(member, {}), user.get(member, {}), peaks.get(member, {}))
+        member: replace(
+            _gauges(name, by_member.get(member, {}), user.get(member, {}), peaks.get(member, {})),
+            preflight_problems=tuple(sorted(problems.get(member, ()))[: metrics.MOST_PREFLIGHT_PROBLEMS]),
+        )
         for member, name in names.items()
     }
     return Snapshot(counters=counters, gauges=gauges, dropped=dropped.sentence)
@@ -286,5 +293,6 @@ def _gauges(
         waiting_s=values.get(metrics.WAITING_SECONDS),
         pause_s=values.get(metrics.PAUSE_SECONDS, 0.0),
         pauses=whole(metrics.MEMBERSHIP_CHANGES) or 0,
+        preflight_passed=whole(metrics.PREFLIGHT_PASSED),
         user_metrics=user,
     )

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import secrets
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TypeVar
@@ -41,7 +42,7 @@ def main() -> int:
         machine.gpu_memory(device),
         machine.nccl(device),
         machine.shared_memory(),
-        machine.store(options.store, who=str(rank)),
+        machine.store(options.store, who=f"{rank}-{secrets.token_hex(8)}"),
         machine.names(machine.hosts_to_resolve()),
     ]
     own_name = f"{platform.node()}/{local_rank}"

@@ -126,23 +126,26 @@ def shared_memory(folder: Path = SHM) -> Check:
     return Check(name="shared memory", verdict=Verdict.OK, message=size)
 
 
-def store(uri: str | None, *, who: str, connect: Callable[[str], Storage] = Storage) -> Check:
+def store(
+    uri: str | None, *, who: str, connect: Callable[[str], Storage] = Storage, probe_bytes: int = PROBE_BYTES
+) -> Check:
     """Return whether a file can be written to the checkpoint store, read again and removed, and how fast.
 
     Args:
         uri: folder of the checkpoints; ``None`` for none.
-        who: makes the file's name unique among ranks.
+        who: makes the file's name unique.
         connect: opens the store.
+        probe_bytes: size of the file.
     """
     if uri is None:
         return Check(name="store", verdict=Verdict.SKIPPED, message="no checkpoint URI is given (--store)")
-    content, name = secrets.token_bytes(PROBE_BYTES), f"preflight-{who}-{secrets.token_hex(8)}"
+    content, name = secrets.token_bytes(probe_bytes), f"preflight-{who}"
     try:
         storage = connect(uri)
         began_s = time.perf_counter()
         written: StoredFile = storage.put(name, [content])
         wrote_s, began_s = time.perf_counter() - began_s, time.perf_counter()
-        found = bytearray(PROBE_BYTES)
+        found = bytearray(probe_bytes)
         try:
             storage.get_into(written, [memoryview(found)])
         finally:
@@ -154,8 +157,8 @@ def store(uri: str | None, *, who: str, connect: Callable[[str], Storage] = Stor
         why = redacted(_first(error))
         text = f"{redacted(uri)} cannot be written and read ({why}): check its name, credentials, rights and network"
         return Check(name="store", verdict=Verdict.FAILED, message=text)
-    mib = PROBE_BYTES / 2**20
-    speed = f"is written at {mib / wrote_s:.0f} MiB/s and read at {mib / read_s:.0f} MiB/s, with {mib:.0f} MiB"
+    mib = probe_bytes / 2**20
+    speed = f"is written at {mib / wrote_s:.0f} MiB/s and read at {mib / read_s:.0f} MiB/s, with {mib:.3g} MiB"
     text = f"{redacted(uri)} {speed}"
     return Check(name="store", verdict=Verdict.OK, message=text)
 

@@ -15,8 +15,8 @@ import threading
 import urllib.error
 import urllib.request
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from heterotrain_core.contract import env, keys
@@ -108,6 +108,7 @@ class Report:
         self._by_cause: dict[str, dict[str, float]] = defaultdict(dict)
         self._user: dict[str, float] = {}
         self._tables: Mapping[str, Table] = {}
+        self._preflight = Table(labels=(names.LABEL_CHECK, names.LABEL_MESSAGE), rows=())
         self.on_scrape: Callable[[], None] = lambda: None
         """Called before a scrape reads the counters, so that pending steps can be counted."""
         self.live: Callable[[], Mapping[str, float]] = dict
@@ -174,6 +175,21 @@ class Report:
             self._tables = dict(tables)
             self._gauges.update(values)
 
+    def preflight(self, passed: int, problems: Sequence[tuple[str, str, float]]) -> None:
+        """Set what the checks before training have found.
+
+        Args:
+            passed: number of checks that found nothing.
+            problems: of each other check its name, its sentence, and ``PREFLIGHT_WARNING`` or ``PREFLIGHT_FAILURE``.
+        """
+        rows = tuple(
+            ((name[: names.MOST_CHECK], _printable(message)), value)
+            for name, message, value in problems[: names.MOST_PREFLIGHT_PROBLEMS]
+        )
+        with self._lock:
+            self._preflight = replace(self._preflight, rows=rows)
+            self._gauges[names.PREFLIGHT_PASSED] = float(passed)
+
     def current(self) -> dict[str, float]:
         """Return the newest value of every gauge that has one."""
         live = dict(self.live())
@@ -225,7 +241,9 @@ class Report:
         if self._user:
             rows = [([*self._labels, name], value) for name, value in self._user.items()]
             yield _gauge(names.USER_METRIC, [*identity, names.LABEL_NAME], rows)
-        for name, table in self._tables.items():
+        for name, table in (*self._tables.items(), (names.PREFLIGHT_PROBLEM, self._preflight)):
+            if not table.rows:
+                continue
             yield _gauge(
                 name, [*identity, *table.labels], [([*self._labels, *row], value) for row, value in table.rows]
             )
@@ -331,6 +349,11 @@ def _sibling_ready(port: int) -> bool:
             return bool(reply.status == 200)  # noqa: PLR2004  # HTTP OK
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _printable(message: str) -> str:
+    one_line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
+    return one_line if len(one_line) <= names.MOST_MESSAGE else f"{one_line[: names.MOST_MESSAGE - 1]}…"
 
 
 def _counter(name: str, labels: list[str], rows: list[tuple[list[str], float]]) -> Metric:

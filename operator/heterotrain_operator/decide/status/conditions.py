@@ -18,6 +18,7 @@ from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.deadline import deadline_condition
 from heterotrain_operator.decide.status.layout_text import layout_text
 from heterotrain_operator.decide.status.numbers import numbers_condition
+from heterotrain_operator.decide.status.preflight import preflight_condition
 from heterotrain_operator.decide.status.progressing import progressing_condition
 from heterotrain_operator.decide.status.speed_conditions import speed_conditions
 from heterotrain_operator.decide.workers.failures import mismatch_of
@@ -61,6 +62,7 @@ def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
         _telemetry(context),
         progressing_condition(context),
         numbers_condition(context),
+        preflight_condition(context),
         *([_checkpoint(context, spec.checkpoint)] if spec is not None and spec.checkpoint is not None else []),
     )
 

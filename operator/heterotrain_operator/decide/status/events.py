@@ -74,6 +74,7 @@ _RULES = {
     (ConditionType.STRAGGLER_DETECTED, "True"): _Rule(reason="StragglerDetected", warning=True),
     (ConditionType.CHECKPOINT_HEALTHY, "False"): _Rule(reason="CheckpointOverdue", warning=True),
     (ConditionType.NUMERICALLY_SOUND, "False"): _Rule(reason="NumbersUnsound", warning=True, each_reason=True),
+    (ConditionType.PREFLIGHT_PASSED, "False"): _Rule(reason="PreflightFailed", warning=True),
     (ConditionType.PROGRESSING, "False"): _Rule(
         reason="NotProgressing", warning=True, only=frozenset({"WaitingForRank"}), each_reason=True
     ),

@@ -13,7 +13,14 @@ from heterotrain_core.contract.outcome import decode_outcome
 from heterotrain_operator.api.crd import crd
 from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
 from heterotrain_operator.cluster_state.parse import rfc3339
-from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, StepsInForce, Telemetry
+from heterotrain_operator.cluster_state.telemetry import (
+    MemberGauges,
+    MemberId,
+    PreflightProblem,
+    Rates,
+    StepsInForce,
+    Telemetry,
+)  # fmt: skip
 from heterotrain_operator.decide.job import decide
 from jsonschema import Draft7Validator
 from support.fake_cluster import NOW_S, FakeCluster, a_running_job, pool
@@ -132,7 +139,8 @@ def wild_telemetry(rng: random.Random, cluster: FakeCluster) -> Telemetry:
     def value() -> Any:
         return rng.choice(WILD)
 
-    numbers = [f.name for f in fields(MemberGauges) if f.name not in ("worker", "peak_memory_bytes", "user_metrics")]
+    others = ("worker", "peak_memory_bytes", "user_metrics", "preflight_problems")
+    numbers = [f.name for f in fields(MemberGauges) if f.name not in others]
     members = [MemberId(pod.uid, rng.choice((0, 0, 0, 5))) for pod in cluster.pod_views]
     version = cluster.version()
     return Telemetry(
@@ -144,6 +152,7 @@ def wild_telemetry(rng: random.Random, cluster: FakeCluster) -> Telemetry:
                 worker="w" * 300,
                 user_metrics={f"m{rng.randrange(99)}": value() or 0.0 for _ in range(rng.randrange(40))},
                 peak_memory_bytes={rng.choice((1, 2, 64)): value() or 0.0},
+                preflight_problems=(PreflightProblem(rng.random() < 0.5, "c" * 300, "m" * 5000),) * rng.randrange(40),
                 **{
                     name: value() if name not in ("pause_s", "pauses", "checkpoint_failures") else (value() or 0)
                     for name in numbers
