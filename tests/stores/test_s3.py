@@ -12,7 +12,7 @@ import pytest
 import torch
 from heterotrain import ShardCache, Shards
 from heterotrain.checkpoints.storage import CHUNK_BYTES, Storage
-from support.s3_server import s3_bucket
+from support.s3_server import checked_keys, s3_bucket
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -59,6 +59,29 @@ def test_a_writer_that_fails_leaves_no_object() -> None:
         with pytest.raises(RuntimeError, match="lost"):
             storage.put("large.bin", chunks())  # type: ignore[arg-type]  # a generator
         assert storage.names() == []
+
+
+def test_keys_in_a_mounted_file_change_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old key is refused as soon as the new one is in the file; checkpoints and shards go on."""
+    file = tmp_path / "credentials"
+    with s3_bucket() as bucket, checked_keys() as keys:
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        file.write_text(keys.new())
+        storage, cache = Storage(f"s3://{bucket}/folder"), ShardCache(tmp_path / "cache", max_bytes=10)
+        storage.put("a.bin", [b"12345678"])
+        with cache.local(f"s3://{bucket}/folder/a.bin") as path:
+            assert Path(path).read_bytes() == b"12345678"
+        file.write_text(keys.new())
+        keys.delete_oldest()
+        storage.put("b.bin", [b"abcdefgh"])
+        assert sorted(storage.names()) == ["a.bin", "b.bin"]
+        with cache.local(f"s3://{bucket}/folder/b.bin") as path:
+            assert Path(path).read_bytes() == b"abcdefgh"
+        keys.delete_oldest()
+        with pytest.raises(PermissionError):
+            storage.put("c.bin", [b"x"])
 
 
 def test_a_training_continues_from_s3(tmp_path: Path) -> None:

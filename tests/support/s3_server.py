@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,3 +40,53 @@ def s3_bucket() -> Iterator[str]:
         name = f"bucket-{uuid.uuid4().hex}"
         fsspec.filesystem("s3", skip_instance_cache=True).mkdir(name)
         yield name
+
+
+class Keys:
+    """Access keys of a user of the server who may do anything."""
+
+    def __init__(self) -> None:
+        self._iam = import_module("boto3").client("iam")
+        self._iam.create_user(UserName="training")
+        allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+        self._iam.put_user_policy(UserName="training", PolicyName="all", PolicyDocument=json.dumps(allowed))
+        self._ids: list[str] = []
+
+    def new(self) -> str:
+        """Make a key and return the text of a file with it."""
+        _check_keys(after="inf")
+        made = self._iam.create_access_key(UserName="training")["AccessKey"]
+        _check_keys(after="0")
+        self._ids.append(made["AccessKeyId"])
+        return f"[default]\naws_access_key_id={made['AccessKeyId']}\naws_secret_access_key={made['SecretAccessKey']}\n"
+
+    def delete_oldest(self) -> None:
+        """Delete the oldest key, which is refused from now on."""
+        _check_keys(after="inf")
+        self._iam.delete_access_key(UserName="training", AccessKeyId=self._ids.pop(0))
+        _check_keys(after="0")
+
+    def close(self) -> None:
+        """Delete the user, and let the server take any key again."""
+        while self._ids:
+            self.delete_oldest()
+        _check_keys(after="inf")
+        self._iam.delete_user_policy(UserName="training", PolicyName="all")
+        self._iam.delete_user(UserName="training")
+
+
+@contextmanager
+def checked_keys() -> Iterator[Keys]:
+    """Let the server check keys inside the ``with`` block, which is inside that of ``s3_bucket``."""
+    keys = Keys()
+    try:
+        yield keys
+    finally:
+        keys.close()
+
+
+def _check_keys(*, after: str) -> None:
+    """Let the server check keys after so many requests."""
+    request = urllib.request.Request(f"{_server()}/moto-api/reset-auth", data=after.encode(), method="POST")  # noqa: S310
+    with urllib.request.urlopen(request, timeout=60):  # noqa: S310  # its own server
+        pass

@@ -27,6 +27,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from heterotrain_core.uris import redacted
 
+from heterotrain import credential_files
 from heterotrain.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -265,9 +266,13 @@ class Storage:
 
     @property
     def _fs(self) -> Any:
-        """This thread's connection: not every protocol permits use by two threads at once."""
-        if not hasattr(self._thread, "files"):
-            self._thread.files = self._connect()[0]
+        """This thread's connection: not every protocol permits use by two threads at once.
+
+        It is made again when a file with credentials has changed, because clients read such a file once.
+        """
+        version = () if self._local else credential_files.version()
+        if getattr(self._thread, "credentials", None) != version:
+            self._thread.files, self._thread.credentials = self._connect()[0], version
         return self._thread.files
 
     def _path(self, name: str) -> str:

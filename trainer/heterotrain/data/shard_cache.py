@@ -16,11 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from fsspec import AbstractFileSystem
+from fsspec import AbstractFileSystem, get_filesystem_class
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import get_protocol
 from heterotrain_core.uris import redacted
 
+from heterotrain import credential_files
 from heterotrain.errors import UsageError
 
 PAUSE_S = 0.05
@@ -47,6 +49,7 @@ class ShardCache:
             raise UsageError(f"ShardCache: max_bytes must be a whole number of at least 1, not {max_bytes!r}")
         self._folder = Path(folder)
         self._max_bytes = max_bytes
+        self._credentials: credential_files.Version | None = None
 
     @contextmanager
     def local(self, uri: str) -> Iterator[str]:
@@ -61,6 +64,11 @@ class ShardCache:
             UsageError: its protocol is not supported here, or the shard is larger than the whole cache.
             OSError: it cannot be read, or the disk is full.
         """
+        if self._credentials != (version := credential_files.version()):
+            if self._credentials is not None:
+                # Clients read a file with credentials once, and fsspec keeps them.
+                get_filesystem_class(get_protocol(uri)).clear_instance_cache()
+            self._credentials = version
         try:
             files, path = url_to_fs(uri)
         except (ImportError, ValueError) as error:
