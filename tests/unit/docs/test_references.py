@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from lab import metrics_reference
+from lab import fields_reference, metrics_reference
 from support.syntax import parsed
 
 ROOT = Path(__file__).parents[3]
@@ -24,6 +24,14 @@ def public(file: str, class_name: str) -> set[str]:
 
 def test_the_metrics_document_is_current() -> None:
     assert metrics_reference.PATH.read_text() == metrics_reference.text(), "run `make chart-files`"
+
+
+def test_the_fields_document_is_current_and_explains_every_field() -> None:
+    text = fields_reference.text()
+    assert fields_reference.PATH.read_text() == text, "run `make chart-files`"
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| `", "| **`"))]
+    assert len(rows) > 200
+    assert [row[0] for row in rows if len(row[3]) < 10] == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from lab import dashboards, metrics_reference
+from lab import dashboards, fields_reference, metrics_reference
 from lab.cluster import REPOSITORY
 
 CHART: Final = REPOSITORY / "helm/heterotrain"
@@ -132,6 +132,7 @@ def main() -> None:
         path.write_text(text, encoding="utf-8")
     for path, text in (
         (README, readme()), (MANIFEST, manifest()), (metrics_reference.PATH, metrics_reference.text()),
+        (fields_reference.PATH, fields_reference.text()),
     ):  # fmt: skip
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(REPOSITORY))
