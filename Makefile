@@ -90,6 +90,7 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group go -o requirements/go.txt
 	@$(COMPILE) --group stores -o requirements/stores.txt
+	@$(COMPILE) --group docs -o requirements/docs.txt
 
 ##@ Style and generated files
 
@@ -168,6 +169,15 @@ test-oldest-torch: setup ## the trainer's tests with the lowest PyTorch that it 
 	@$(OLDEST)/bin/pytest -q $(PARALLEL) tests/unit/trainer
 	@$(OLDEST)/bin/pytest -q tests/distributed
 
+$(VENV)/docs/.installed: requirements/docs.txt | $(VENV)/.installed
+	@echo "==> Python packages of requirements/docs.txt, for docs only"
+	@$(INSTALL) --require-hashes --target $(VENV)/docs -r requirements/docs.txt
+	@touch $@
+
+docs: setup $(VENV)/docs/.installed ## the documentation site, into out/site; fails on dead links
+	@PYTHONPATH=$(VENV)/docs $(PY) -m sphinx -q -W --keep-going -c deploy/dev/site -d out/doctrees . out/site
+	@echo out/site/index.html
+
 test-wheel: setup ## the wheel in new environments, one for each extra, with the oldest and the newest packages; slow, needs a network
 	@$(PYTEST) tests/wheel
 
@@ -244,7 +254,7 @@ pictures: setup ## draw the pictures of docs/mathematics.md again
 bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
-.PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files test-core \
+.PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
   test-operator test-trainer test-unit test-distributed histories test-guides chaos test-wheel test-cuda images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
   bench-mathematics bench-pipeline-picture \

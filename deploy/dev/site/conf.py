@@ -1,0 +1,49 @@
+"""Sphinx's settings for the documentation site: the repository's own Markdown, and the public names of Python.
+
+``make docs`` builds it into ``out/site`` and fails on dead links, unknown names and pages that no list has.
+"""
+
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / part) for part in ("core", "operator", "trainer", "cli")]
+
+from heterotrain_core.version import __version__  # noqa: E402  # its folder is not in the path before
+
+project = "heterotrain"
+author = "the heterotrain authors"
+project_copyright = author
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "README"
+include_patterns = [
+    "*.md", "docs/*.md", "docs/adr/*.md", "docs/pictures/*", "helm/heterotrain/README.md", "deploy/dev/site/*.md",
+    "deploy/dev/cluster/README.md",
+]  # fmt: skip
+exclude_patterns = [".venv*", "out", "**/.pytest_cache"]
+templates_path = ["templates"]
+html_theme = "furo"
+html_additional_pages = {"index": "index.html"}
+html_title = f"heterotrain {version}"
+html_show_copyright = html_copy_source = html_show_sourcelink = False
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["amsmath", "dollarmath", "html_image"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+
+
+def add_contents(_app: Sphinx, document: str, source: list[str]) -> None:
+    """Add what only the site needs to the first page: the list of all pages, and a page for a link to a folder."""
+    if document == root_doc:
+        source[0] = source[0].replace("](docs/adr)", "](docs/adr/0001-hash-locked-requirement-lists.md)")
+        source[0] += (ROOT / "deploy/dev/site/contents.txt").read_text(encoding="utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the function above to Sphinx."""
+    app.connect("source-read", add_contents)
