@@ -87,6 +87,8 @@ def checked_keys() -> Iterator[Keys]:
 
 def _check_keys(*, after: str) -> None:
     """Let the server check keys after so many requests."""
-    request = urllib.request.Request(f"{_server()}/moto-api/reset-auth", data=after.encode(), method="POST")  # noqa: S310
+    request = urllib.request.Request(  # noqa: S310  # its own server
+        f"{_server()}/moto-api/reset-auth", data=after.encode(), headers={"Content-Type": "text/plain"}, method="POST"
+    )
     with urllib.request.urlopen(request, timeout=60):  # noqa: S310  # its own server
         pass
