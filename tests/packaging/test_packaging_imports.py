@@ -12,9 +12,13 @@ ROOT = Path(__file__).parents[2]
 MODULES = {
     "operator": "heterotrain_operator.cli",
     "core": "heterotrain_core.planning.shares",
+    "models": "heterotrain_operator.api.admission",
+    "client": "heterotrain_client.client",
 }
 FORBIDDEN = {
     "operator": {"torch", "heterotrain", "scipy", "matplotlib"},
+    "models": {"torch", "kopf", "kubernetes", "aiohttp", "structlog", "heterotrain", "heterotrain_cli"},
+    "client": {"torch", "kopf", "aiohttp", "structlog", "heterotrain", "scipy", "matplotlib"},
     "core": {"torch", "kopf", "pydantic", "kubernetes", "aiohttp", "scipy", "heterotrain", "heterotrain_operator"},
 }
 
