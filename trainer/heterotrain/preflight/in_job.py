@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import torch
 from heterotrain_core.contract import metrics as names
+from heterotrain_core.uris import redacted
 
 from heterotrain.checkpoints.storage import answer_within
 from heterotrain.identity import Identity, Mode
@@ -26,6 +27,9 @@ _log = logging.getLogger(__name__)
 ANSWER_S: Final = 30.0
 """Time of a store, or of name servers, to answer."""
 PROBE_BYTES: Final = 1 << 16
+_MOST_ERROR = 120
+Checks = Mapping[str, Callable[[], Check]]
+"""By the name that a result has."""
 _VALUES = {Verdict.WARNING: names.PREFLIGHT_WARNING, Verdict.FAILED: names.PREFLIGHT_FAILURE}
 
 
@@ -33,15 +37,37 @@ def start(identity: Identity, device: torch.device, checkpoint_uri: str | None, 
     """Check the device now, the rest in a thread, and report what was found; without an operator, do nothing."""
     if identity.mode is not Mode.OPERATED:
         return
-    found = [machine.driver(), machine.kernels(device), machine.gpu_memory(device), machine.nccl(device)]
-    later: list[Callable[[], Check]] = []
+    now: Checks = {
+        "driver": machine.driver,
+        "kernels": lambda: machine.kernels(device),
+        "GPU memory": lambda: machine.gpu_memory(device),
+        "NCCL": lambda: machine.nccl(device),
+    }
+    later: Checks = {}
     if identity.local_rank == 0:  # once for each machine
-        later = [machine.shared_memory, _names, lambda: _store(checkpoint_uri, identity)]
+        later = {
+            "shared memory": machine.shared_memory,
+            "DNS": _names,
+            "store": lambda: _store(checkpoint_uri, identity),
+        }
+    found = _results(now)
 
     def finish() -> None:
-        report_checks([*found, *(check() for check in later)], report)
+        report_checks([*found, *_results(later)], report)
 
     threading.Thread(target=finish, name="heterotrain-preflight", daemon=True).start()
+
+
+def _results(checks: Checks) -> list[Check]:
+    """Return what the checks have found; one that has an error of its own ends neither the worker nor the others."""
+    found = []
+    for name, check in checks.items():
+        try:
+            found.append(check())
+        except Exception as error:  # noqa: BLE001  # drivers and libraries raise anything
+            text = f"this could not be checked ({type(error).__name__}: {str(error)[:_MOST_ERROR]})"
+            found.append(Check(name=name, verdict=Verdict.WARNING, message=redacted(text)))
+    return found
 
 
 def report_checks(checks: Sequence[Check], report: Report) -> None:

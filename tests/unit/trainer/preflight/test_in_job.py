@@ -90,6 +90,17 @@ def test_a_store_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
         release.set()
 
 
+def test_a_check_with_an_error_of_its_own_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Check:
+        raise RuntimeError("CUDA driver initialization failed")
+
+    monkeypatch.setattr(machine, "gpu_memory", broken)
+    monkeypatch.setattr(machine, "shared_memory", broken)
+    report = checked(str(tmp_path))
+    assert problems(report) == [("GPU memory", metrics.PREFLIGHT_WARNING), ("shared memory", metrics.PREFLIGHT_WARNING)]
+    assert "could not be checked (RuntimeError: CUDA driver" in report._preflight.rows[0][0][1]
+
+
 def test_a_missing_name_server_is_a_limit_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "hosts_to_resolve", lambda: ("no-such-host.invalid",))
     assert problems(checked(str(tmp_path))) == [("DNS", metrics.PREFLIGHT_WARNING)]
