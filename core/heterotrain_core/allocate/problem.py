@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from heterotrain_core.contract.choices import Choice
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.layout.rates import LayoutRates
+from heterotrain_core.perf.exchange_sizes import ExchangeSeen
 from heterotrain_core.split.member import SplitMember
 
 Size = int | tuple[int, ...]
@@ -119,6 +120,8 @@ class JobDemand:
         noise_samples: phi; ``None`` while unknown.
         communication: the exchange as measured with ``communication_members`` members.
         communication_members: ranks; 0 when it was never measured.
+        exchange_seen: the exchange as measured with several numbers of members, the newest last; empty where only
+            ``communication`` is known.
         variation: relative standard deviation of a member's step.
         objective: the quantity that it maximises.
         remaining_samples: until it is done; ``None`` when unknown.
@@ -148,6 +151,7 @@ class JobDemand:
     noise_samples: float | None = None
     communication: CommunicationTime = field(default_factory=CommunicationTime)
     communication_members: int = 0
+    exchange_seen: tuple[ExchangeSeen, ...] = ()
     variation: float = 0.0
     objective: Objective = Objective.THROUGHPUT
     remaining_samples: float | None = None

@@ -40,6 +40,7 @@ class RateCache:
             job.noise_samples,
             job.communication,
             job.communication_members,
+            job.exchange_seen,
             job.variation,
             job.objective,
             job.layouts,

@@ -32,6 +32,7 @@ from heterotrain_core.allocate.value import (
     Floats,
     batch_worth,
     candidate_batches,
+    exchange_scale,
     known_members,
     limits,
     noise_ceilings,
@@ -39,7 +40,6 @@ from heterotrain_core.allocate.value import (
     scores,
     timed,
 )
-from heterotrain_core.perf.exchange import ring_scale
 from heterotrain_core.split.step_time import Timing
 
 MOST_COUNTED = 16_384
@@ -140,7 +140,8 @@ def _all_groups(job: JobDemand, terms: _Terms, least: int, most: int) -> Iterato
     while least <= most:
         largest = min(most, max(least, int(least * ratio)))
         ranks = np.array([int(least * terms.ranks_P.min())], dtype=np.int64)
-        scale = float(ring_scale(ranks, job.communication_members)[0])
+        # Exchange takes longer with more members, so this is the least of the group; one worker needs no network.
+        scale = min(float(exchange_scale(job, ranks, np.array([workers]))[0]) for workers in {least, 2})
         timing = Timing(members, job.communication, max(batches), exchange_L1=scale)
         noise = float(noise_ceilings(job.variation, np.minimum(ranks, _MOST_MEMBERS_WITH_NOISE))[0])
         for batch, worth in zip(batches, worth_B.tolist(), strict=True):

@@ -113,6 +113,14 @@ class Sustained(NamedTuple):
     samples_per_s: float
 
 
+class ExchangeInForce(NamedTuple):
+    """The exchange of gradients under the newest generation: median seconds of all buckets, and timed steps."""
+
+    generation: int
+    seconds: float
+    steps: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Measured rates of the job and its members over the last half minute.
@@ -147,6 +155,7 @@ class Telemetry:
         observations: by member, its steps between scrapes, oldest first; includes members that have left.
         pools: by member, its pool, where known.
         in_force: by member, its steps under its plan in force.
+        exchange: as measured under the newest generation; ``None`` before that.
         commit_s: time of the first scrape with the newest committed step; 0 before the first scrape.
         profiles: by pool, what one of its ranks has measured of the model's units.
         profile_problems: by pool without a usable profile, what is wrong with the one that a rank exports.
@@ -164,6 +173,7 @@ class Telemetry:
     observations: Mapping[MemberId, tuple[Observation, ...]] = field(default_factory=dict)
     pools: Mapping[MemberId, str] = field(default_factory=dict)
     in_force: Mapping[MemberId, StepsInForce] = field(default_factory=dict)
+    exchange: ExchangeInForce | None = None
     commit_s: float = 0.0
     profiles: Mapping[str, PoolProfile] = field(default_factory=dict)
     profile_problems: Mapping[str, str] = field(default_factory=dict)

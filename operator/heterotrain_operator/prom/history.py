@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
 from typing import NamedTuple
 
 from heterotrain_core.contract.plan import ComputeTime
@@ -25,7 +26,14 @@ from heterotrain_core.perf.counters import (
 from heterotrain_core.perf.merge import merge_old
 
 from heterotrain_operator.cluster_state.profiles import PoolProfile
-from heterotrain_operator.cluster_state.telemetry import MemberId, Rates, StepsInForce, Sustained, Telemetry
+from heterotrain_operator.cluster_state.telemetry import (
+    ExchangeInForce,
+    MemberId,
+    Rates,
+    StepsInForce,
+    Sustained,
+    Telemetry,
+)
 from heterotrain_operator.prom.queries import Snapshot, counter_name
 
 RATE_WINDOW_S = 30.0
@@ -39,6 +47,8 @@ PERSISTED_STEPS = 20
 """A speed from the job's status counts as much as this many steps at each of two shares."""
 KEPT_FORMER = 4
 """Members of each pool that are kept after they left, the newest ones: a few are enough to describe the pool."""
+KEPT_EXCHANGES = 64
+"""Scrapes of which the time of the exchange is kept."""
 KEPT_SHAPES = 1000
 """Shapes of each member whose counters are kept, although it no longer exports them."""
 
@@ -99,6 +109,8 @@ class TelemetryHistory:
         self._times: Mapping[MemberId, float] = {}
         self._pools: dict[MemberId, str] = {}
         self._in_force: dict[MemberId, StepsInForce] = {}
+        self._exchanges: deque[tuple[float, int]] = deque(maxlen=KEPT_EXCHANGES)
+        self._exchanges_of = -1
         self._step: int | None = None
         self.telemetry = Telemetry()
 
@@ -140,6 +152,7 @@ class TelemetryHistory:
         for member in moved:
             self._observations.pop(member, None)
         counting = self._counting_members(snapshot)
+        timed: dict[int, Observation] = {}
         for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
             if not _measured(found):
                 continue
@@ -149,6 +162,8 @@ class TelemetryHistory:
             self._observations[member] = merge_old([*self._observations.get(member, ()), found])
             if member in counting and found.step is not None and not found.warm_up:
                 self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
+                timed.setdefault(self._in_force[member].version[0], found)
+        self._note_exchange(timed)
         self._store_counters(snapshot.counters)
         gaps_s = [at_s - self._scraped_s[member] for member, at_s in times.items() if member in self._scraped_s]
         if shortest_s := min((gap_s for gap_s in gaps_s if gap_s > 0), default=0.0):
@@ -172,9 +187,28 @@ class TelemetryHistory:
             observations=self._observations | {member: found for _, member, found in persisted},
             pools=self._pools | {member: pool for pool, member, _ in persisted},
             in_force=dict(self._in_force),
+            exchange=self._exchange(),
             sequence=self.telemetry.sequence + 1,
         )
         return True
+
+    def _note_exchange(self, timed: Mapping[int, Observation]) -> None:
+        """Note the exchange of the newest generation, as one of its members exports it: all have the same times."""
+        newest = max(timed, default=-1)
+        if newest < self._exchanges_of or newest < 0:
+            return
+        if newest > self._exchanges_of:
+            self._exchanges.clear()
+            self._exchanges_of = newest
+        found = timed[newest]
+        if found.bucket_steps and found.overlapped_s is not None and found.last_bucket_s is not None:
+            self._exchanges.append((found.overlapped_s + found.last_bucket_s, found.bucket_steps))
+
+    def _exchange(self) -> ExchangeInForce | None:
+        if not self._exchanges:
+            return None
+        seconds = median(seconds for seconds, _ in self._exchanges)
+        return ExchangeInForce(self._exchanges_of, seconds, sum(steps for _, steps in self._exchanges))
 
     def _store_counters(self, counters: Mapping[CounterKey, Counters]) -> None:
         """Store the newest counters; of a member with very many shapes, forget the oldest that it no longer exports."""

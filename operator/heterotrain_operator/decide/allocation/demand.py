@@ -9,6 +9,7 @@ from heterotrain_core.allocate.problem import JobDemand, JobPool
 from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.plan import Member, Plan, Rank
 from heterotrain_core.layout.rates import LayoutRates
+from heterotrain_core.perf.exchange_sizes import ExchangeSeen, with_seen
 from heterotrain_core.perf.expected_maximum import expected_maximum
 from heterotrain_core.split.member import SplitMember
 
@@ -27,6 +28,8 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 LEAST_PACE, MOST_PACE = 0.25, 1.25
 """Bounds of a job's pace: values beyond them come from the measurement, not from the job."""
+LEAST_EXCHANGES = 10
+"""Timed steps of a generation from which its exchange counts."""
 PAUSE_S = 1.0
 """Assumed cost of a change of membership until one is measured; docs/benchmarks.md has 0.5 s and 0.7 s."""
 
@@ -143,6 +146,7 @@ def demand_of(
         noise_samples=_coarse(newest.noise_scale_samples) if newest is not None else None,
         communication=throughput.communication,
         communication_members=throughput.communication_members,
+        exchange_seen=throughput.exchange_seen,
         variation=throughput.variation,
         objective=competitor.spec.objective,
         remaining_samples=_remaining(competitor),
@@ -203,6 +207,15 @@ def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemet
     throughput = replace(before, members=members)
     if plan.communication is not None:
         throughput = replace(throughput, communication=plan.communication, communication_members=len(plan.members))
+    measured = telemetry.exchange
+    if measured is not None and measured.generation == plan.generation and measured.steps >= LEAST_EXCHANGES:
+        seen = ExchangeSeen(
+            members=len(plan.members),
+            across=len({rank.worker_uid for rank in plan.ranks}) > 1,
+            seconds=measured.seconds,
+            steps=measured.steps,
+        )
+        throughput = replace(throughput, exchange_seen=with_seen(throughput.exchange_seen, seen))
     if plan.prediction is not None and len(plan.members) > 1:
         throughput = replace(throughput, variation=_variation(plan.prediction.efficiency_ceiling, len(plan.members)))
     sustained = telemetry.rates.sustained

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.perf.exchange_sizes import ExchangeSeen
 from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.reading import most_workers
@@ -22,6 +23,7 @@ class ThroughputModel:
         members: by pool, a rank of median speed.
         communication: the exchange model.
         communication_members: number of ranks when the exchange was measured; 0 before.
+        exchange_seen: the exchange as measured with each number of members, the newest last.
         variation: relative standard deviation of a rank's step time.
         pace: ratio of measured to predicted samples per second, over the whole time of a membership.
     """
@@ -29,6 +31,7 @@ class ThroughputModel:
     members: Mapping[str, SplitMember] = field(default_factory=dict)
     communication: CommunicationTime = field(default_factory=CommunicationTime)
     communication_members: int = 0
+    exchange_seen: tuple[ExchangeSeen, ...] = ()
     variation: float = 0.0
     pace: float = 1.0
 

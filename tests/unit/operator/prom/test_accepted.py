@@ -348,3 +348,32 @@ def test_no_random_answer_raises_anything_but_a_bad_answer() -> None:
             problems.append(str(error))
     assert 100 < len(problems) < 1000
     assert max(map(len, problems)) <= 200
+
+
+def test_the_exchange_is_that_of_the_newest_generation() -> None:
+    """Steps of two generations in one scrape belong to neither, and the time of an earlier generation is dropped."""
+    job = TelemetryHistory()
+
+    def take(at_s: float, generation: int, steps: int, exchange_s: float) -> float | None:
+        rows = [
+            row(metrics.STEP, steps),
+            row(metrics.PLAN_GENERATION, generation),
+            row(metrics.PLAN_REVISION, 1),
+            row(metrics.STEPS, steps, **SHAPE),
+            row(metrics.BUCKET_STEPS, steps),
+            row(metrics.OVERLAPPED_SECONDS, 0.75 * exchange_s),
+            row(metrics.LAST_BUCKET_SECONDS, 0.25 * exchange_s),
+            *(row(metrics.PHASE_SECONDS, steps / 2, phase=phase, **SHAPE) for phase in metrics.PHASES),
+        ]
+        job.take(parse_everything(rows), {ME: at_s}, pools=POOLS)
+        found = job.telemetry.exchange
+        return round(found.seconds, 6) if found is not None and found.generation == generation else None
+
+    assert take(100.0, 1, 10, 50.0) is None, "slow first steps"
+    assert take(105.0, 1, 20, 51.0) == 0.1
+    assert take(110.0, 1, 30, 52.0) == 0.1
+    assert take(115.0, 2, 40, 55.0) is None, "steps of both generations"
+    assert take(120.0, 2, 50, 59.0) == 0.4
+    for scrape in range(200):
+        take(125.0 + scrape, 2, 60 + scrape, 59.4 + 0.4 * scrape)
+    assert len(job._exchanges) == history.KEPT_EXCHANGES

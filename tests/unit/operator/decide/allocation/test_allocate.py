@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
-from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.contract.codec import decode_plan
+from heterotrain_core.contract.plan import CommunicationTime, Plan
+from heterotrain_core.perf.exchange_sizes import ExchangeSeen
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.cluster_state.parse import rfc3339
+from heterotrain_operator.cluster_state.telemetry import ExchangeInForce, Telemetry
 from heterotrain_operator.decide.allocation.allocate import (
     EXHAUSTED_AFTER_S,
     MOST_PRIORITIES,
@@ -16,6 +20,7 @@ from heterotrain_operator.decide.allocation.allocate import (
     problem_of,
 )
 from heterotrain_operator.decide.allocation.competition import takes_part
+from heterotrain_operator.decide.allocation.demand import throughput_of
 from heterotrain_operator.decide.grants.grant import ThroughputModel
 from support.fake_cluster import NOW_S, FakeCluster, pool
 from support.multi_job_cluster import MultiJobCluster, even_time
@@ -405,3 +410,41 @@ def test_a_job_whose_pods_a_quota_refuses_leaves_its_nodes_to_others_after_a_min
     multi.now_s += RETRY_S
     multi.settle()
     assert multi.placed() == {"full": {"a": 2}, "other": {"a": 2}}, "the quota was raised"
+
+
+def test_the_exchange_is_remembered_by_the_number_of_members() -> None:
+    multi = a_cluster("a", cpu="4")
+    job = multi.add("one", pool("a", maxReplicas=4))
+    multi.settle()
+    plan = decode_plan(json.dumps(job.plan_json), job_uid="uid-of-one")
+    assert isinstance(plan, Plan)
+    before = ThroughputModel(exchange_seen=(ExchangeSeen(members=2, across=True, seconds=0.1, steps=90),))
+
+    def after(generation: int, steps: int, known: ThroughputModel = before) -> ThroughputModel:
+        return throughput_of(known, plan, Telemetry(exchange=ExchangeInForce(generation, 0.3, steps)))
+
+    present = ExchangeSeen(members=len(plan.members), across=True, seconds=0.3, steps=40)
+    found = after(plan.generation, 40)
+    assert found.exchange_seen == (*before.exchange_seen, present)
+    assert after(plan.generation, 45, found).exchange_seen == found.exchange_seen, "equal values do not change again"
+    assert after(plan.generation - 1, 40).exchange_seen == before.exchange_seen, "measured with other members"
+    assert after(plan.generation, 3).exchange_seen == before.exchange_seen, "too few steps"
+
+
+def test_the_allocation_expects_the_exchange_that_growth_has_shown() -> None:
+    """With a long latency of each round, three workers are slower than two; the data that a ring moves hide that."""
+    seen = tuple(ExchangeSeen(members=n, across=True, seconds=0.02 * (n - 1), steps=100) for n in (3, 2))
+    for sizes, workers in (((), 5), (seen, 4)):
+        multi = a_cluster("a", cpu="5")
+        for name in ("one", "two"):
+            job = multi.add(name, pool("a", maxReplicas=4))
+            multi.speeds[name] = {"a": 1000.0}
+            throughput = ThroughputModel(
+                members={"a": SplitMember(compute=even_time(1000.0))},
+                communication=CommunicationTime(last_bucket_s=0.02),
+                communication_members=2,
+                exchange_seen=sizes,
+            )
+            job.grant = replace(job.grant, throughput=throughput)
+        multi.settle()
+        assert sum(placed["a"] for placed in multi.placed().values()) == workers
