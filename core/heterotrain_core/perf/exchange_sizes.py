@@ -75,7 +75,7 @@ def with_seen(before: Sequence[ExchangeSeen], new: ExchangeSeen) -> tuple[Exchan
         before: oldest first, each size once.
         new: of the present members.
     """
-    if new.members < 2 or new.steps < 1 or not SHORTEST_STEP_S <= new.seconds <= LONGEST_STEP_S:  # noqa: PLR2004
+    if new.members < 2 or new.steps < 1 or not SHORTEST_STEP_S <= new.seconds <= LONGEST_STEP_S:  # noqa: PLR2004  # one member exchanges nothing
         return tuple(before)  # no exchange, or no measurement
     old = next((each for each in before if (each.members, each.across) == (new.members, new.across)), None)
     alike = old is not None and abs(new.seconds - old.seconds) <= _MOVED_RATIO * old.seconds

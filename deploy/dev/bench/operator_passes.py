@@ -27,22 +27,22 @@ ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "deploy/dev/lab"), str(ROOT / "tests")]
 
 # ruff: noqa: SLF001  # the parts of the operator that talk to others are replaced
-import aiohttp  # noqa: E402
-import structlog  # noqa: E402
-from aiohttp import web  # noqa: E402
-from heterotrain_core.contract import keys  # noqa: E402
-from heterotrain_operator.engine import reconcile  # noqa: E402
-from heterotrain_operator.engine.clocks import Clocks  # noqa: E402
-from heterotrain_operator.engine.loop_delay import watch_delay  # noqa: E402
-from heterotrain_operator.engine.poller import Poller  # noqa: E402
-from heterotrain_operator.engine.responsiveness import keep_responsive  # noqa: E402
-from heterotrain_operator.prom.client import PromClient  # noqa: E402
-from heterotrain_operator.settings import PrometheusSettings, Settings  # noqa: E402
-from lab.scale.exporters import SCRAPE_S, StandIn  # noqa: E402
-from lab.scale.workload import Size  # noqa: E402
-from machine import free_port, machine  # noqa: E402
-from support.fake_cluster import NOW_S  # noqa: E402
-from support.load import LoadTest  # noqa: E402
+import aiohttp  # noqa: E402  # after the path is set
+import structlog  # noqa: E402  # after the path is set
+from aiohttp import web  # noqa: E402  # after the path is set
+from heterotrain_core.contract import keys  # noqa: E402  # after the path is set
+from heterotrain_operator.engine import reconcile  # noqa: E402  # after the path is set
+from heterotrain_operator.engine.clocks import Clocks  # noqa: E402  # after the path is set
+from heterotrain_operator.engine.loop_delay import watch_delay  # noqa: E402  # after the path is set
+from heterotrain_operator.engine.poller import Poller  # noqa: E402  # after the path is set
+from heterotrain_operator.engine.responsiveness import keep_responsive  # noqa: E402  # after the path is set
+from heterotrain_operator.prom.client import PromClient  # noqa: E402  # after the path is set
+from heterotrain_operator.settings import PrometheusSettings, Settings  # noqa: E402  # after the path is set
+from lab.scale.exporters import SCRAPE_S, StandIn  # noqa: E402  # after the path is set
+from lab.scale.workload import Size  # noqa: E402  # after the path is set
+from machine import free_port, machine  # noqa: E402  # after the path is set
+from support.fake_cluster import NOW_S  # noqa: E402  # after the path is set
+from support.load import LoadTest  # noqa: E402  # after the path is set
 
 WORKERS_PER_JOB = 10
 ATTEMPTS = 100
