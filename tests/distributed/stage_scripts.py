@@ -57,7 +57,7 @@ class Decoder(torch.nn.Module):
 class Rotating(Block):
     """A block that gets positions and a mask besides its input, and returns a tuple, as in Hugging Face models."""
 
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override]  # a layer with more arguments
         self, x: torch.Tensor, mask: torch.Tensor, *, turns: tuple[torch.Tensor, torch.Tensor], cache: Any = None
     ) -> tuple[torch.Tensor, Any]:
         assert cache is None

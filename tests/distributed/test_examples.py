@@ -95,7 +95,7 @@ def test_the_language_model_is_divided_under_torchrun(
 ) -> None:
     """The same script, without an operator; only dropout draws other numbers."""
     command = arguments("language-model")
-    divided = {**command, "arguments": [*arguments("language-model")["arguments"], "--parallelism", parallelism]}  # type: ignore[misc]
+    divided = {**command, "arguments": [*arguments("language-model")["arguments"], "--parallelism", parallelism]}  # type: ignore[misc]  # a TypedDict with another list
     found = result(started(zygote, tmp_path, divided, ranks))
     assert abs(found - of_one_process) < 0.02 * (1 + of_one_process)
 

@@ -103,7 +103,7 @@ def stranger(running: Running) -> Iterator[Callable[[str, int], bool]]:
         try:
             cluster.kubectl("exec", name, "--", "python3", "-c", code)
         except ClusterError as error:
-            assert "timed out" in str(error), "refused is not dropped: does the worker listen there?"  # noqa: PT017
+            assert "timed out" in str(error), "refused is not dropped: does the worker listen there?"  # noqa: PT017  # the error is inspected, not expected
             return False
         return True
 

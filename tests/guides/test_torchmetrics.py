@@ -12,7 +12,7 @@ from distributed.scripts import net, problem
 
 
 @pytest.mark.parametrize("place", ["in a hook", "between collectives"])
-def test_metrics_survive_the_loss_of_a_worker(operate: Callable[..., Operator], place: str) -> None:  # noqa: F811
+def test_metrics_survive_the_loss_of_a_worker(operate: Callable[..., Operator], place: str) -> None:  # noqa: F811  # the fixture of that name
     """Inside a step, a metric over the batch is the step's loss; in a hook, one over a test set is that of one process.
 
     One rank has no samples; another one is lost when its metric is about to exchange its states.

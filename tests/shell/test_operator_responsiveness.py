@@ -32,7 +32,7 @@ def restored() -> None:
 
 
 def test_what_survived_is_left_out_of_the_next_collection() -> None:
-    kept = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+    kept = [[] for _ in range(1000)]  # type: ignore[var-annotated]  # the lists stay empty
     collect_new()
     assert gc.get_freeze_count() > len(kept)
     assert len(gc.get_objects()) < len(kept), "little is visited the next time"

@@ -29,11 +29,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
-from distributed.harness import Operator, Worker, Zygote  # noqa: E402
-from distributed.test_pipeline_jobs import plan_members  # noqa: E402
+from distributed.harness import Operator, Worker, Zygote  # noqa: E402  # after the path is set
+from distributed.test_pipeline_jobs import plan_members  # noqa: E402  # after the path is set
 
 mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib import pyplot as plt  # noqa: E402  # after the path is set
 
 SPEEDS = {"fast": 4, "middle": 2, "slow": 1}
 BLOCKS, SAMPLE_S = 7, 0.1

@@ -145,7 +145,7 @@ def main():
     parser.add_argument("--batch", type=int, default=64, help="windows per global batch, without an operator")
     parser.add_argument("--write-shards", metavar="URI", help="write the text as shards to this folder, and end")
     parser.add_argument("--shards", metavar="URI", help="folder with shards to train on")
-    parser.add_argument("--cache", default="/tmp/shards", help="local folder for copies of shards")  # noqa: S108
+    parser.add_argument("--cache", default="/tmp/shards", help="local folder for copies of shards")  # noqa: S108  # an own folder in the container
     parser.add_argument("--cache-gigabytes", type=float, default=10.0)
     parser.add_argument("--checkpoints", metavar="URI", help="folder of checkpoints, without an operator")
     options = parser.parse_args()

@@ -48,7 +48,7 @@ def best_weights(sizes: Floats, *, kappa: float, phi: float | None) -> Floats:
     """Return the weights ``c`` of ``|g_j|^2 - |g|^2`` of least variance for tr(Sigma), by a general inverse."""
     inverse = np.linalg.pinv(covariance_of(sizes, kappa=kappa, phi=phi), rcond=1e-14, hermitian=True)
     unbiased = 1 / sizes - 1 / sizes.sum()
-    return inverse @ unbiased / (unbiased @ inverse @ unbiased)  # type: ignore[no-any-return]
+    return inverse @ unbiased / (unbiased @ inverse @ unbiased)  # type: ignore[no-any-return]  # numpy leaves it open
 
 
 def weights_of(sizes: list[float], *, kappa: float, phi: float | None) -> Floats:

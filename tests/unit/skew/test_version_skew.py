@@ -131,7 +131,7 @@ def test_a_setting_that_the_image_lacks_names_the_image_to_change(
 ) -> None:
     """To leave the setting out would train something else; the outcome says what to do, before anything is loaded."""
     from heterotrain import session  # noqa: PLC0415  # loads PyTorch, which other tests of this file do not need
-    from heterotrain.errors import VersionMismatch  # noqa: PLC0415
+    from heterotrain.errors import VersionMismatch  # noqa: PLC0415  # the same
 
     text = json.dumps({"epochs": 2, **extra})
     with pytest.raises(UnknownSettingError, match=named):

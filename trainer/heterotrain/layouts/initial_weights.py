@@ -232,5 +232,5 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 script = script or (None if inside else frame)
                 frame = frame.f_back
             if frame is None and script is not None and script.f_code.co_name != built.__name__:
-                self.found = f"{func._schema.name.partition('::')[2]}() in {script.f_code.co_name}()"  # noqa: SLF001
+                self.found = f"{func._schema.name.partition('::')[2]}() in {script.f_code.co_name}()"  # noqa: SLF001  # operators have no public name
         return func(*args, **(kwargs or {}))

@@ -208,26 +208,26 @@ def _forget_pass_2_10(root: Any) -> None:
     from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState  # noqa: PLC0415  # as above
 
     top = root._get_fsdp_state()  # noqa: SLF001  # torch 2.10 has no public way
-    top._comm_ctx.all_gather_state = top._comm_ctx.reduce_scatter_state = None  # noqa: SLF001
-    top._comm_ctx.post_forward_order.clear()  # noqa: SLF001
-    for state in top._state_ctx.all_states:  # noqa: SLF001
-        state._modules_to_run_forward.clear()  # noqa: SLF001
-        state._training_state = TrainingState.IDLE  # noqa: SLF001
-        layers = state._fsdp_param_group  # noqa: SLF001
+    top._comm_ctx.all_gather_state = top._comm_ctx.reduce_scatter_state = None  # noqa: SLF001  # FSDP has no public call for it
+    top._comm_ctx.post_forward_order.clear()  # noqa: SLF001  # FSDP has no public call for it
+    for state in top._state_ctx.all_states:  # noqa: SLF001  # FSDP has no public call for it
+        state._modules_to_run_forward.clear()  # noqa: SLF001  # FSDP has no public call for it
+        state._training_state = TrainingState.IDLE  # noqa: SLF001  # FSDP has no public call for it
+        layers = state._fsdp_param_group  # noqa: SLF001  # FSDP has no public call for it
         if layers is None:
             continue
-        layers._all_gather_result = layers._post_reduce_event = layers._all_reduce_state = None  # noqa: SLF001
-        layers._reshard_after_forward_event = layers._partial_reduce_output = None  # noqa: SLF001
-        layers._post_forward_indices.clear()  # noqa: SLF001
+        layers._all_gather_result = layers._post_reduce_event = layers._all_reduce_state = None  # noqa: SLF001  # FSDP has no public call for it
+        layers._reshard_after_forward_event = layers._partial_reduce_output = None  # noqa: SLF001  # FSDP has no public call for it
+        layers._post_forward_indices.clear()  # noqa: SLF001  # FSDP has no public call for it
         for parameter in layers.fsdp_params:
             parameter.sharded_param.grad = parameter.unsharded_accumulated_grad = None
             gathered = getattr(parameter, "_unsharded_param", None)
             if gathered is not None:
                 gathered.grad = None
-        layers._training_state = TrainingState.IDLE  # noqa: SLF001
-        layers._to_sharded()  # noqa: SLF001
-    top._state_ctx.iter_forward_root = None  # noqa: SLF001
-    top._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001
+        layers._training_state = TrainingState.IDLE  # noqa: SLF001  # FSDP has no public call for it
+        layers._to_sharded()  # noqa: SLF001  # FSDP has no public call for it
+    top._state_ctx.iter_forward_root = None  # noqa: SLF001  # FSDP has no public call for it
+    top._state_ctx.post_backward_final_callback_queued = False  # noqa: SLF001  # FSDP has no public call for it
 
 
 def _divided_layers(model: torch.nn.Module) -> list[Any]:

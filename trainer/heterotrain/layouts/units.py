@@ -129,7 +129,7 @@ def check_stages(model: torch.nn.Module) -> None:
 
 def _children(layers: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """Return the layers of a list; ``named_children`` would leave out repeated ones."""
-    return [(name, layer) for name, layer in layers._modules.items() if layer is not None]  # noqa: SLF001
+    return [(name, layer) for name, layer in layers._modules.items() if layer is not None]  # noqa: SLF001  # repeated layers count here
 
 
 def _listed(model: torch.nn.Module, path: str) -> torch.nn.Module:

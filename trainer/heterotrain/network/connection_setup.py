@@ -172,7 +172,7 @@ def _gloo_group(store: Any, name: str, guard: GuardedDevices, *, rank: int, worl
     limit = timedelta(seconds=SETUP_S)
     with guard as devices:
         options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  # torch has no public way to choose the devices
-        options._devices, options._timeout = devices, limit  # noqa: SLF001
+        options._devices, options._timeout = devices, limit  # noqa: SLF001  # the constructor takes neither
         options._threads = 2 * len(devices)  # noqa: SLF001  # as many as torch itself takes
         group = c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), rank, world_size, options)
     group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))  # noqa: SLF001  # torch has no public way

@@ -31,7 +31,7 @@ def a_book(seed: int, **changes: object) -> tuple[Problem, Book | Infeasible]:
     problem = a_problem(
         rng, kinds=rng.randint(1, 3), units=rng.randint(2, 6), most=3, memory=(400, 2500), micro_batches=sizes
     )
-    problem = replace(problem, **{"batch_samples": rng.choice([12, 31, 64]), **changes})  # type: ignore[arg-type]
+    problem = replace(problem, **{"batch_samples": rng.choice([12, 31, 64]), **changes})  # type: ignore[arg-type]  # changes of any field
     return problem, book_of(problem)
 
 

@@ -139,7 +139,7 @@ def test_every_rank_gets_what_every_rank_sent(ranks: int, size_bytes: int, tls: 
     with meshes(ranks, tls=tls) as found:
         for turn in range(3):
             sent = [bytes([17 * rank + turn]) * size_bytes for rank in range(ranks)]
-            assert together(ranks, lambda rank: collected(found[rank], sent[rank])) == [sent] * ranks  # noqa: B023
+            assert together(ranks, lambda rank: collected(found[rank], sent[rank])) == [sent] * ranks  # noqa: B023  # called at once
 
 
 @pytest.mark.parametrize("seed", range(5))

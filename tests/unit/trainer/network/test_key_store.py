@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -105,11 +106,9 @@ def test_gloo_groups_meet_in_the_store_and_then_take_no_connection() -> None:
 
 def ports_of(candidates: frozenset[object]) -> list[tuple[str, int]]:
     """Return the addresses of the listening sockets among these."""
-    import os  # noqa: PLC0415
-
     found = []
     for each in candidates:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(each.descriptor)) as one:  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(each.descriptor)) as one:  # type: ignore[attr-defined]  # a private connection
             if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 found.append(one.getsockname()[:2])
     return found

@@ -47,7 +47,7 @@ def test_the_log_gets_a_line_every_ten_seconds(caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.INFO)
     display = ProgressDisplay(stream=io.StringIO())
     for second in range(26):
-        display.committed(lambda now=second: replace(HALF, samples=100 * now), leads=True, now_s=50.0 + second)  # type: ignore[misc]
+        display.committed(lambda now=second: replace(HALF, samples=100 * now), leads=True, now_s=50.0 + second)  # type: ignore[misc]  # a default argument binds the variable
     assert [record.getMessage().split(", ")[2] for record in caplog.records] == ["100 samples/s"] * 2
 
 
@@ -55,7 +55,7 @@ def test_other_ranks_stay_silent_and_a_new_leader_counts_its_own_time(caplog: py
     caplog.set_level(logging.INFO)
     display = ProgressDisplay(stream=io.StringIO())
     for second in range(31):
-        display.committed(lambda now=second: replace(HALF, samples=100 * now), leads=second > 29, now_s=float(second))  # type: ignore[misc]
+        display.committed(lambda now=second: replace(HALF, samples=100 * now), leads=second > 29, now_s=float(second))  # type: ignore[misc]  # a default argument binds the variable
     assert [record.getMessage().split(", ")[2] for record in caplog.records] == ["100 samples/s"]
 
 
