@@ -7,17 +7,32 @@ from functools import cached_property
 from typing import Annotated
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.perf.exchange_sizes import MOST_SIZES, ExchangeSeen, MeasuredExchange, with_seen
 from heterotrain_core.split.member import SplitMember, TableTime
 from pydantic import Field, model_validator
 
-from heterotrain_cli.documents import Document, Fraction, Integer, Name, Part, Price, Seconds, schema_config
+from heterotrain_cli.documents import Document, Flag, Fraction, Integer, Name, Part, Price, Seconds, schema_config
 
 MAX_MEMBERS = 100_000
 """Single members of one profile; a forecast for more of them takes far longer than a second."""
 _COEFFICIENTS = {"per_sample_s", "fixed_s", "backward_per_sample_s", "backward_fixed_s"}
+EXCHANGES_OF_A_PROFILE = 100
+"""A time in a profile counts as the mean of so many exchanges."""
+_Ranks = Annotated[Integer, Field(ge=2, le=10**6)]
 _Samples = Annotated[Integer, Field(ge=0, le=10**12)]
 _AtLeastOne = Annotated[Integer, Field(ge=1, le=10**12)]
 _Point = tuple[Annotated[Integer, Field(ge=0, le=10**8)], Seconds]
+
+
+class ExchangeAmong(Part):
+    """Gradient exchange among another number of ranks."""
+
+    ranks: _Ranks
+    """Ranks that exchanged gradients."""
+    seconds: Annotated[Seconds, Field(gt=0)]
+    """Transfer seconds of all gradient buckets (T_o + T_u)."""
+    one_worker: Flag = False
+    """Whether all of these ranks were in one worker, so that no network was used."""
 
 
 class Communication(Part):
@@ -29,6 +44,12 @@ class Communication(Part):
     """T_u: transfer seconds of the last bucket; nothing can hide it."""
     gamma: Fraction = 0
     """Fraction of backward that has passed when the first bucket is ready."""
+    ranks: _Ranks | None = None
+    """Ranks among which these times were measured; absent, those of the job's preferred allocation."""
+    one_worker: Flag = False
+    """With ranks: whether all of them were in one worker, so that no network was used."""
+    other_sizes: Annotated[tuple[ExchangeAmong, ...], Field(max_length=MOST_SIZES - 1)] = ()
+    """The exchange among other numbers of ranks: together they show latency and transfer time."""
 
 
 class ProfileMember(Part):
@@ -121,4 +142,21 @@ class Profile(Document):
     @property
     def communication(self) -> CommunicationTime:
         """The gradient exchange as the core takes it."""
-        return CommunicationTime(**dict(self.exchange))
+        e = self.exchange
+        return CommunicationTime(overlapped_s=e.overlapped_s, last_bucket_s=e.last_bucket_s, gamma=e.gamma)
+
+    @property
+    def measured_exchange(self) -> MeasuredExchange:
+        """The gradient exchange with the numbers of ranks at which it was measured; 0 members where that is unknown."""
+        seen: tuple[ExchangeSeen, ...] = ()
+        for other in self.exchange.other_sizes:
+            found = ExchangeSeen(
+                members=other.ranks, across=not other.one_worker, seconds=other.seconds, steps=EXCHANGES_OF_A_PROFILE
+            )
+            seen = with_seen(seen, found)
+        exchange = MeasuredExchange(communication=self.communication, seen=seen)
+        if self.exchange.ranks is None:
+            return exchange
+        return exchange.measured_among(
+            self.exchange.ranks, across=not self.exchange.one_worker, steps=EXCHANGES_OF_A_PROFILE
+        )

@@ -10,10 +10,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Pool
-from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 
 from heterotrain_simulator.buckets import Network, two_terms
 from heterotrain_simulator.ground_truth import GroundTruth, Worker
@@ -23,6 +23,8 @@ from heterotrain_simulator.workloads import Workload, straight_line
 
 _HOUR_S = 3600.0
 _DONE = 1e-6
+_TIMED_STEPS = 1000
+"""Exchanges that a measurement of a job rests on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,7 @@ class _ActiveJob:
     workers: dict[str, int] = field(default_factory=dict)
     resumes_s: float = 0.0
     waited_s: float = 0.0
+    exchange: MeasuredExchange = field(default_factory=MeasuredExchange)
 
 
 @dataclass(slots=True)
@@ -210,6 +213,9 @@ class _FleetRun:
         current = dict(active.workers) if sum(active.workers.values()) >= job.min_workers else {}
         ranks = max(2, sum(current.values()))
         truth = self._truth(job)
+        if ranks != active.exchange.members:
+            known = replace(active.exchange, communication=two_terms(truth.buckets, truth.transfer_s(ranks)))
+            active.exchange = known.measured_among(ranks, across=True, steps=_TIMED_STEPS)
         return JobDemand(
             key=job.key,
             pools=tuple(
@@ -225,8 +231,9 @@ class _FleetRun:
             min_workers=job.min_workers,
             max_workers=job.max_workers,
             batch_samples=job.batch_samples,
-            communication=_exchange(truth, ranks),
+            communication=active.exchange.communication,
             communication_members=ranks,
+            exchange_seen=active.exchange.seen,
             objective=Objective.THROUGHPUT,
             remaining_samples=active.left,
             pause_s=job.pause_s,
@@ -274,7 +281,3 @@ class _FleetRun:
             cost=self.cost,
             end_s=max(self.finished_s.values(), default=0.0),
         )
-
-
-def _exchange(truth: GroundTruth, ranks: int) -> CommunicationTime:
-    return two_terms(truth.buckets, truth.transfer_s(ranks))

@@ -97,7 +97,7 @@ def bench(
     smaller = sorted({max(1, batch // part) for part in ((2, 4) if weak else counts[1:] or (2, 4))} - {batch})
     solo = [runs[0][2]] + [measured(1, each, f"1 worker with a batch of {each}") for each in reversed(smaller)]
     rows = table(runs)
-    found, why = profile(name, max(counts), solo, runs[-1][2] if max(counts) > 1 else ())
+    found, why = profile(name, solo, [(count, seen) for count, _, seen in runs if count > 1])
 
     _show(console, rows)
     if about["load"][0] > BUSY_LOAD * about["cores"]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from heterotrain_core.perf.counters import Observation
 from heterotrain_core.perf.exchange import fit_exchange
+from heterotrain_core.perf.exchange_sizes import MOST_SIZES
 from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.perf.model import FitQuality
 
@@ -52,7 +53,7 @@ def table(runs: Sequence[tuple[int, int, Sequence[Observation]]]) -> list[Row]:
 
 
 def profile(
-    name: str, workers: int, solo: Sequence[Sequence[Observation]], together: Sequence[Observation]
+    name: str, solo: Sequence[Sequence[Observation]], together: Sequence[tuple[int, Sequence[Observation]]]
 ) -> tuple[dict[str, Any] | None, str]:
     """Return the profile that ``heterotrain forecast`` reads, and how well it is known; ``None`` if it is unknown.
 
@@ -60,29 +61,43 @@ def profile(
 
     Args:
         name: of the member; in a forecast of a job, the name of a pool.
-        workers: how many equal members the profile has.
         solo: observations of one worker alone, for several batches.
-        together: observations of the largest number of workers; empty if there was only one.
+        together: several workers at once: their number and observations, the largest number last. The profile has so
+            many members.
     """
     everything = [each for run in solo for each in run]
     model = fit_member(everything)
     if model.compute is None or model.quality is FitQuality.DEGENERATE:
         return None, model.reason
     c = model.compute
-    exchange = fit_exchange(list(together)).communication if together else None
+    fitted = [(workers, fit_exchange(list(found)).communication) for workers, found in together]
+    exchanges = [(workers, found) for workers, found in fitted if found is not None]
     member = {
         "name": name,
-        "count": workers,
+        "count": together[-1][0] if together else 1,
         "perSampleSeconds": c.per_sample_s,
         "fixedSeconds": c.fixed_s + c.update_s,
         "backwardPerSampleSeconds": c.backward_per_sample_s,
         "backwardFixedSeconds": c.backward_fixed_s,
     }
-    communication = {
-        "overlappedSeconds": exchange.overlapped_s,
-        "lastBucketSeconds": exchange.last_bucket_s,
-        "gamma": exchange.gamma,
-    } if exchange is not None else {}  # fmt: skip
+    communication: dict[str, Any] = {}
+    if exchanges:
+        largest, exchange = exchanges[-1]
+        others = [
+            {"ranks": ranks, "seconds": smaller.overlapped_s + smaller.last_bucket_s, "oneWorker": True}
+            for ranks, smaller in exchanges[:-1]
+            if smaller.overlapped_s + smaller.last_bucket_s > 0
+        ]
+        communication = (
+            {
+                "overlappedSeconds": exchange.overlapped_s,
+                "lastBucketSeconds": exchange.last_bucket_s,
+                "gamma": exchange.gamma,
+                "ranks": largest,
+                "oneWorker": True,  # all of them on this machine
+            }
+            | ({"otherSizes": others[-(MOST_SIZES - 1) :]} if others else {})
+        )
     return {"description": f"measured by heterotrain bench: {model.reason}"} | (
         {"communication": communication} if communication else {}
     ) | {"members": [member]}, model.reason

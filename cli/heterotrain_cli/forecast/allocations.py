@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
+from heterotrain_core.contract.plan import Binding, ComputeTime
+from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly
 from heterotrain_core.split.member import SplitMember, TableTime
 
@@ -15,12 +16,12 @@ from heterotrain_cli.forecast.batch import with_name
 from heterotrain_cli.forecast.job import (
     Allocation,
     Job,
-    MeasuredExchange,
     Pool,
     preferred_allocation,
     price_per_hour,
     ranks_of,
 )
+from heterotrain_cli.profile import EXCHANGES_OF_A_PROFILE
 
 MAX_CANDIDATES = 2000
 """Most allocations to compare; beyond it, fewer counts of each pool are tried."""
@@ -99,18 +100,19 @@ class JobForecast:
     complete: bool = True
 
 
-def forecast_job(job: Job, communication: CommunicationTime, *, measured_ranks: int | None = None) -> JobForecast:
+def forecast_job(job: Job, exchange: MeasuredExchange) -> JobForecast:
     """Return the forecast with the shares of the operator.
 
     Args:
         job: with the known speeds.
-        communication: the exchange.
-        measured_ranks: number of ranks in its measurement; ``None`` for the ranks of the preferred allocation.
+        exchange: as measured; with 0 members, among those of the preferred allocation.
     """
     allocation = preferred_allocation(job)
     if isinstance(allocation, str):
         return JobForecast(feasible=False, reason=allocation)
-    exchange = MeasuredExchange(communication=communication, ranks=measured_ranks or len(ranks_of(job, allocation)))
+    if not exchange.members:
+        ranks, across = len(ranks_of(job, allocation)), sum(allocation.workers) > 1
+        exchange = exchange.measured_among(ranks, across=across, steps=EXCHANGES_OF_A_PROFILE)
     first = forecast_allocation(job, allocation, exchange)
     candidates, complete = _candidates(job)
     others = [forecast_allocation(job, other, exchange) for other in candidates]
@@ -130,7 +132,7 @@ def forecast_allocation(
     """Return the forecast of an allocation with the job's batch."""
     ranks = ranks_of(job, allocation)
     members = [member for _, member in ranks]
-    communication = exchange.among(len(members))
+    communication = exchange.among(len(members), across=sum(allocation.workers) > 1)
     even: Split | Infeasible = Infeasible(reason="no rank")
     if members:
         even = evaluate(evenly(job.batch_samples, len(members)), members, communication=communication)

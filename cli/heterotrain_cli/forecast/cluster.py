@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Member, Plan
+from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.perf.model import compute_s
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.status import InternalStatus
-from heterotrain_operator.decide.grants.persisted import compute_time
-from pydantic import ValidationError
+from heterotrain_operator.api.tolerant import read_tolerantly
+from heterotrain_operator.decide.grants.persisted import compute_time, measured_exchange
 
 from heterotrain_cli.cluster.api import Cluster, Target
 from heterotrain_cli.errors import InputError, UnavailableError
@@ -28,11 +29,13 @@ class RunningJob:
         plan: the plan in force.
         speeds: time models in the job's status, by pool; for pools without workers.
         measured_step_s: the job's measured step time; ``None`` before the first measurement.
+        exchange: the exchange in the job's status, with all numbers of members that it was measured with.
     """
 
     plan: Plan
     speeds: Mapping[str, ComputeTime]
     measured_step_s: float | None
+    exchange: MeasuredExchange = field(default_factory=MeasuredExchange)
 
 
 def read_running_job(job: Job, *, namespace: str | None) -> RunningJob:
@@ -62,9 +65,11 @@ def running_job(cluster: Cluster, name: str, body: Mapping[str, Any]) -> Running
         raise InputError(f"the plan of job {name} cannot be used: {plan.reason}")
     status = body.get("status") or {}
     step_s = status.get("stepSeconds")
+    internal = read_tolerantly(InternalStatus, status.get("internal"))
     return RunningJob(
         plan=plan,
-        speeds=_persisted_speeds(status.get("internal") or {}),
+        speeds={pool.name: compute_time(pool.speed) for pool in internal.pools if pool.speed is not None},
+        exchange=measured_exchange(internal.exchange),
         measured_step_s=float(step_s) if isinstance(step_s, int | float) else None,
     )
 
@@ -89,18 +94,17 @@ def with_measured_speeds(job: Job, found: RunningJob) -> Job:
     return replace(job, pools=tuple(pools))
 
 
-def exchange(plan: Plan) -> CommunicationTime:
-    """Return the measured exchange, an empty one while it is unknown."""
-    return plan.communication or CommunicationTime()
+def exchange(found: RunningJob) -> MeasuredExchange:
+    """Return the exchange among the plan's members, with the other numbers of members that the job has had.
 
-
-def _persisted_speeds(internal: Any) -> dict[str, ComputeTime]:
-    """Return the speeds of pools that the operator persists; none if this version cannot read them."""
-    try:
-        pools = InternalStatus.model_validate(internal).pools
-    except ValidationError:
-        return {}
-    return {pool.name: compute_time(pool.speed) for pool in pools if pool.speed is not None}
+    It is empty while it is unknown.
+    """
+    plan = found.plan
+    return MeasuredExchange(
+        communication=plan.communication or CommunicationTime(),
+        members=len(plan.members),
+        seen=found.exchange.seen if plan.communication is not None else (),
+    )
 
 
 def _median_rank(pool: str, members: Sequence[Member], batch_samples: int) -> SplitMember | None:

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from heterotrain_core.contract.choices import Runtime
-from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime
-from heterotrain_core.perf.exchange import ring_scale
+from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.pools import CapacityType, WorkerPool
 from heterotrain_operator.api.reading import most_workers
@@ -217,30 +215,3 @@ def price_per_hour(job: Job, allocation: Allocation) -> float | None:
             return None
         total += workers * (pool.price_per_hour or 0.0)
     return total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredExchange:
-    """A measured gradient exchange and the number of its ranks.
-
-    Attributes:
-        communication: T_o, T_u and gamma.
-        ranks: in the measurement, at least 1.
-    """
-
-    communication: CommunicationTime
-    ranks: int
-
-    def among(self, ranks: int) -> CommunicationTime:
-        """Return the exchange among another number of ranks.
-
-        A ring moves (n - 1) / n of the data twice; one rank moves nothing.
-        """
-        if ranks < 2:  # noqa: PLR2004  # a single rank has no exchange
-            return CommunicationTime()
-        factor = float(ring_scale(np.array([ranks]), self.ranks)[0])
-        return replace(
-            self.communication,
-            overlapped_s=self.communication.overlapped_s * factor,
-            last_bucket_s=self.communication.last_bucket_s * factor,
-        )

@@ -188,7 +188,7 @@ def report_from_profile(path: str, profile_path: str, *, batch: int | None, samp
     """
     profile = read_document(profile_path, Profile)
     job = with_profile(_with_batch(read_job(path), batch), profile, where=place(profile_path))
-    forecast = forecast_job(job, profile.communication)
+    forecast = forecast_job(job, profile.measured_exchange)
     return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch)
 
 
@@ -216,7 +216,7 @@ def report_of_running(job: Job, found: RunningJob, *, batch: int | None, samples
     if written.adaptive and batch is None:
         written = _with_batch(written, found.plan.global_batch_samples)
     job = with_measured_speeds(written, found)
-    forecast = forecast_job(job, exchange(found.plan), measured_ranks=len(found.plan.members))
+    forecast = forecast_job(job, exchange(found))
     return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch, running=found)
 
 

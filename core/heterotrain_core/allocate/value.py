@@ -19,9 +19,7 @@ from heterotrain_core.allocate.risk import losses_per_s
 from heterotrain_core.allocate.thinning import Limit, combine, thin
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.goodput import statistical_efficiency
-from heterotrain_core.perf.counters import SHORTEST_STEP_S
-from heterotrain_core.perf.exchange import ring_scale
-from heterotrain_core.perf.exchange_sizes import exchange_s
+from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from heterotrain_core.split.level import real_levels
 from heterotrain_core.split.member import SplitMember, member_problem
@@ -199,10 +197,10 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
 
 def exchange_scale(job: JobDemand, members_O: Ints, workers_O: Ints) -> Floats:
     """Return the factor on the job's ``communication`` for so many members of so many workers."""
-    known_s = job.communication.overlapped_s + job.communication.last_bucket_s
-    if not job.exchange_seen or known_s < SHORTEST_STEP_S:
-        return ring_scale(members_O, job.communication_members)
-    return exchange_s(job.exchange_seen, members_O, workers_O > 1) / known_s
+    measured = MeasuredExchange(
+        communication=job.communication, members=job.communication_members, seen=job.exchange_seen
+    )
+    return measured.scale(members_O, workers_O > 1)
 
 
 def possible_counts(job: JobDemand, slots: Sequence[int]) -> tuple[Ints, bool]:

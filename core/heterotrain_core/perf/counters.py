@@ -77,6 +77,8 @@ class Observation:
         bucket_steps: steps for which the exchange was timed.
         overlapped_s: T_o, mean seconds of all buckets but the last.
         last_bucket_s: T_u, mean seconds of the last bucket.
+        generation: of the plan under which all these exchanges took place: between its members; ``None`` where that is
+            unknown, or where they are of several.
     """
 
     member: str
@@ -96,6 +98,7 @@ class Observation:
     bucket_steps: int = 0
     overlapped_s: float | None = None
     last_bucket_s: float | None = None
+    generation: int | None = None
 
 
 def observe(

@@ -8,17 +8,15 @@ its own noise and combined by inverse variance.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
 
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.perf.counters import Observation, usable
 from heterotrain_core.perf.model import ExchangeModel
 
-Floats = NDArray[np.float64]
-
+LEAST_EXCHANGES = 10
+"""Timed steps of a generation from which its exchange counts."""
 _HALF_LIFE_STEPS = 600
 """Steps of the same member after which an observation counts half."""
 _GAMMA_ERROR = 0.01
@@ -28,7 +26,11 @@ _GAMMA_VARIANCE_ALONE = 0.05
 
 
 def fit_exchange(observations: Sequence[Observation]) -> ExchangeModel:
-    """Return the exchange model from all members' observations, in any order. Never raises on telemetry."""
+    """Return the exchange model from all members' observations, in any order. Never raises on telemetry.
+
+    T_o and T_u depend on the members. So they are those of the newest generation of the plan that has
+    ``LEAST_EXCHANGES``; without one, of all observations.
+    """
     seen = sorted(filter(usable, observations), key=lambda o: o.ended_s)
     timed = [o for o in seen if o.bucket_steps > 0 and o.overlapped_s is not None and o.last_bucket_s is not None]
     overhead_s = _overhead_s(seen)
@@ -36,6 +38,9 @@ def fit_exchange(observations: Sequence[Observation]) -> ExchangeModel:
         return ExchangeModel(
             communication=None, overhead_s=overhead_s, reason="the gradient exchange has not been timed yet"
         )
+    generation = _newest_measured(timed)
+    if generation is not None:
+        timed = [o for o in timed if o.generation == generation]
     weights = _recent(timed)
     gamma, deviation = _gamma(seen)
     overlapped_s = _interquartile_mean([o.overlapped_s or 0.0 for o in timed], weights)
@@ -44,26 +49,19 @@ def fit_exchange(observations: Sequence[Observation]) -> ExchangeModel:
         communication=CommunicationTime(overlapped_s=overlapped_s, last_bucket_s=last_bucket_s, gamma=gamma),
         gamma_deviation=deviation,
         overhead_s=overhead_s,
+        generation=generation,
         reason=f"{sum(o.bucket_steps for o in timed)} timed exchanges: {overlapped_s:.3g} s can hide behind backward, "
         f"{last_bucket_s:.3g} s cannot, first bucket at {gamma:.0%} of backward",
     )
 
 
-def ring_scale(members_O: NDArray[np.int64], measured_members: int) -> Floats:
-    """Return the factor on a measured exchange for other numbers of members; 0 for a single member.
-
-    A ring all-reduce moves ``(n - 1) / n`` of the data twice, so exchange times grow with that factor. Where the
-    exchange was measured with fewer than two members, nothing follows from it, and the factor is 1.
-
-    Args:
-        members_O: numbers of members.
-        measured_members: members among which the exchange was measured.
-    """
-    if measured_members < 2:  # noqa: PLR2004  # a single member exchanges nothing
-        return np.where(members_O > 1, 1.0, 0.0)
-    measured = (measured_members - 1) / measured_members
-    scale_O: Floats = (members_O - 1) / np.maximum(members_O, 1) / measured
-    return scale_O
+def _newest_measured(timed: Sequence[Observation]) -> int | None:
+    """Return the newest generation in which some member timed enough exchanges, ``None`` without one."""
+    steps: Counter[tuple[int, str]] = Counter()
+    for o in timed:
+        if o.generation is not None:
+            steps[o.generation, o.member] += o.bucket_steps
+    return max((generation for (generation, _), seen in steps.items() if seen >= LEAST_EXCHANGES), default=None)
 
 
 def _gamma(seen: Sequence[Observation]) -> tuple[float, float]:

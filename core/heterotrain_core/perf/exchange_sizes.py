@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.perf.counters import LONGEST_STEP_S, SHORTEST_STEP_S
 
 Floats = NDArray[np.float64]
@@ -52,6 +53,53 @@ class ExchangeSeen:
     across: bool
     seconds: float
     steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredExchange:
+    """The exchange of a job as measured, and what follows for other members. Nothing else scales exchange times.
+
+    Attributes:
+        communication: T_o, T_u and gamma among ``members``.
+        members: in its measurement; below 2, nothing follows for other numbers, and it counts for all of them.
+        seen: all numbers of members with which the exchange was measured, the newest last; may be empty.
+    """
+
+    communication: CommunicationTime = field(default_factory=CommunicationTime)
+    members: int = 0
+    seen: tuple[ExchangeSeen, ...] = ()
+
+    def scale(self, members_O: Ints, across_O: NDArray[np.bool_]) -> Floats:
+        """Return the factor on ``communication`` for other numbers of members; 0 for a single one.
+
+        Args:
+            members_O: numbers of members.
+            across_O: whether they belong to several workers.
+        """
+        known_s = self.communication.overlapped_s + self.communication.last_bucket_s
+        if self.seen and known_s >= SHORTEST_STEP_S:
+            return exchange_s(self.seen, members_O, across_O) / known_s
+        if self.members < 2:  # noqa: PLR2004  # a single member exchanges nothing
+            return np.where(members_O > 1, 1.0, 0.0)
+        only = ExchangeSeen(members=self.members, across=True, seconds=1.0, steps=1)
+        return exchange_s((only,), members_O, across_O)
+
+    def measured_among(self, members: int, *, across: bool, steps: int) -> MeasuredExchange:
+        """Return the exchange with this as the newest measurement: ``communication`` among so many members."""
+        seconds = self.communication.overlapped_s + self.communication.last_bucket_s
+        own = ExchangeSeen(members=members, across=across, seconds=seconds, steps=steps)
+        return replace(self, members=members, seen=with_seen(self.seen, own))
+
+    def among(self, members: int, *, across: bool) -> CommunicationTime:
+        """Return the exchange among another number of members; T_o and T_u keep their ratio."""
+        if members < 2:  # noqa: PLR2004  # a single member exchanges nothing
+            return CommunicationTime()
+        factor = float(self.scale(np.array([members]), np.array([across]))[0])
+        return replace(
+            self.communication,
+            overlapped_s=self.communication.overlapped_s * factor,
+            last_bucket_s=self.communication.last_bucket_s * factor,
+        )
 
 
 class RingTime(NamedTuple):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from heterotrain_core.perf.counters import MeanVariance, Observation
 
@@ -93,6 +94,8 @@ def _shape(observation: Observation) -> tuple[int, int, bool]:
 
 def _merged(block: Sequence[Sequence[Observation]]) -> tuple[Observation, ...]:
     """Return one observation for each shape of the block, all with the time of its last scrape."""
+    if len(block) == 1 and len({_shape(o) for o in block[0]}) == len(block[0]):
+        return tuple(block[0])  # merged before: most blocks, at every scrape
     by_shape: dict[tuple[int, int, bool], Observation] = {}
     for scrape in block:
         for new in scrape:
@@ -117,10 +120,21 @@ def _both(a: Observation, b: Observation) -> Observation:
         compute=pooled(a.compute, b.compute),
         step=pooled(a.step, b.step),
         first_bucket_fraction=pooled(a.first_bucket_fraction, b.first_bucket_fraction),
-        bucket_steps=a.bucket_steps + b.bucket_steps,
-        overlapped_s=_mean(a.overlapped_s, a.bucket_steps, b.overlapped_s, b.bucket_steps),
-        last_bucket_s=_mean(a.last_bucket_s, a.bucket_steps, b.last_bucket_s, b.bucket_steps),
+        **_exchange(a, b),
     )
+
+
+def _exchange(a: Observation, b: Observation) -> dict[str, Any]:
+    """Return the fields of the exchange over both; that among the newer members alone where they differ."""
+    if a.generation != b.generation:
+        one = b if b.generation is not None and b.bucket_steps else a if a.generation is not None else b
+        return {name: getattr(one, name) for name in ("generation", "bucket_steps", "overlapped_s", "last_bucket_s")}
+    return {
+        "generation": b.generation,
+        "bucket_steps": a.bucket_steps + b.bucket_steps,
+        "overlapped_s": _mean(a.overlapped_s, a.bucket_steps, b.overlapped_s, b.bucket_steps),
+        "last_bucket_s": _mean(a.last_bucket_s, a.bucket_steps, b.last_bucket_s, b.bucket_steps),
+    }
 
 
 def _pooled(a: MeanVariance | None, steps_a: int, b: MeanVariance | None, steps_b: int) -> MeanVariance | None:

@@ -87,12 +87,14 @@ class ExchangeModel:
         communication: T_o, T_u and gamma; ``None`` before any measurement.
         gamma_deviation: standard error of gamma.
         overhead_s: seconds of a step that are neither compute nor exchange: the cost of the training loop itself.
+        generation: of the plan between whose members the exchange was measured; ``None`` where that is not known.
         reason: the evidence, in one sentence.
     """
 
     communication: CommunicationTime | None
     gamma_deviation: float = 0.0
     overhead_s: float = 0.0
+    generation: int | None = None
     reason: str
 
 

@@ -59,10 +59,12 @@ def test_ranks_that_were_read_at_other_steps_count_alike() -> None:
 def test_the_profile_predicts_the_step_that_was_measured(tmp_path: Path) -> None:
     solo = [[observation("r0", samples)] for samples in (512, 256, 128)]
     together = [observation(f"r{rank}", 128, exchange_s=0.006) for rank in range(4)]
-    found, _ = profile("a100", 4, solo, together)
+    found, _ = profile("a100", solo, [(2, together[:2]), (4, together)])
     assert found is not None
     assert found["members"][0]["count"] == 4
     assert found["communication"]["gamma"] == pytest.approx(GAMMA)
+    others = [{"ranks": 2, "seconds": pytest.approx(OVERLAPPED_S + LAST_S), "oneWorker": True}]
+    assert (found["communication"]["ranks"], found["communication"]["otherSizes"]) == (4, others)
     file = tmp_path / "profile.yaml"
     file.write_text(yaml.safe_dump(found))
     done = CliRunner().invoke(main, ["forecast", "--profile", str(file), "--batch", "512", "-o", "json"])
@@ -74,7 +76,7 @@ def test_the_profile_predicts_the_step_that_was_measured(tmp_path: Path) -> None
 
 
 def test_without_measurements_there_is_no_profile() -> None:
-    found, why = profile("a100", 1, [[]], ())
+    found, why = profile("a100", [[]], ())
     assert found is None
     assert "no usable observation" in why
 

@@ -394,6 +394,43 @@ def test_speeds_of_the_running_job(folder: Path, running: Running) -> None:
     )
 
 
+LATENCY_SIZES = [{"members": n, "across": True, "seconds": 0.005 * (n - 1), "steps": 100} for n in (2, 5, 3)]
+
+
+def test_the_exchange_at_other_sizes_is_the_operator_s(folder: Path, running: Running) -> None:
+    """Three ranks took 10 ms, all of it latency, so seven ranks take 30 ms."""
+    exchange = {"members": 3, "overlappedSeconds": 0, "lastBucketSeconds": 0.01, "gamma": 0, "sizes": LATENCY_SIZES}
+    running(encode_plan(a_plan()), {"internal": {"exchange": exchange, "pools": "unreadable"}})
+    result = CliRunner().invoke(main, ["forecast", str(folder / "job.yaml"), "--cluster", "-n", "ml", "-o", "json"])
+    assert result.exit_code == 0, result.output
+    members = [
+        {"name": "a100", "perSampleSeconds": 0.006, "count": 4},
+        {"name": "t4", "perSampleSeconds": 0.02, "maxSamples": 40, "count": 3},
+    ]
+    document = {"members": members, "communication": {"lastBucketSeconds": 0.03}}
+    assert json.loads(result.stdout)["stepSeconds"] == pytest.approx(oracle.least_step_s(document, 60), rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [7, None])
+def test_a_profile_may_hold_the_exchange_at_several_sizes(folder: Path, ranks: int | None) -> None:
+    """Seven ranks take 70 ms, and others show that half of it is latency; the job's own workers are seven ranks."""
+    latency_s, transfer_s = 0.035 / 12, 0.035 * 7 / 12
+    others = [{"ranks": n, "seconds": 2 * (n - 1) * (latency_s + transfer_s / n)} for n in (2, 3, 5)]
+    communication = {**PROFILE["communication"], "otherSizes": others} | ({"ranks": ranks} if ranks else {})
+    write(folder, JOB, {**PROFILE, "communication": communication})
+    others_seen = 0
+    for found in answer(folder)["alternatives"]:
+        counts = {pool["name"]: pool["ranks"] for pool in found["pools"]}
+        total = sum(counts.values())
+        factor = 2 * (total - 1) * (latency_s + transfer_s / total) / 0.07
+        exchange = {"overlappedSeconds": 0.05 * factor, "lastBucketSeconds": 0.02 * factor, "gamma": 0.2}
+        members = [{**each, "count": counts[each["name"]]} for each in PROFILE["members"] if each["name"] in counts]
+        expected_s = oracle.least_step_s({"members": members, "communication": exchange}, 60)
+        assert found["stepSeconds"] == pytest.approx(expected_s, rel=0.02)
+        others_seen += total != 7
+    assert others_seen
+
+
 def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, running: Running) -> None:
     """The job's status has its speed, so alternatives with the pool have a forecast."""
     pools = [

@@ -65,6 +65,23 @@ def test_grants_never_exceed_the_capacity() -> None:
     assert {"fast": 1, "slow": 1} in asked
 
 
+def test_the_allocation_learns_the_exchange_from_the_sizes_that_a_job_has_had() -> None:
+    """As in the operator: with every number of workers that it trained with, the newest last."""
+    asked: list[tuple[int, list[int]]] = []
+
+    def watched(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
+        asked.extend((job.communication_members, [each.members for each in job.exchange_seen]) for job in jobs)
+        return any_mix(pools, jobs)
+
+    changes = (
+        Change(pool="slow", at_s=20.0, lost=3),
+        Change(pool="slow", at_s=60.0, joined=2),
+        Change(pool="slow", at_s=80.0, lost=1),
+    )
+    run_fleet(a_fleet(a_job("a", samples=400_000.0), changes=changes), watched)
+    assert asked == [(2, [2]), (3, [2, 3]), (3, [2, 3]), (4, [2, 3, 4])]
+
+
 def test_work_is_conserved() -> None:
     """Samples done per worker-second never exceed the fastest worker's own rate."""
     jobs = [a_job(f"j{i}", arrived_s=5.0 * i) for i in range(3)]

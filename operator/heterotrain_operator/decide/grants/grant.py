@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.perf.exchange_sizes import ExchangeSeen
+from heterotrain_core.perf.exchange_sizes import ExchangeSeen, MeasuredExchange
 from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.reading import most_workers
@@ -34,6 +34,13 @@ class ThroughputModel:
     exchange_seen: tuple[ExchangeSeen, ...] = ()
     variation: float = 0.0
     pace: float = 1.0
+
+    @property
+    def exchange(self) -> MeasuredExchange:
+        """What is known of the exchange."""
+        return MeasuredExchange(
+            communication=self.communication, members=self.communication_members, seen=self.exchange_seen
+        )
 
 
 class Exhausted(NamedTuple):

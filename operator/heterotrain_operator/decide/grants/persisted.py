@@ -1,4 +1,4 @@
-"""The persisted part of a grant: speeds and exhausted pools, kept in the job's status for a new operator.
+"""The persisted part of a grant: speeds, exchange and exhausted pools, kept in the job's status for a new operator.
 
 An operator learns everything else again from running workers; a pool without workers has none. A speed is kept as the
 coefficients of the plan's time model, so its size does not grow with the length of the training.
@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heterotrain_core.contract.plan import ComputeTime, LayoutKind, Member, Plan
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, LayoutKind, Member, Plan
+from heterotrain_core.perf.counters import LONGEST_STEP_S
+from heterotrain_core.perf.exchange_sizes import ExchangeSeen, MeasuredExchange, with_seen
 from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.conditions import ConditionType, find_condition
-from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool, PoolSpeed
+from heterotrain_operator.api.status import (
+    ExchangeSize,
+    HeteroTrainJobStatus,
+    InternalExchange,
+    InternalPool,
+    PoolSpeed,
+)
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel
@@ -39,6 +47,42 @@ def speed_of(pool: InternalPool, plan: Plan | None) -> PoolSpeed | None:
     )
 
 
+def exchange_of(before: InternalExchange | None, throughput: ThroughputModel) -> InternalExchange | None:
+    """Return the job's exchange; the last known one where this operator has not seen any yet."""
+    known, members = throughput.communication, throughput.communication_members
+    if members < 2:  # noqa: PLR2004  # a single member exchanges nothing
+        return before
+    return InternalExchange(
+        members=members,
+        overlapped_seconds=rounded(known.overlapped_s),
+        last_bucket_seconds=rounded(known.last_bucket_s),
+        gamma=rounded(known.gamma),
+        sizes=tuple(
+            ExchangeSize(members=each.members, across=each.across, seconds=rounded(each.seconds), steps=each.steps)
+            for each in throughput.exchange_seen
+        ),
+    )
+
+
+def measured_exchange(found: InternalExchange | None) -> MeasuredExchange:
+    """Return the persisted exchange; sizes that no operator would have kept are left out."""
+    if found is None:
+        return MeasuredExchange()
+    seen: tuple[ExchangeSeen, ...] = ()
+    for each in found.sizes:
+        size = ExchangeSeen(members=each.members, across=each.across, seconds=each.seconds, steps=each.steps)
+        seen = with_seen(seen, size)
+    return MeasuredExchange(
+        communication=CommunicationTime(
+            overlapped_s=min(found.overlapped_seconds, LONGEST_STEP_S),
+            last_bucket_s=min(found.last_bucket_seconds, LONGEST_STEP_S),
+            gamma=found.gamma,
+        ),
+        members=found.members,
+        seen=seen,
+    )
+
+
 def exhaustion_of(grant: JobGrant, name: str) -> tuple[str | None, int]:
     """Return since when a pool is exhausted (``None`` when it is not), and how many times in a row it was."""
     exhausted = grant.exhausted.get(name)
@@ -49,6 +93,7 @@ def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
     """Return the persisted part of a job's grant; the grant itself is still undecided."""
     limited = find_condition(status.conditions, ConditionType.WORKERS_LIMITED)
     pools = status.internal.pools
+    exchange = measured_exchange(status.internal.exchange)
     placed = {pool.name: pool.placed for pool in status.pools}
     return JobGrant(
         undecided=True,
@@ -62,7 +107,10 @@ def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
         throughput=ThroughputModel(
             members={
                 pool.name: SplitMember(compute=compute_time(pool.speed)) for pool in pools if pool.speed is not None
-            }
+            },
+            communication=exchange.communication,
+            communication_members=exchange.members,
+            exchange_seen=exchange.seen,
         ),
     )
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Parallelism, Runtime
 from heterotrain_core.contract.plan import BoundaryKind, Division, Member, Plan
+from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
+from heterotrain_core.perf.model import ExchangeModel
 from heterotrain_core.perf.ranks import observations_of_member
 from heterotrain_core.planning.batch import BatchRequest, decide_batch
 from heterotrain_core.planning.fitting import MemberFits, fit_members
@@ -49,7 +51,14 @@ class Shares:
     decision: SharesDecision | None = None
 
 
-def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Telemetry, *, plan: Plan | None) -> Shares:
+def share_out(
+    spec: HeteroTrainJobSpec,
+    arrangement: Arrangement,
+    telemetry: Telemetry,
+    *,
+    plan: Plan | None,
+    exchange: MeasuredExchange | None = None,
+) -> Shares:
     """Return the batch and the shares that the evidence supports.
 
     Args:
@@ -57,6 +66,7 @@ def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Tel
         arrangement: the members and their ranks.
         telemetry: measurements of each rank.
         plan: the newest plan, whatever its members; ``None`` when there is none.
+        exchange: what is known of the exchange among all members that the job has had; ``None`` for nothing.
     """
     members = arrangement.members
     if spec.runtime is Runtime.TORCHRUN:  # one sample stands for each rank's equal part of a batch that only it knows
@@ -81,6 +91,8 @@ def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Tel
     if spec.parallelism.mode in PLANNED_MODES and (as_planned := _as_planned(arrangement, evidence, current)):
         return as_planned
     fits = fit_members(evidence, () if cuts else _former(arrangement, telemetry))
+    learned = exchange or MeasuredExchange()
+    fits = replace(fits, exchange=_exchange_among(arrangement, fits.exchange, plan, current, learned))
     batch, why = _batch(spec, fits, telemetry, plan=plan, current=current, distance=distance)
     decision = decide_shares(
         SharesRequest(
@@ -107,6 +119,35 @@ def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Tel
         batch_reason=why,
         decision=decision,
     )
+
+
+def _exchange_among(
+    arrangement: Arrangement, fitted: ExchangeModel, plan: Plan | None, current: Plan | None, learned: MeasuredExchange
+) -> ExchangeModel:
+    """Return the exchange among these members: as measured among them, or as expected from others.
+
+    Right after a change of members, all measurements are of the members before. So the newest plan's exchange is taken,
+    scaled to the number of members now.
+    """
+    plan_members = len(plan.members) if plan is not None else 0
+    measured = plan is not None and fitted.generation is not None and fitted.generation >= plan.generation
+    if measured and current is not None:
+        return fitted
+    if plan is None or plan_members < 2:  # noqa: PLR2004  # a single member exchanges nothing
+        known = learned
+    else:
+        found = fitted.communication if measured else plan.communication
+        known = replace(learned, communication=found, members=plan_members) if found is not None else learned
+    if known.members < 2:  # noqa: PLR2004  # as above
+        return fitted
+    members = len(arrangement.members)
+    if members == known.members and current is not None:
+        communication = known.communication
+    else:
+        workers = {identity.worker_uid for ranks in arrangement.identities for identity in ranks}
+        communication = known.among(members, across=len(workers) > 1)
+    among = f"{members} members, expected from the exchange among {known.members}"
+    return replace(fitted, communication=communication, reason=f"{among}: {fitted.reason}")
 
 
 def _as_planned(arrangement: Arrangement, evidence: Sequence[MemberEvidence], current: Plan | None) -> Shares | None:

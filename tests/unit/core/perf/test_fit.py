@@ -241,3 +241,22 @@ def test_an_untimed_exchange_is_unknown() -> None:
     """Missing is missing, never zero."""
     assert fit_exchange([]).communication is None
     assert fit_exchange([Observation(member="m", share_samples=1, steps=1, ended_s=0.0)]).communication is None
+
+
+def timed(generation: int | None, exchange_s: float, steps: int, at_s: float, member: str = "m") -> Observation:
+    return Observation(
+        member=member, share_samples=50, steps=steps, ended_s=at_s, generation=generation,
+        bucket_steps=steps, overlapped_s=0.75 * exchange_s, last_bucket_s=0.25 * exchange_s,
+    )  # fmt: skip
+
+
+def test_the_exchange_is_that_of_the_newest_members_once_it_is_measured() -> None:
+    before = [timed(4, 0.1, 300, 1.0), timed(None, 0.25, 20, 2.0)]
+    for steps, exchange_s, generation in ((3, 0.1, 4), (12, 0.3, 5)):
+        found = fit_exchange([*before, timed(5, 0.3, steps, 3.0)])
+        assert found.communication is not None
+        assert found.communication.overlapped_s == pytest.approx(0.75 * exchange_s)
+        assert found.generation == generation
+    few = [timed(5, 0.3, 4, 3.0, member) for member in ("a", "b", "c")]
+    assert fit_exchange([*before, *few]).generation == 4, "three members saw the same four exchanges"
+    assert fit_exchange([timed(None, 0.2, 50, 1.0)]).generation is None

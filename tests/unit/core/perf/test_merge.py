@@ -146,3 +146,20 @@ def test_merging_again_changes_nothing(steps: list[tuple[int, int]]) -> None:
     once = merge_old(observations)
     assert merge_old(once) == once
     assert sum(o.steps for o in once) == sum(count for _, count in steps)
+
+
+def test_exchanges_between_other_members_are_not_averaged() -> None:
+    def exchanged(generation: int | None, seconds: float, ended_s: float) -> Observation:
+        found = scrape(20, [0.1] * 10, ended_s)
+        return replace(found, generation=generation, bucket_steps=10, overlapped_s=seconds, last_bucket_s=seconds / 2)
+
+    late = [scrape(40, [0.1] * RECENT_STEPS, 9.0)]
+    for first, second, expected in (
+        ((1, 0.2), (1, 0.4), (1, 20, 0.3)),
+        ((1, 0.2), (2, 0.4), (2, 10, 0.4)),
+        ((1, 0.2), (None, 0.3), (1, 10, 0.2)),
+        ((None, 0.3), (2, 0.4), (2, 10, 0.4)),
+    ):
+        merged = merge_old([exchanged(*first, 1.0), exchanged(*second, 2.0), *late])[0]
+        assert merged.steps == 20
+        assert (merged.generation, merged.bucket_steps, merged.overlapped_s) == pytest.approx(expected)

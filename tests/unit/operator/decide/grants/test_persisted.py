@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from heterotrain_core.contract.plan import ComputeTime, Plan
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Plan
+from heterotrain_core.perf.exchange_sizes import MOST_SIZES, ExchangeSeen
 from heterotrain_core.planning.evidence import MemberEvidence
 from heterotrain_core.planning.fitting import fit_members
 from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
-from heterotrain_operator.decide.grants.persisted import compute_time, persisted_grant, speed_of
+from heterotrain_operator.decide.grants.grant import ThroughputModel
+from heterotrain_operator.decide.grants.persisted import compute_time, exchange_of, persisted_grant, speed_of
 from heterotrain_operator.prom.history import Speed, TelemetryHistory
 from heterotrain_operator.prom.queries import Snapshot
 from support.plans import plan_of
@@ -53,6 +56,57 @@ def test_a_new_allocation_begins_with_the_persisted_grant() -> None:
     assert {name: member.compute for name, member in known.throughput.members.items()} == {"b": SLOW}
     assert {name: (each.since_s, each.placed) for name, each in known.exhausted.items()} == {"b": (1_800_000_000.0, 0)}
     assert known.tries == {"b": 3}
+
+
+KNOWN = ThroughputModel(
+    communication=CommunicationTime(overlapped_s=0.06, last_bucket_s=0.02, gamma=0.25),
+    communication_members=4,
+    exchange_seen=tuple(ExchangeSeen(members=n, across=n > 2, seconds=0.02 * n, steps=50 + n) for n in (2, 8, 4)),
+)
+
+
+def restarted(internal: object) -> ThroughputModel:
+    """Return what a new operator reads from this part of the status."""
+    return persisted_grant(HeteroTrainJobStatus.model_validate({"internal": internal})).throughput
+
+
+def test_a_new_operator_knows_the_exchange_at_all_sizes_that_were_seen() -> None:
+    written = exchange_of(None, KNOWN)
+    assert written is not None
+    assert restarted({"exchange": written.model_dump(by_alias=True)}) == KNOWN
+    assert exchange_of(written, ThroughputModel()) == written, "a new operator that has measured nothing yet"
+    assert exchange_of(None, ThroughputModel()) is None
+    largest = replace(
+        KNOWN,
+        exchange_seen=tuple(
+            ExchangeSeen(members=n, across=True, seconds=1e6, steps=10**6) for n in range(10**6, 10**6 + MOST_SIZES)
+        ),
+    )
+    found = exchange_of(None, largest)
+    assert found is not None
+    assert len(found.model_dump_json(by_alias=True)) < 2000, "bounded, however long the job trains"
+
+
+SIZE = {"members": 8, "across": True, "seconds": 0.16, "steps": 58}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"),
+    [
+        ("eight", []),
+        ([SIZE, {**SIZE, "members": 1}, {**SIZE, "members": 10**30}], [8]),
+        ([{**SIZE, "seconds": 0}, {**SIZE, "seconds": "x"}, {**SIZE, "seconds": 1e300}, 5, None, SIZE], [8]),
+        ([{**SIZE, "steps": -1}, {**SIZE, "across": "perhaps"}, {"members": 3}, SIZE], [8]),
+        ([{**SIZE, "members": n} for n in range(2, 500)], list(range(2, 2 + MOST_SIZES))),
+        ([SIZE, SIZE], [8]),
+    ],
+)
+def test_sizes_that_no_operator_wrote_are_left_out_one_by_one(sizes: object, kept: list[int]) -> None:
+    exchange = {"members": 4, "overlappedSeconds": 0.06, "lastBucketSeconds": 1e300, "gamma": 0.25, "sizes": sizes}
+    found = restarted({"exchange": exchange, "pools": [{"name": "b"}]})
+    assert [each.members for each in found.exchange_seen] == kept
+    assert np.isfinite(found.exchange.scale(np.arange(1, 99), np.full(98, True))).all()
+    assert restarted({"exchange": {**exchange, "gamma": 7}}).communication_members == 0
 
 
 def test_a_new_worker_of_a_pool_with_a_persisted_speed_gets_that_speed() -> None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
+from heterotrain_core.perf.exchange_sizes import ExchangeSeen
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
+from heterotrain_operator.decide.grants.grant import ThroughputModel
 from support.fake_cluster import FakeCluster, pool
 
 # Seconds per sample and fixed seconds of the workers of pools a, b and c: 4 : 2 : 1 or so.
@@ -127,6 +129,46 @@ def test_survivors_get_shares_by_their_known_speeds() -> None:
     fast, slow = shares_of(cluster)
     assert fast + slow == 100
     assert fast > 3 * slow
+
+
+def timed(telemetry: Telemetry, generation: int, exchange_s: float, *, steps: int = 30) -> Telemetry:
+    """Return the telemetry with exchanges that took so long under this generation."""
+    return replace(
+        telemetry,
+        observations={
+            member: tuple(
+                replace(o, generation=generation, bucket_steps=steps, overlapped_s=exchange_s, last_bucket_s=0.0)
+                for o in found
+            )
+            for member, found in telemetry.observations.items()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected_s"),
+    [
+        ((), 0.03 * (1 / 2) / (2 / 3)),
+        (tuple(ExchangeSeen(members=n, across=True, seconds=0.015 * (n - 1), steps=90) for n in (5, 3)), 0.015),
+    ],
+)
+def test_the_exchange_of_new_members_is_expected_until_it_is_measured(
+    seen: tuple[ExchangeSeen, ...], expected_s: float
+) -> None:
+    """Among three members it took 30 ms; two of them are left, and no step of theirs is measured yet."""
+    cluster = a_running_job()
+    before = cluster.version()[0]
+    cluster.grant = replace(cluster.grant, throughput=ThroughputModel(exchange_seen=seen))
+    cluster.telemetry = timed(telemetry_of(cluster), before, 0.03)
+    cluster.settle()
+    assert cluster.plan_json["communication"]["overlapped_s"] == pytest.approx(0.03)
+    cluster.vanish("job-w1")
+    cluster.step()
+    assert cluster.plan_json["communication"]["overlapped_s"] == pytest.approx(expected_s, rel=0.05)
+    cluster.telemetry = replace(cluster.telemetry, sequence=2)
+    cluster.settle()
+    found = cluster.plan_json["communication"]["overlapped_s"]
+    assert found == pytest.approx(expected_s, rel=0.05), "old measurements do not come back"
 
 
 @pytest.mark.parametrize("speed_known", [True, False])
