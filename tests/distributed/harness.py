@@ -144,6 +144,7 @@ class Operator:
     folder: Path
     config: TrainingConfig
     batch_samples: int = 16
+    address: str = "127.0.0.1"
     workers: dict[str, Worker] = field(default_factory=dict)
     generation: int = 0
     revision: int = 0
@@ -172,7 +173,7 @@ class Operator:
         peer_port, metrics_port = free_port(), metrics_port or free_port()
         environ = {
             env.JOB_UID: JOB_UID, env.JOB_NAME: "test", env.WORKER: name, env.WORKER_UID: uid,
-            env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(peer_port - local_rank),
+            env.WORKER_ADDRESS: self.address, env.PEER_PORT: str(peer_port - local_rank),
             env.METRICS_PORT: str(metrics_port - local_rank), env.LOCAL_RANK: str(local_rank),
             env.NUM_PROC_PER_WORKER: str(ranks),
             env.SECRET_DIR: str(self.folder), env.PLAN_DIR: str(home / "plan"), env.CONFIG: encode_config(self.config),
@@ -204,7 +205,7 @@ class Operator:
         )
         ranks = tuple(
             Rank(
-                rank=rank, member=rank, worker=w.name, worker_uid=w.uid, address="127.0.0.1", peer_port=w.peer_port,
+                rank=rank, member=rank, worker=w.name, worker_uid=w.uid, address=self.address, peer_port=w.peer_port,
                 on_demand=on_demand[rank],
             )
             for rank, w in enumerate(workers)
@@ -228,12 +229,14 @@ class Operator:
         wait_until(condition, what, timeout_s=LIMIT_S, evidence=self.evidence)
 
     def evidence(self) -> str:
-        """Return the output of all workers, with the stacks of the running ones."""
+        """Return the output of all workers, the middle of a long one left out, with the stacks of the running ones."""
         running = [worker for worker in self.workers.values() if worker.poll() is None]
         for worker in running:
             worker.signal(signal.SIGUSR1)
         time.sleep(1.0)
-        return "\n".join(f"--- {w.uid} (code {w.poll()})\n{w.log()[-6000:]}" for w in self.workers.values())
+        logs = {w: w.log() for w in self.workers.values()}
+        short = {w: log if len(log) <= 12_000 else f"{log[:6000]}\n[…]\n{log[-6000:]}" for w, log in logs.items()}
+        return "\n".join(f"--- {w.uid} (code {w.poll()})\n{short[w]}" for w in logs)
 
     def until_ready(self, *workers: Worker) -> None:
         """Wait until these workers have reached ``job.steps``."""

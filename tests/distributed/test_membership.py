@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
@@ -104,6 +107,34 @@ def test_the_store_host_is_killed(operate: Operate) -> None:
     operator.finish(workers)
     assert workers[0].code == -signal.SIGKILL
     assert_finished(operator, workers[1:])
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_a_job_over_ipv6_survives_a_killed_worker(operate: Operate, tmp_path: Path) -> None:
+    """All connections are of IPv6, gloo's too, although the interface has an IPv4 address; they are cut at the loss."""
+    operator, gate = operate(), Gate(tmp_path, 7)
+    operator.address = "::1"
+    faults = [gate.fault, None, {"place": "reducing", "step": 4}]
+    workers = [operator.start(f"w{i}", fault=fault) for i, fault in enumerate(faults)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish(workers[2:])
+    operator.until(gate.reached, "the survivors continue by themselves")
+    for worker in workers[:2]:
+        assert connections(worker, "tcp6"), "the test would prove nothing"
+        assert not connections(worker, "tcp")
+    gate.open()
+    assert_finished(operator, workers[:2])
+
+
+def connections(worker: Worker, family: str) -> list[str]:
+    """Return the remote addresses of a worker's connections of a family, ``tcp`` or ``tcp6``, in the kernel's words."""
+    rows = [line.split() for line in Path(f"/proc/{worker.pid}/net/{family}").read_text().splitlines()[1:]]
+    inodes = set()
+    for descriptor in Path(f"/proc/{worker.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return [row[2] for row in rows if row[9] in inodes and row[3] == "01"]  # established
 
 
 def test_two_of_five_are_killed_at_once_and_one_more_later(operate: Operate) -> None:

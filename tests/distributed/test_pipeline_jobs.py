@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,22 @@ def weights_of(operator: Operator, workers: Sequence[Worker]) -> dict[str, torch
 
 
 def reference(
-    *, epochs: int = 2, clip_norm: float | None = None, samples: int = SAMPLES
+    *,
+    epochs: int = 2,
+    clip_norm: float | None = None,
+    samples: int = SAMPLES,
+    state: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Train in this process with plain torch; return the final weights, and results on the test set by epoch."""
+    """Train in this process with plain torch; return the final weights, and results on the test set by epoch.
+
+    ``state`` takes the place of the weights that layers draw.
+    """
     found = []
     units = units_of(built(lambda: Decoder(BLOCKS).double()), "blocks")
     fill(units, seed=0, device=torch.device("cpu"))
     model, (x, y) = units.model, text(samples).tensors
+    if state is not None:
+        model.load_state_dict(state)
     named = dict(model.named_parameters())
     groups: list[dict[str, Any]] = [
         {"params": [p for name, p in named.items() if name.endswith("weight")], "weight_decay": 0.1},

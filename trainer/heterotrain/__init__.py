@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from heterotrain.data.shards import Shards
     from heterotrain.errors import HeterotrainError, UsageError
     from heterotrain.fitting import fit
-    from heterotrain.session import Job, init
+    from heterotrain.initialization import init
+    from heterotrain.session import Job
     from heterotrain.steps.result import StepResult
     from heterotrain.steps.step import Step
 
@@ -53,7 +54,7 @@ _HOME = {
     "StepResult": "heterotrain.steps.result",
     "UsageError": "heterotrain.errors",
     "fit": "heterotrain.fitting",
-    "init": "heterotrain.session",
+    "init": "heterotrain.initialization",
 }
 
 

@@ -10,7 +10,9 @@ import torch
 from heterotrain.data import batches
 from heterotrain.data.sources import NumberedStream
 from heterotrain.errors import UsageError
-from heterotrain.session import EpochHook, Job, init
+from heterotrain.initialization import init
+from heterotrain.session import Job
+from heterotrain.steps.hooks import EpochHook
 from heterotrain.steps.result import StepResult
 from heterotrain.steps.step import Step
 

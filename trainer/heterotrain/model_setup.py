@@ -16,12 +16,13 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 from heterotrain.layouts.batch_parts import inputs_and_targets
 from heterotrain.layouts.cuttable import CuttableModel
-from heterotrain.layouts.initial_weights import built, fill
+from heterotrain.layouts.initial_weights import Filling, built
 from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard
 from heterotrain.layouts.sharded_model import ShardedModel
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.units import Units, units_of
 from heterotrain.layouts.usable_memory import usable_bytes
+from heterotrain.layouts.weight_files import PretrainedWeights
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.network.gloo.member_group import MemberGroup
@@ -51,6 +52,7 @@ class WrapOptions:
     compile_units: bool = False
     keep_gathered: bool = False
     offload: bool = False
+    weights: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +88,21 @@ class ModelSetup:
     def _with_values(self, model: Model, path: str | None, options: WrapOptions) -> torch.nn.Module:
         """Take a whole model, or divide its tensors among the ranks of a worker."""
         units: Units | None = None
+        filling: Filling | None = None
         if not isinstance(model, torch.nn.Module) and callable(model):
             model = built(model)
             units = units_of(model, path)
-            fill(units, seed=self.config.seed, device=torch.device("cpu") if self._shards > 1 else self.device)
-        admission.check_model(model)
+            filling = Filling(
+                units=units, seed=self.config.seed, device=self.device, weights=self._weights(model, options)
+            )
+            if self._shards == 1:
+                filling.fill(None)
+        elif options.weights is not None:
+            raise UsageError(
+                "weights= fills a model that a function builds without memory: job.wrap(lambda: MyModel(...), "
+                "weights=...). A model that has its values already needs no weights="
+            )
+        admission.check_model(model, has_values=filling is None or self._shards == 1)
         if units is None and (
             path is not None or self._shards > 1 or options.checkpoint_units or options.compile_units
         ):
@@ -103,8 +115,9 @@ class ModelSetup:
         reducer = self.numerics.reducer(model)
         if self._shards > 1:
             group = MemberGroup(rank=self.identity.local_rank, world_size=self._shards)
-            group.check_open = self.loop.check_open
-            shard(model, group, layers, device=self.device, options=how)
+            group.check_open = self.loop.exchanges.check_open
+            fill = (lambda _unit: None) if filling is None else filling.fill
+            shard(model, group, layers, device=self.device, options=how, fill=fill)
             self.training.own_layout = ShardedModel(model)
             self.loop.own_member = OwnMember(model, group, self.device)
         else:
@@ -115,7 +128,7 @@ class ModelSetup:
         self.training.model = model
         if units is not None:
             self.loop.draws = UnitDraws(units, seed=self.config.seed, device=self.device)
-        self.loop.reducer = reducer
+        self.loop.reducers.current = reducer
         return model
 
     def _to_cut(self, model: Model, path: str | None, options: WrapOptions) -> torch.nn.Module:
@@ -129,15 +142,19 @@ class ModelSetup:
         admission.check_model(whole, has_values=False)
         cuttable = CuttableModel(
             whole, path, seed=self.config.seed, device=self.device, checkpoint_units=options.checkpoint_units,
-            compile_units=options.compile_units,
+            compile_units=options.compile_units, weights=self._weights(whole, options),
         )  # fmt: skip
         member = PipelineMember(cuttable, self.training, self.device)
-        member.on_model, member.check_open = self.loop.model_changed, self.loop.check_open
+        member.on_model, member.check_open = self.loop.reducers.model_changed, self.loop.exchanges.check_open
         self.loop.cut_by_plans(member)
         self.loop.before_first_formation = lambda loader: self._look(cuttable, loader)
         self.membership.place = member.place
         self.training.model = whole
         return whole
+
+    def _weights(self, model: torch.nn.Module, options: WrapOptions) -> PretrainedWeights | None:
+        """Return the script's weights for a model on the meta device; ``None`` without any."""
+        return None if options.weights is None else PretrainedWeights(options.weights, model)
 
     def _look(self, model: CuttableModel, loader: BatchLoader) -> None:
         """Look at the model with the data set's first samples, and measure its units for the operator."""

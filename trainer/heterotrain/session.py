@@ -1,16 +1,16 @@
-"""The public side of a job: ``init`` and ``Job``."""
+"""The public side of a job, seen from one rank."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.choices import Backend, Encryption, OnDivergence, Parallelism
+from heterotrain_core.contract.choices import OnDivergence, Parallelism
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
@@ -18,19 +18,16 @@ from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord, fingerprint
 from heterotrain.data import batches
 from heterotrain.data.loader_process import WorkerInit, Workers
-from heterotrain.data.main_guard import check_main_guard, check_not_imported, main_line
+from heterotrain.data.main_guard import check_main_guard, main_line
 from heterotrain.data.sources import NumberedStream, source_of
-from heterotrain.errors import Excluded, PeerLost, UsageError
+from heterotrain.errors import Excluded, UsageError
 from heterotrain.evaluation import Measure, means, measured, sums
-from heterotrain.identity import Identity, Mode, read_config, read_identity
+from heterotrain.identity import Identity, Mode
+from heterotrain.job_setup import membership_of
 from heterotrain.layouts.stage import Method
 from heterotrain.membership.devices import take_device
-from heterotrain.membership.elastic import Elastic
-from heterotrain.membership.fixed import Fixed
-from heterotrain.membership.interface import Membership
 from heterotrain.membership.roster import parts_of_member
 from heterotrain.model_setup import ModelSetup, WrapOptions
-from heterotrain.network.encryption import Tls
 from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
@@ -39,10 +36,10 @@ from heterotrain.preflight import in_job
 from heterotrain.sigterm import SigtermHandler
 from heterotrain.state import admission
 from heterotrain.state.admission import plain_numbers
-from heterotrain.state.snapshot import Snapshot
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import seed_step
+from heterotrain.steps.hooks import EpochHook, Hooks, StepsHook
 from heterotrain.steps.leadership import LeaderHook, Leadership
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
@@ -55,85 +52,6 @@ from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
 _S = TypeVar("_S", bound=Stateful)
-
-
-EpochHook = Callable[[int], Mapping[str, float] | None]
-StepsHook = Callable[[int], Mapping[str, float] | None]
-
-
-def init(
-    *,
-    epochs: int = 1,
-    batch_samples: int = 64,
-    micro_batch_samples: int | None = None,
-    seed: int = 0,
-    checkpoint_uri: str | os.PathLike[str] | None = None,
-    checkpoint_interval_s: float = 600.0,
-    tensorboard_dir: str | os.PathLike[str] | None = None,
-    precision: str = "auto",
-    compression: str = "none",
-    on_non_finite: str = "fail",
-    on_divergence: str = "fail",
-    batch_norm: str = BatchNorm.GLOBAL,
-    parallelism: str = "data",
-) -> Job:
-    """Return the job that this process belongs to.
-
-    In a worker pod the operator sets everything except ``micro_batch_samples``, ``tensorboard_dir`` and ``batch_norm``,
-    and the other arguments are ignored. They are for a script that runs alone or under torchrun.
-
-    Args:
-        epochs: passes over the data set.
-        batch_samples: global batch over all ranks.
-        micro_batch_samples: largest micro-batch; a rank with a larger share accumulates several. ``None`` tries the
-            whole share first. In a job, ``workerPools[].microBatchSize`` may set a smaller one for a pool. Either is
-            halved when a rank runs out of memory.
-        seed: seed for the order of samples and for all random numbers; at least 0.
-        checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` writes no checkpoints.
-        checkpoint_interval_s: seconds between checkpoints.
-        tensorboard_dir: folder for TensorBoard files; ``HETEROTRAIN_TENSORBOARD_DIR`` in the environment overrides it.
-        precision: format of the forward pass: ``fp32``, ``bf16``, ``fp16``, or ``auto`` (bf16 where the devices of all
-            ranks have it); case does not matter.
-        compression: format of gradients on the wire: ``none``, ``fp16`` or ``bf16``; case does not matter.
-        on_non_finite: for a step whose loss or gradient is not finite: ``fail``, ``skip`` (leave the weights as they
-            are) or ``ignore``; case does not matter.
-        on_divergence: for ranks whose training states differ: ``fail``, ``warn`` or ``resync`` (one rank sends its
-            state to the others); case does not matter.
-        batch_norm: statistics of BatchNorm layers: ``global`` over all samples of a step, as in one process; or
-            ``local`` over one micro-batch of one rank, as in DistributedDataParallel, with running statistics averaged
-            over all ranks in each step; case does not matter.
-        parallelism: ``data`` (every rank holds the whole model), ``sharded`` (the ranks of a worker divide its tensors
-            among themselves; under torchrun those of a host), ``pipeline`` (the ranks of a member hold stages of it;
-            under torchrun those of a host) or ``auto`` (as ``pipeline``, with whole models where they fit); case does
-            not matter.
-
-    Raises:
-        UsageError: the environment contradicts itself, a value is not one of the allowed ones, or a loader process
-            imports a script without a main guard.
-    """
-    check_not_imported()
-    identity = read_identity()
-    if micro_batch_samples is not None:
-        micro_batch_samples = admission.whole_number("micro_batch_samples", micro_batch_samples, least=1)
-    if not checkpoint_interval_s >= 0:
-        raise UsageError(f"checkpoint_interval_s must be at least 0 seconds, not {checkpoint_interval_s}")
-    config = _read_config(identity) or TrainingConfig(
-        epochs=admission.whole_number("epochs", epochs, least=1),
-        seed=admission.whole_number("seed", seed, least=0),
-        base_batch_samples=admission.whole_number("batch_samples", batch_samples, least=1),
-        checkpoint_uri=None if checkpoint_uri is None else os.fspath(checkpoint_uri),
-        checkpoint_interval_s=checkpoint_interval_s,
-        precision=precision,
-        compression=compression,
-        on_non_finite=on_non_finite,
-        on_divergence=on_divergence,
-        parallelism=parallelism,
-    )
-    folder = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
-    return Job(
-        identity, config, tensorboard_dir=identity.tensorboard_dir or folder, micro_batch_samples=micro_batch_samples,
-        batch_norm=batch_norm,
-    )  # fmt: skip
 
 
 class Job:
@@ -155,11 +73,9 @@ class Job:
         self._training = Training()
         self._numerics = Numerics(config, self.device, self._training, batch_norm=batch_norm)
         self._line = main_line()
-        self._hooks: list[EpochHook] = []
-        self._step_hooks: list[tuple[int, StepsHook]] = []
         self._leadership = Leadership(leads=None if identity.mode is Mode.OPERATED else not identity.rank)
-        self._hooks_of = ""  # while they run
         self._report = Report(identity)
+        self._hooks = Hooks(self._training, self._report, self._leadership, epochs=config.epochs)
         termination_message = TerminationMessage(
             identity.termination_path, where=self._where, metrics=self._report.reported
         )
@@ -170,7 +86,7 @@ class Job:
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report)
         parallelism = admission.choice("parallelism", config.parallelism, Parallelism)
-        self._membership = _membership(
+        self._membership = membership_of(
             identity,
             config,
             self._training,
@@ -184,6 +100,7 @@ class Job:
             checkpoints=checkpoints, numerics=self._numerics, report=self._report,
             termination_message=termination_message,
             record=self._record,
+            hooks=self._hooks,
             replicas=Replicas(
                 self._training, self._numerics, self._report,
                 admission.choice("onDivergence", config.on_divergence, OnDivergence),
@@ -195,14 +112,12 @@ class Job:
             numerics=self._numerics, membership=self._membership, loop=self._loop, report=self._report,
         )  # fmt: skip
         checkpoints.record = lambda: self._record.file(self._training.progress)
-        self._loop.has_hooks = lambda: bool(self._hooks)
-        self._loop.run_hooks, self._loop.run_step_hooks = self._run_hooks, self._run_step_hooks
         self._loop.formed = self._leadership.formed
         termination_message.on_failure = self._abandon
-        self._loop.tensorboard = (
+        self._loop.records.tensorboard = (
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         )
-        log_tags.where, log_tags.before = self._position, self._loop.progress_display.clear
+        log_tags.where, log_tags.before = self._position, self._loop.records.progress_display.clear
         self._sigterm = SigtermHandler(self._loop.shutdown.request)
         self._sigterm.install()
         torch.manual_seed(config.seed)
@@ -217,6 +132,7 @@ class Job:
         compile_units: bool = False,
         keep_gathered: bool = False,
         offload: bool = False,
+        weights: str | os.PathLike[str] | None = None,
     ) -> torch.nn.Module:
         """Move the model to the device and return it; from now on its gradients are those of the global batch.
 
@@ -241,14 +157,18 @@ class Job:
             keep_gathered: keep the parameters of a divided unit between its forward and backward pass, which saves
                 messages and costs memory.
             offload: keep a divided model's parameters, gradients and optimizer state in the host's memory.
+            weights: path or URI of initial values for a model that a function builds: a safetensors file, an index of
+                several, a folder with either, or a ``state_dict`` of ``torch.save`` on a local disk. Names are those of
+                the model. Each rank reads only what it holds. A checkpoint of the job takes precedence.
 
         Raises:
             UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, the model
-                has an unknown kind of BatchNorm layer, there is no such list, or a layer has no initial values.
+                has an unknown kind of BatchNorm layer, there is no such list, a layer has no initial values, or the
+                weights do not fit the model.
         """
         options = WrapOptions(
             checkpoint_units=checkpoint_units, compile_units=compile_units, keep_gathered=keep_gathered,
-            offload=offload,
+            offload=offload, weights=None if weights is None else os.fspath(weights),
         )  # fmt: skip
         return self._setup.wrap(model, units, options)
 
@@ -283,8 +203,8 @@ class Job:
             UsageError: this is not a scheduler, or it needs a metric for each step.
         """
         admission.check_scheduler(scheduler)
-        self._loop.schedulers.append(scheduler)
-        return self.register(f"scheduler-{len(self._loop.schedulers)}", scheduler)
+        self._loop.records.schedulers.append(scheduler)
+        return self.register(f"scheduler-{len(self._loop.records.schedulers)}", scheduler)
 
     def register(self, name: str, stateful: _S) -> _S:
         """Return the object; from now on its ``state_dict`` is sent to joining ranks and saved in checkpoints.
@@ -304,7 +224,7 @@ class Job:
         ``epoch`` is the index of the epoch that has just ended, counted from 0. The model is in ``eval`` mode and
         gradients are off. If the loss of a peer interrupts a hook, it is called again.
         """
-        self._hooks.append(hook)
+        self._hooks.after_epochs.append(hook)
         return hook
 
     def every_steps(self, steps: int) -> Callable[[StepsHook], StepsHook]:
@@ -320,7 +240,7 @@ class Job:
         every = admission.whole_number("job.every_steps: steps", steps, least=1)
 
         def add(hook: StepsHook) -> StepsHook:
-            self._step_hooks.append((every, hook))
+            self._hooks.after_steps.append((every, hook))
             return hook
 
         return add
@@ -417,14 +337,7 @@ class Job:
         Raises:
             UsageError: a value is not a number.
         """
-        self._reported("job.report", values)
-
-    def _reported(self, who: str, values: Any) -> None:
-        found = admission.plain_numbers(who, values)
-        self._report.user(found)
-        if self._leadership.leads:
-            text = ", ".join(f"{name} {value:.6g}" for name, value in found.items())
-            _log.info("%s: %s", self._hooks_of or f"epoch {self._training.progress.epoch}", text)
+        self._hooks.report("job.report", values)
 
     def sum(self, **values: float) -> dict[str, float]:
         """Return each value summed over all ranks. Every rank has to call this, in a hook or inside ``with step:``.
@@ -435,7 +348,7 @@ class Job:
         Raises:
             UsageError: this is called elsewhere, where nothing would repeat it.
         """
-        group = self._loop.begin_exchange("job.sum")
+        group = self._loop.exchanges.begin("job.sum")
         if group is None:
             return dict(values)
         rows = group.gather_now(list(values.values()), Purpose.SUM)
@@ -488,7 +401,7 @@ class Job:
         model = self._training.model
         if model is None:
             raise UsageError("call model = job.wrap(model) before job.evaluate")
-        group = self._loop.begin_exchange("job.evaluate")
+        group = self._loop.exchanges.begin("job.evaluate")
         if self._loop.pipeline is None:
             parts = self.part(dataset, batch_samples=batch_samples, collate=collate)
             with torch.no_grad():
@@ -518,42 +431,6 @@ class Job:
         """
         return self._leadership.asked()
 
-    def _run_hooks(self, epoch: int) -> None:
-        where = f"epoch {epoch} done ({epoch + 1} of {self.config.epochs})"
-        self._call(self._hooks, epoch, who="a hook of job.on_epoch_end", where=where)
-
-    def _run_step_hooks(self, steps: int) -> bool:
-        due = [hook for every, hook in self._step_hooks if steps % every == 0]
-        self._call(due, steps, who="a hook of job.every_steps", where=f"{steps} steps done")
-        return bool(due)
-
-    def _call(self, hooks: Sequence[EpochHook], number: int, *, who: str, where: str) -> None:
-        """Call hooks in ``eval`` mode without gradients, and report what they return."""
-        model = self._training.model
-        if model is None or not hooks:
-            return
-        active_group = self._loop.active_group
-        alone = active_group is None or active_group.group is None
-        before = None if alone else Snapshot(self._training)
-        training = model.training
-        self._hooks_of = where
-        model.eval()
-        try:
-            with torch.no_grad(), self._loop.repeated_on_loss():
-                for hook in hooks:
-                    values = hook(number)
-                    if values is not None:
-                        self._reported(who, values)
-        except PeerLost:
-            if before is not None:  # whatever the hooks have stepped so far, they step again
-                before.restore()
-            raise
-        finally:
-            self._hooks_of = ""
-            model.train(training)
-            if self._loop.own_member is not None:
-                self._loop.own_member.rest()
-
     def _abandon(self, reason: str) -> None:
         self._report.gauges({names.READY: 0.0})
         self._membership.abandon(reason)
@@ -573,47 +450,3 @@ class Job:
             "epoch": epoch,
             "step": step,
         }
-
-
-def _read_config(identity: Identity) -> TrainingConfig | None:
-    """Return the operator's configuration; a worker that cannot read it says so in its outcome.
-
-    Raises:
-        UsageError: the configuration cannot be read.
-    """
-    try:
-        return read_config()
-    except UsageError as error:
-        TerminationMessage(identity.termination_path, where=lambda: (0, 0)).write(
-            Ending.FAILED, str(error), cause=error.cause
-        )
-        raise
-
-
-def _membership(
-    identity: Identity,
-    config: TrainingConfig,
-    training: Training,
-    checkpoints: CheckpointManager,
-    *,
-    device: torch.device,
-    report: Report,
-    shards: int,
-) -> Membership:
-    backend = admission.choice("backend", config.backend, Backend)
-    tls: Tls | None = None
-    if admission.choice("encryption", config.encryption, Encryption) is Encryption.TLS:
-        if backend is Backend.NCCL or identity.mode is not Mode.OPERATED:
-            raise UsageError("encryption: TLS needs workers of the operator, and the backend Auto or Gloo")
-        backend, tls = Backend.GLOO, Tls.mounted(identity.secret_dir)
-    if identity.mode is Mode.OPERATED:
-        elastic = Elastic(
-            identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend,
-            tls=tls, on_spare=report.waits_as_spare,
-        )  # fmt: skip
-        report.waiting_s = elastic.waiting_s
-        return elastic
-    return Fixed(
-        identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=backend,
-        timeout_s=config.peer_timeout_s, shards=shards,
-    )  # fmt: skip

@@ -25,6 +25,10 @@ CAPACITY_SPOT: Final = "Spot"
 # Touching this annotation makes the kubelet refresh the pod's ConfigMap volume at once (0.1-0.25 s instead of 0-80 s).
 ANNOTATION_PLAN: Final = f"{GROUP}/plan"
 
+# On a pod: where its ranks listen, and the family of the address at which other workers reach it.
+ANNOTATION_PEER_PORT: Final = f"{GROUP}/peer-port"
+ANNOTATION_IP_FAMILY: Final = f"{GROUP}/ip-family"
+
 # On the plan's ConfigMap: members of the plan before whose loss the job's status may not count yet.
 ANNOTATION_DEPARTED: Final = f"{GROUP}/departed"
 ANNOTATION_NODE_LOSSES: Final = f"{GROUP}/node-losses"  # on the Lease: which nodes flap, for the next leader
@@ -49,6 +53,10 @@ METRICS_PORT: Final = 9400
 METRICS_PORT_NAME_PREFIX: Final = "ht-metrics-"
 PEER_PORT: Final = 29400
 """Local rank r listens for its peers on ``PEER_PORT + r``."""
+METRICS_PORTS: Final = 16
+"""Consecutive ports that a worker's metrics may use: one for each rank."""
+PEER_PORTS: Final = 200
+"""Consecutive ports for connections between workers: ranks use the first ones, and ``MASTER_PORT`` one from 100 on."""
 READY_PATH: Final = "/ready"
 METRICS_PATH: Final = "/metrics"
 
@@ -70,6 +78,11 @@ def tls_secret_name(job: str) -> str:
 
 def network_policy_name(job: str) -> str:
     """Return the name of the job's NetworkPolicy."""
+    return f"{job}-workers"
+
+
+def pod_group_name(job: str) -> str:
+    """Return the name of the job's PodGroup, for a scheduler with groups."""
     return f"{job}-workers"
 
 

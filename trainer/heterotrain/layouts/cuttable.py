@@ -19,6 +19,7 @@ from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.trace import Trace, trace
 from heterotrain.layouts.unit_wrappers import checkpointed, compiled
 from heterotrain.layouts.units import Units, check_number, check_stages, units_of
+from heterotrain.layouts.weight_files import PretrainedWeights
 from heterotrain.network.gloo.member_group import MemberGroup
 
 CANNOT_RUN = (
@@ -45,6 +46,7 @@ class CuttableModel:
         device: torch.device,
         checkpoint_units: bool = False,
         compile_units: bool = False,
+        weights: PretrainedWeights | None = None,
     ) -> None:
         """Describe a model on the meta device, which cannot be run from now on.
 
@@ -55,6 +57,7 @@ class CuttableModel:
             device: of this rank.
             checkpoint_units: compute the activations of each unit again in the backward pass.
             compile_units: compile the forward pass of each unit.
+            weights: initial values from files; ``None`` for those that layers draw.
 
         Raises:
             UsageError: it is not a sequence of units, or stages cannot compute it exactly.
@@ -64,7 +67,7 @@ class CuttableModel:
         self.names = units_of(model, path).names
         self.seen: Trace | None = None
         self._path, self._seed, self._device = path, seed, device
-        self._checkpoint, self._compile = checkpoint_units, compile_units
+        self._checkpoint, self._compile, self._weights = checkpoint_units, compile_units, weights
         self._guard = model.register_forward_pre_hook(_cannot_run)
 
     def look(self, inputs: Any) -> Trace:
@@ -112,7 +115,8 @@ class CuttableModel:
             if self._compile:
                 compiled(layer)
         return Stage(
-            units, self.seen, cuts, group, seed=self._seed, device=self._device, with_values=with_values
+            units, self.seen, cuts, group, seed=self._seed, device=self._device, with_values=with_values,
+            weights=self._weights,
         )  # fmt: skip
 
     def checkpoint_units(self) -> bool:

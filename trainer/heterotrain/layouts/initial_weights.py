@@ -11,6 +11,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from heterotrain.errors import UsageError
 from heterotrain.layouts.unit_draws import seed_of
 from heterotrain.layouts.units import Units
+from heterotrain.layouts.weight_files import PretrainedWeights
 
 RESETS = ("reset_parameters", "_reset_parameters")
 """Methods that give a layer its initial values; torch's own layers have one of them."""
@@ -89,6 +91,7 @@ def fill(
     device: torch.device,
     parts: Collection[str] | None = None,
     with_parameters: bool = True,
+    weights: PretrainedWeights | None = None,
 ) -> None:
     """Give parameters and buffers on the meta device memory and their initial values; nothing is drawn from outside.
 
@@ -99,6 +102,7 @@ def fill(
         parts: names in ``Units.parts`` that this rank holds; ``None`` for all.
         with_parameters: whether parameters get values. Otherwise they get one element of memory, not a number, which
             stands for all; nothing can be written into it.
+        weights: values from files, which take the place of the layers' own; ``None`` for none.
 
     Raises:
         UsageError: a layer does not say how its parameters begin.
@@ -110,7 +114,9 @@ def fill(
     values: dict[str, dict[str, torch.Tensor]] = {}
     made: dict[int, torch.nn.Parameter] = {}
 
-    def value(part: str, name: str) -> torch.Tensor:
+    def value(part: str, name: str, like: torch.Tensor) -> torch.Tensor:
+        if weights is not None and name in weights.names:
+            return weights.read(name, dtype=like.dtype).to(device)
         if part not in values:
             values[part] = _values(known[part], part, seed)
         return values[part][name].to(device)
@@ -119,7 +125,7 @@ def fill(
         if not with_parameters:
             return torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(parameter.shape)
         name = first_names[id(parameter)]
-        return value(part_of[name], name)
+        return value(part_of[name], name, parameter)
 
     for part in known if parts is None else parts:
         values.clear()  # no more than a part and what it is tied to is in memory twice
@@ -132,7 +138,33 @@ def fill(
                 setattr(layer, own, made[id(parameter)])  # recurrent layers have lists of their parameters, too
             for own, buffer in layer._buffers.items():  # noqa: SLF001  # as above
                 if buffer is not None and buffer.is_meta:
-                    layer._buffers[own] = value(part, f"{layer_name}.{own}")  # noqa: SLF001  # as above
+                    layer._buffers[own] = value(part, f"{layer_name}.{own}", buffer)  # noqa: SLF001  # as above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """How the units of a model on the meta device get their values, all at once or one after the other.
+
+    Attributes:
+        units: of the whole model.
+        seed: of the job.
+        device: where the values go.
+        weights: values from files; ``None`` for none.
+    """
+
+    units: Units
+    seed: int
+    device: torch.device
+    weights: PretrainedWeights | None
+
+    def fill(self, unit: torch.nn.Module | None) -> None:
+        """Give a unit its values, or with ``None`` all that is still without values.
+
+        Raises:
+            UsageError: a layer does not say how its parameters begin.
+        """
+        parts = None if unit is None else [name for name, layer in self.units.parts.items() if layer is unit]
+        fill(self.units, seed=self.seed, device=self.device, parts=parts, weights=self.weights)
 
 
 def _values(layer: torch.nn.Module, prefix: str, seed: int) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ parameters of another format than the rest of their unit. Their gradients are su
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,7 @@ def shard(
     *,
     device: torch.device,
     options: ShardOptions = DEFAULT,
+    fill: Callable[[torch.nn.Module | None], None] = lambda _unit: None,
 ) -> torch.nn.Module:
     """Divide a model among the ranks of a member; the model stays the same object, its parameters become new ones.
 
@@ -87,11 +88,13 @@ def shard(
     shares a parameter with another layer is gathered together with the rest of the model, at the model's start.
 
     Args:
-        model: with its weights, or on the meta device (``local.fill`` then fills each part).
+        model: with its weights, or on the meta device.
         group: the member's ranks.
         units: the layers that are gathered one at a time, none inside another.
         device: of this rank.
         options: how the model is divided.
+        fill: gives a unit on the meta device its values, right before it is divided; ``None`` stands for all that is
+            still without values. So no rank ever holds more than one whole unit and what is around the units.
 
     Raises:
         UsageError: torch cannot divide this model.
@@ -111,12 +114,15 @@ def shard(
         "mp_policy": MixedPrecisionPolicy(param_dtype=options.gather_dtype, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if options.offload else OffloadPolicy(),
     }
-    whole = _kept_whole(model)
-    for parameter in whole:
-        parameter.data = parameter.data.to(device) if not parameter.is_meta else parameter.data
     try:
         for unit in _separate(model, units):
+            fill(unit)
+            whole = _kept_whole(model)
             fully_shard(unit, reshard_after_forward=not options.keep_gathered, ignored_params=whole, **settings)
+        fill(None)
+        whole = _kept_whole(model)
+        for parameter in whole:
+            parameter.data = parameter.data.to(device) if not parameter.is_meta else parameter.data
         fully_shard(model, reshard_after_forward=False, ignored_params=whole, **settings)
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise UsageError(f"torch cannot divide this model among the ranks of a worker: {error}") from error

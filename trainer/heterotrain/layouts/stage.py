@@ -27,6 +27,7 @@ from heterotrain.layouts.trace import Trace
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.unit_wrappers import checkpointed
 from heterotrain.layouts.units import Units, check_cut
+from heterotrain.layouts.weight_files import PretrainedWeights
 from heterotrain.network.gloo.member_group import MemberGroup
 
 
@@ -109,6 +110,7 @@ class Stage:
         seed: int,
         device: torch.device,
         with_values: bool = True,
+        weights: PretrainedWeights | None = None,
     ) -> None:
         """Keep the stage's own units of a model on the meta device, and give them initial values.
 
@@ -121,6 +123,7 @@ class Stage:
             device: of this rank.
             with_values: whether parameters get memory and initial values now. Otherwise they get them from ``begin``,
                 or memory from the state that is loaded first, which they then share.
+            weights: initial values from files; ``None`` for those that layers draw.
 
         Raises:
             UsageError: the model cannot be cut this way.
@@ -138,8 +141,8 @@ class Stage:
         self._parts = tuple(
             p for p in units.parts if any(p in used for used in seen.parts[cuts[self._stage] : cuts[self._stage + 1]])
         )
-        self._seed, self._device, self._has_values = seed, device, with_values
-        fill(units, seed=seed, device=device, parts=self._parts, with_parameters=with_values)
+        self._seed, self._device, self._has_values, self._weights = seed, device, with_values, weights
+        fill(units, seed=seed, device=device, parts=self._parts, with_parameters=with_values, weights=weights)
         self._part = StageModel(units, seen, start=cuts[self._stage], stop=cuts[self._stage + 1])
         self._draws = UnitDraws(self._part.units, seed=seed, device=device)
         self._neighbours = Neighbours(group, device)
@@ -160,7 +163,7 @@ class Stage:
         """
         if self._has_values:
             return
-        fill(units, seed=self._seed, device=self._device, parts=self._parts)
+        fill(units, seed=self._seed, device=self._device, parts=self._parts, weights=self._weights)
         every = units.model.named_parameters(remove_duplicate=False)
         found = {self._first_names[name]: value for name, value in every if not value.is_meta}
         for name, parameter in self.named_parameters():

@@ -26,9 +26,10 @@ from heterotrain.membership.plan_source import HeldPlan, PlanSource
 from heterotrain.membership.roster import roster_of
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.encryption import Tls
-from heterotrain.network.group import Group, SocketFilter
+from heterotrain.network.group import Group
 from heterotrain.network.hang import LIMIT_FACTOR, Activity, HangWatch, from_reply, to_reply
 from heterotrain.network.heartbeat import PeerKey, key_of
+from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain.state.training import Training
 
 _log = logging.getLogger(__name__)

@@ -26,8 +26,9 @@ from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId, roster_of
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_setup import c10d
-from heterotrain.network.group import Group, SocketFilter
+from heterotrain.network.group import Group
 from heterotrain.network.hang import LIMIT_FACTOR, HangWatch
+from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain.state.training import Training
 
 _log = logging.getLogger(__name__)

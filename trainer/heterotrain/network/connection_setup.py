@@ -7,6 +7,7 @@ abandoned thread is dropped once its time-outs have passed. NCCL's groups are de
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -136,8 +137,13 @@ def make_group(backend: str, route: Route | None) -> Callable[..., Any]:
 
 
 def route_of(address: str | None, credentials: Credentials) -> Route | None:
-    """Return how gloo's connections reach other ranks: ``None`` for directly, without encryption."""
-    return None if credentials.tls is None else Route(address=address, credentials=credentials)
+    """Return how gloo's connections reach other ranks: ``None`` for over the interface that the environment names.
+
+    Of an interface with both families, gloo takes the IPv4 address. So it gets a rank's IPv6 address itself, unless an
+    interface was configured: the job may have IPv6 only, and a lost peer's connections are found by its address.
+    """
+    over_ipv6 = address is not None and ":" in address and not os.environ.get("GLOO_SOCKET_IFNAME")
+    return Route(address=address, credentials=credentials) if credentials.tls is not None or over_ipv6 else None
 
 
 def gloo_group(store: Any, name: str, *, rank: int, world_size: int, route: Route | None) -> Any:
@@ -153,8 +159,9 @@ def gloo_group(store: Any, name: str, *, rank: int, world_size: int, route: Rout
     Raises:
         OSError, RuntimeError: a rank did not connect.
     """
-    if route is None:
-        return _gloo_group(store, name, GuardedDevices(), rank=rank, world_size=world_size)
+    if route is None or route.credentials.tls is None:
+        address = (route and route.address) or ""
+        return _gloo_group(store, name, GuardedDevices(address=address), rank=rank, world_size=world_size)
     peers = connect_peers(
         store, f"tunnel {name}", rank=rank, world_size=world_size, address=route.address, within_s=SETUP_S,
         credentials=route.credentials,

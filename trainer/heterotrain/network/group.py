@@ -22,16 +22,17 @@ from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_attempt import Attempt, short_message
 from heterotrain.network.connection_setup import HostedStore, c10d, connect_ranks, gloo_group, make_group, route_of
-from heterotrain.network.gloo.abort import OpenSocket, connected, cut, interface_of, open_sockets
+from heterotrain.network.gloo.abort import OpenSocket, interface_of, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, settle
 from heterotrain.network.gloo.default_group import publish, withdraw
 from heterotrain.network.gloo.member_group import MemberGroup
-from heterotrain.network.gloo.script_group import carried_by
+from heterotrain.network.gloo.script_group import announcement, carried_by, check_alike
 from heterotrain.network.gloo.tunnels import Route
 from heterotrain.network.key_store import close_store
 from heterotrain.network.mesh.exchange import CALLS, AllGather, Exchange, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
 from heterotrain.network.nccl import abort, join_nccl, release, settle_nccl
+from heterotrain.network.peer_sockets import PeerSockets, SocketFilter
 from heterotrain.network.two_levels import Levels, Reduction, TwoLevelGroup, TwoLevelWork
 
 _log = logging.getLogger(__name__)
@@ -41,25 +42,10 @@ NEWS_S = 2.0
 """Time until the loss of a peer shows after one of gloo's operations has failed with it; usually milliseconds."""
 MOST_OWNER_GROUPS = 256
 """Limit for the sets of ranks that hold the same parts of a divided model; each costs connections and memory."""
-CALL_BYTES = 160
-"""Length of the announcement of a script's collective; a longer one is cut, the same on every rank."""
 NOT_HERE = (
     "can be used inside `with step:` before step.apply, and in hooks such as those of job.on_epoch_end: elsewhere the "
     "loss of a worker would end the training, because nothing repeats the call"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SocketFilter:
-    """Distinguishes a group's sockets from all others of the process.
-
-    Attributes:
-        members: the members' IP addresses; empty where they are not known.
-        excluded_ports: a connection with one of these ports on either side does not belong to the group.
-    """
-
-    members: frozenset[str]
-    excluded_ports: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,10 +77,8 @@ class Group:
         self.rank = rank
         self.world_size = world_size
         self.waiting: Waiting | None = None
-        self._sockets = sockets
-        self._sockets_before = hosted.sockets_before if hosted else open_sockets()
+        self._sockets = PeerSockets(sockets, before=hosted.sockets_before if hosted else None)
         self._store: Any = hosted.store if hosted else None
-        self._own_sockets: frozenset[OpenSocket] | None = None
         self._lock = threading.Lock()
         self._cut = ""
         self._backend = ""
@@ -107,7 +91,6 @@ class Group:
         self._member: MemberGroup | None = None
         self.is_open = False
         self.script_exchanges = 0
-        self._peer_sockets: frozenset[OpenSocket] = frozenset()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -129,8 +112,9 @@ class Group:
         """
         self._backend = backend
         self._route = route_of(own_address, credentials)
-        name = interface_of(own_address) if own_address else None
-        if name is not None:
+        if own_address and ":" in own_address:
+            os.environ.setdefault("NCCL_SOCKET_FAMILY", "AF_INET6")
+        elif own_address and (name := interface_of(own_address)) is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         self.check()
 
@@ -158,7 +142,7 @@ class Group:
             self._gradients = TwoLevelGroup(
                 connections.island, connections.gradients, is_nccl=levels.inner == "nccl", is_over=self.is_over
             )
-        self._join(self._nccl_groups(), self._sockets_before)
+        self._join(self._nccl_groups(), self._sockets.before)
         self.check()
 
     def _join(self, groups: Sequence[Any], before: frozenset[OpenSocket]) -> None:
@@ -178,24 +162,15 @@ class Group:
 
     def _own(self, before: frozenset[OpenSocket], watched: frozenset[OpenSocket] | None = None) -> None:
         """Count all sockets that were opened since ``before`` as the group's; the end of a watched one breaks it."""
-        opened = open_sockets() - before
-        with self._lock:
-            self._own_sockets = opened | (self._own_sockets or frozenset())
-        # Without the store's sockets and those of other threads or of NCCL, which may close while the group is intact.
-        self._peer_sockets |= connected(
-            opened if watched is None else opened & watched,
-            addresses=self._addresses if self._sockets.members else None,
-            excluded_ports=self._sockets.excluded_ports | {getattr(self._store, "port", 0)},
-        )
+        self._sockets.own(before, watched, store_port=getattr(self._store, "port", 0))
 
     def cut(self, reason: str) -> None:
         """Make every operation of this group fail, now and later; safe from any thread."""
         with self._lock:
             first, self._cut = not self._cut, self._cut or reason
-            candidates = self._own_sockets if self._own_sockets is not None else open_sockets() - self._sockets_before
         if first:
             self._aborts = abort(self._nccl_groups())
-        count = cut(candidates, addresses=self._addresses, excluded_ports=self._sockets.excluded_ports)
+        count = self._sockets.cut()
         if self._mesh is not None:
             self._mesh.cut()
         close_store(self._store)
@@ -214,7 +189,7 @@ class Group:
 
         Gloo closes a connection of this process when it broke; the group is then cut here.
         """
-        if not self._cut and self._peer_sockets - open_sockets():
+        if not self._cut and self._sockets.is_one_closed():
             self.cut("a connection broke")
         return self.is_cut
 
@@ -236,7 +211,7 @@ class Group:
         if isinstance(self._gradients, TwoLevelGroup):
             self._gradients.close()
         if self._member is not None:
-            self._member.on_wait = lambda _what: None
+            self._member.on_wait, self._member.is_formation_over = (lambda _what: None), (lambda: False)
         close_store(self._store)
         self._gradients = self._script = self._store = self._member = None
         self._owners.clear()
@@ -423,10 +398,10 @@ class Group:
         def on_wait(what: str) -> None:
             self.waiting = Waiting(what, time.monotonic()) if what else None
 
-        self._member, member.on_wait = member, on_wait
+        self._member, member.on_wait, member.is_formation_over = member, on_wait, self.is_over
         if name:
             member.connect(
-                self._store, name, check=self.check, backend=backend, addresses=self._addresses,
+                self._store, name, check=self.check, backend=backend, addresses=self._sockets.addresses,
                 excluded_ports=self._sockets.excluded_ports, route=self._route,
             )  # fmt: skip
         self.check()
@@ -447,7 +422,9 @@ class Group:
         """
         call = f"torch.distributed.{name}" + (f" ({details})" if details else "")
         self.begin_script_exchange(f"torch.distributed.{name}")
-        self._announce(call)
+        gathering = self.gather(announcement(call), Purpose.SCRIPT)
+        self.wait(gathering, call)
+        check_alike(gathering.rows, rank=self.rank, call=call)
         group = self._require_script_group()
         try:
             self.waiting = Waiting(call, time.monotonic())
@@ -473,23 +450,6 @@ class Group:
         self.check()
         self.script_exchanges += 1
 
-    def _announce(self, call: str) -> None:
-        """Wait until every rank makes this call.
-
-        Raises:
-            PeerLost: the group is broken.
-            UsageError: another rank makes another one.
-        """
-        gathering = self.gather(call.encode()[:CALL_BYTES].ljust(CALL_BYTES), Purpose.SCRIPT)
-        self.wait(gathering, call)
-        for rank, row in enumerate(gathering.rows):
-            if row != gathering.rows[self.rank]:
-                raise UsageError(
-                    f"rank {rank} calls {row.decode(errors='replace').strip()} while rank {self.rank} calls {call}: "
-                    "every rank has to make the same calls, with tensors of the same shape, in the same order. "
-                    "step.all_gather joins tensors whose first dimension differs by rank."
-                )
-
     def _require_script_group(self) -> Any:
         """Return the gloo group of the script's collectives; every rank makes it at the same call."""
         if self._script is None:
@@ -509,11 +469,6 @@ class Group:
         while not self.is_over() and time.monotonic() < end_s:
             time.sleep(0.005)
         return self.is_cut
-
-    @property
-    def _addresses(self) -> frozenset[str]:
-        """Remote addresses of the group's connections; a store on this rank's own host is reached over loopback."""
-        return self._sockets.members | {"127.0.0.1", "::1"}
 
     def _gradient_groups(self) -> list[Any]:
         """Return the groups in which gradients are summed."""

@@ -19,6 +19,9 @@ from heterotrain.telemetry.report import Report
 
 _log = logging.getLogger(__name__)
 
+SEEDS = 2**63
+"""Seeds are below this number."""
+
 
 def seed_step(seed: int, device: torch.device) -> None:
     """Seed the generators that a script draws from: torch's for the CPU and the own device, numpy's and Python's.

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
@@ -20,7 +21,7 @@ from heterotrain.checkpoints.record import RunRecord
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.progress import Progress, shared_seed
 from heterotrain.data.slices import Source
-from heterotrain.errors import Diverged, NonFinite, PeerLost, RepeatStep, UsageError
+from heterotrain.errors import Diverged, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.layouts.batch_parts import run
 from heterotrain.layouts.stage import Stage
@@ -28,40 +29,35 @@ from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.usable_memory import usable_bytes
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
-from heterotrain.network.group import NOT_HERE, Group
+from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
-from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
-from heterotrain.numerics.piece_reducer import PieceReducer, divide
-from heterotrain.numerics.reducer import Reducer
-from heterotrain.state.admission import check_belongs, check_model
-from heterotrain.state.finite import first_non_finite
+from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.training import Training
-from heterotrain.steps.attempt import Attempts, seed_step
+from heterotrain.steps.attempt import SEEDS, Attempts, seed_step
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.departure import Departure
+from heterotrain.steps.final_check import check_result
 from heterotrain.steps.formations import Formations
+from heterotrain.steps.hooks import Hooks
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.own_member import OwnMember
 from heterotrain.steps.pipeline_member import PipelineMember
+from heterotrain.steps.reducers import Reducers
 from heterotrain.steps.replicas import Replicas
+from heterotrain.steps.script_exchanges import ScriptExchanges
 from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.step import Step
+from heterotrain.steps.step_records import StepRecords
 from heterotrain.steps.task import Task
 from heterotrain.steps.vote import exchange_votes
-from heterotrain.telemetry.progress import Position, ProgressDisplay
 from heterotrain.telemetry.report import Report
-from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
-
-
-SEEDS = 2**63
-"""Seeds are below this number."""
 
 
 class NotNeeded(Exception):  # noqa: N818  # names the event; it never leaves this file
@@ -86,6 +82,7 @@ class Loop:
         termination_message: TerminationMessage,
         record: RunRecord,
         replicas: Replicas,
+        hooks: Hooks,
         micro_batch_samples: int | None = None,
     ) -> None:
         self.shutdown = Shutdown(
@@ -103,19 +100,13 @@ class Loop:
         self._departure = Departure(
             self.shutdown, grace_s=config.grace_s, operated=identity.mode is Mode.OPERATED
         )  # fmt: skip
-        self.reducer: Gradients | None = None
+        self.reducers = Reducers(training, numerics)
+        self.exchanges = ScriptExchanges(self._formations)
         self.draws: UnitDraws | None = None
         self.own_member: OwnMember | PipelineMember | None = None
         self.pipeline: PipelineMember | None = None
         self.before_first_formation: Callable[[BatchLoader], None] = lambda _loader: None
-        self._whole: Reducer | None = None
-        self.run_hooks: Callable[[int], None] = lambda _epoch: None
-        self.has_hooks: Callable[[], bool] = lambda: False
-        self.run_step_hooks: Callable[[int], bool] = lambda _steps: False
         self.formed: Callable[[int], None] = lambda _rank: None
-        self.schedulers: list[Any] = []
-        self.tensorboard: TensorBoardWriter | None = None
-        self.progress_display = ProgressDisplay()
         self._identity = identity
         self._config = config
         self._device = device
@@ -129,16 +120,16 @@ class Loop:
         self._uncommitted: Step | None = None
         self._committed: tuple[ActiveGroup, StepDecision] | None = None
         self._repeating: int | None = None
-        self._known: set[int] = set()
         self._open: Step | None = None
-        self._exchanges_open = False
         self._lockstep = False
         self._began_s = time.monotonic()
         self._step_s = 0.0
-        self._hooks_s: float | None = None  # of the last end-of-epoch hooks
-        self._non_finite_steps = 0
-        self._record = record
         self._replicas = replicas
+        self._hooks = hooks
+        self.records = StepRecords(
+            training=training, numerics=numerics, observer=observer, report=report, record=record, replicas=replicas,
+            attempts=self._attempts, epochs=config.epochs,
+        )  # fmt: skip
 
     def cut_by_plans(self, member: PipelineMember) -> None:
         """Let plans decide which part of the model this rank has."""
@@ -183,10 +174,12 @@ class Loop:
                 self._replicas.resync(active_group)
                 if self._hooks_follow(self._training.progress):
                     self._checkpoints.write_before_hooks(active_group, self._training)
-                self._finish_step()
-                self._finish_epoch()
+                if self._hooks.finish_step(self):
+                    self._observer.evaluated()
+                if self._hooks.finish_epoch(self):
+                    self._observer.evaluated()
                 if self._is_done():
-                    self.progress_display.clear()
+                    self.records.progress_display.clear()
                     self._check_result(active_group)
                     self.shutdown.conclude(active_group)
                     return
@@ -213,7 +206,7 @@ class Loop:
         committed, self._committed = self._committed, None
         if committed is None:
             return
-        group, reducer = committed[0].group, self._require_reducer()
+        group, reducer = committed[0].group, self.reducers.require()
         if group is not None and reducer.wants_order:
             reducer.agree_on_order(group)
         self._formations.follow(*committed)
@@ -230,8 +223,8 @@ class Loop:
         if self.own_member is not None:
             self._attempts.cap_samples = self.own_member.form(active_group, self._attempts.cap_samples)
         if active_group.group is not None:
-            self._choose_reducer(active_group.group)
-            self._require_reducer().form(active_group.group)
+            self.reducers.choose(active_group.group)
+            self.reducers.require().form(active_group.group)
         self._replicas.form(active_group.group, self._device)
         self.formed(active_group.rank)
         return active_group
@@ -246,9 +239,8 @@ class Loop:
         self._formations.adopt(active_group)
         self._began_s = time.monotonic()
         task = loader.task(active_group, self._training.progress, cap_samples=self._attempts.cap_samples)
-        reducer = self._require_reducer()
-        reducer.on_change = self._parameters_changed
-        self._seed_alike("step")
+        reducer = self.reducers.watching()
+        self.seed_alike("step")
         return Step(
             task=task,
             reducer=reducer,
@@ -289,40 +281,15 @@ class Loop:
         """Leave a formation that lost a member, and whatever pass over the model this rank is in."""
         if self.own_member is not None:
             self.own_member.leave_pass(str(lost), keep_gradients=self._training.prepared is not None)
-        self._formations.leave_broken(lost, self.reducer)
-
-    def _finish_step(self) -> None:
-        """Run the script's hooks that are due after this number of steps, once."""
-        progress = self._training.progress
-        if progress.hooked == progress.steps:
-            return
-        self._seed_alike("step hooks")
-        if self.run_step_hooks(progress.steps):
-            self._training.progress = replace(progress, hooked=progress.steps)
-            self._observer.evaluated()
-
-    def _finish_epoch(self) -> None:
-        """Run the script's end-of-epoch hooks, once per epoch."""
-        progress = self._training.progress
-        if progress.evaluated < progress.epoch:
-            self._seed_alike("epoch hooks")
-            began_s = time.monotonic()
-            self.run_hooks(progress.epoch - 1)
-            self._hooks_s = time.monotonic() - began_s
-            self._training.progress = replace(progress, evaluated=progress.epoch)
-            self._observer.evaluated()
+        self._formations.leave_broken(lost, self.reducers.current)
 
     def _hooks_follow(self, progress: Progress) -> bool:
         """Return whether end-of-epoch hooks come next that may take longer than the grace period.
 
         SIGTERM is heeded after the hooks, and they may change the state at any time: so it is saved before them.
         """
-        return (
-            progress.evaluated < progress.epoch
-            and self.has_hooks()
-            and self._checkpoints.outlasts_grace(
-                self._hooks_s, self._training, step_s=self._step_s, grace_s=self._config.grace_s
-            )
+        return self._hooks.follow(progress) and self._checkpoints.outlasts_grace(
+            self._hooks.epoch_hooks_s, self._training, step_s=self._step_s, grace_s=self._config.grace_s
         )
 
     # -- the context of a step (StepContext) -------------------------------------------------------------------------
@@ -368,25 +335,12 @@ class Loop:
         """This rank's stage; ``None`` in a job whose model is not cut into stages."""
         return None if self.pipeline is None else self.pipeline.stage
 
-    def model_changed(self, model: torch.nn.Module, is_whole: bool) -> None:  # noqa: FBT001  # a callback
-        """Take this rank's new part of the model.
-
-        Args:
-            model: the part.
-            is_whole: whether it is the whole model.
-        """
-        if isinstance(self.reducer, PieceReducer):
-            self.reducer.end()
-        elif self.reducer is not None:
-            cast("Reducer", self.reducer).rest()
-        self.reducer = self._whole = self._numerics.reducer(model) if is_whole else None
-
     def reduced(self) -> None:
         """Give all ranks the same random numbers, now that they have the same gradients.
 
         So code of the script that adds noise to them, or an optimizer that draws numbers, does the same on every rank.
         """
-        self._seed_alike("update")
+        self.seed_alike("update")
 
     def forward(self, step: Step, start: int, inputs: Any) -> Any:
         """Return the model's output for a micro-batch that begins at the step's sample ``start``."""
@@ -419,51 +373,13 @@ class Loop:
         if self.own_member is not None:
             self.own_member.leave_pass(reason, keep_gradients=self._training.prepared is not None)
 
-    def check_open(self) -> None:
-        """Refuse a pass over a divided model where the loss of a worker would not repeat it.
-
-        Raises:
-            UsageError: this is neither inside ``with step:`` nor in a hook.
-        """
-        if not self._exchanges_open:
-            raise UsageError(f"a model that is divided among the ranks of a worker {NOT_HERE}")
-
     def open_exchanges(self, *, are_open: bool) -> None:
-        """Allow the script to exchange data with other ranks while a loss repeats what it does; refuse it otherwise."""
-        self._exchanges_open = are_open
-        if self.active_group is not None and self.active_group.group is not None:
-            self.active_group.group.is_open = are_open
+        """Allow or refuse exchanges of the script with other ranks."""
+        self.exchanges.open(are_open=are_open)
 
-    @contextlib.contextmanager
-    def repeated_on_loss(self) -> Iterator[None]:
-        """Allow exchanges in hooks, which are called again after a loss.
-
-        Raises:
-            PeerLost: instead of an error of a collective that failed with the formation.
-        """
-        self.open_exchanges(are_open=True)
-        try:
-            yield
-        except RuntimeError as error:
-            if self._formations.is_broken:
-                raise PeerLost(str(error)) from error
-            raise
-        finally:
-            self.open_exchanges(are_open=False)
-
-    def begin_exchange(self, name: str) -> Group | None:
-        """Return the connections for an exchange of the script; ``None`` for a process without peers.
-
-        Raises:
-            PeerLost: the formation is broken.
-            UsageError: nothing would repeat the exchange here.
-        """
-        if not self._exchanges_open:
-            raise UsageError(f"{name} {NOT_HERE}")
-        group = self._formations.require().group
-        if group is not None:
-            group.begin_script_exchange(name)
-        return group
+    def repeated_on_loss(self) -> AbstractContextManager[None]:
+        """Allow exchanges in hooks, which are called again after a loss."""
+        return self.exchanges.repeated_on_loss()
 
     def vote(self, step: Step, *, ok: bool) -> StepDecision:
         """Exchange the control vectors and wait for the buckets.
@@ -471,7 +387,7 @@ class Loop:
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        active_group, reducer, observer = self._formations.require(), self._require_reducer(), self._observer
+        active_group, reducer, observer = self._formations.require(), self.reducers.require(), self._observer
         held = self._formations.newest(active_group)
         hooks_follow = self._hooks_follow(self._require_loader().advanced(self._training.progress, step.task))
         asked = self._departure.is_asked(active_group)
@@ -481,11 +397,7 @@ class Loop:
             vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
             plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=asked and not waits, waiting=waits,
             weight=step.weight, loss_sum=float(step.loss_sum),
-            checkpoint=self._checkpoints.proposes(
-                active_group,
-                self._training,
-                before_hooks=hooks_follow,
-            ),
+            checkpoint=self._checkpoints.proposes(active_group, self._training, before_hooks=hooks_follow),
             mark=new_mark() if active_group.rank == 0 else 0,  # only the lowest rank's mark is read
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
             fingerprint=math.nan if step.passes else self._replicas.fingerprint,  # compared in the first pass
@@ -518,7 +430,7 @@ class Loop:
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        active_group, reducer = self._formations.require(), cast("PieceReducer", self._require_reducer())
+        active_group, reducer = self._formations.require(), cast("PieceReducer", self.reducers.require())
         group = cast("Group", active_group.group)
         row = [float(reducer.is_finite()), reducer.owned_squared()]
         if finish is not None:
@@ -543,45 +455,15 @@ class Loop:
         self._record_step(step, decision, self._formations.require())
 
     def _record_step(self, step: Step, decision: StepDecision, active_group: ActiveGroup) -> None:
-        now_s = time.perf_counter()
-        loader = self._require_loader()
         self._step_s = time.monotonic() - self._began_s
-        self._training.progress = loader.advanced(self._training.progress, step.task)
-        loader.committed()
-        loader.log(step.task, active_group.membership)
-        self._record.note(active_group.roster, step=step.task.number)
-        if step.skipped:
-            self._attempts.undo()  # also running statistics, which a forward pass that is not finite has changed
-        for _ in range(self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not step.skipped)):
-            for scheduler in self.schedulers:
-                scheduler.step()
-        telemetry_began_s = time.perf_counter()
-        self._observer.committed(step, decision, active_group, now_s=now_s)
-        if self.tensorboard is not None:
-            self.tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
-        self._replicas.clear()
-        if self._observer.measures and active_group.group is not None and not self._is_divided:
-            self._replicas.measure()
-        self.progress_display.committed(
-            lambda: self._position(active_group, decision), leads=active_group.rank == 0, now_s=now_s
-        )
-        self._observer.cost(step, since_s=telemetry_began_s)
+        self.records.committed(
+            step, decision, active_group, self._require_loader(), is_divided=self.reducers.is_divided
+        )  # fmt: skip
         self._committed = active_group, decision
 
     def non_finite(self, what: str, action: Action) -> None:
-        """Count and log a step whose loss or gradient is not finite, unless a smaller loss scale in fp16 may help."""
-        if action is Action.SKIP and self._numerics.loss_scale > 1.0:
-            return
-        self._report.count(names.NON_FINITE_STEPS)
-        self._report.gauges({names.NON_FINITE_STEP: float(self._training.progress.steps)})
-        if (last := self._numerics.losses.last_finite) is not None:
-            self._report.gauges({names.LAST_FINITE_LOSS: last})
-        self._non_finite_steps += 1
-        number = self._non_finite_steps
-        if action is Action.FAIL or number & (number - 1):  # after the first, one line whenever their number doubles
-            return
-        done = "is skipped" if action is Action.SKIP else "is applied nevertheless (onNonFinite: Ignore)"
-        _log.warning("%s; the step %s (%d such steps so far)", what, done, number)
+        """Report a step whose loss or gradient is not finite."""
+        self.records.non_finite(what, action)
 
     def fail(self, error: Exception) -> NoReturn:
         """Raise an error that all ranks have found in the same step, when all of them have.
@@ -596,38 +478,9 @@ class Loop:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def _position(self, active_group: ActiveGroup, decision: StepDecision) -> Position:
-        progress, roster = self._training.progress, active_group.roster
-        return Position(
-            epoch=progress.epoch, epochs=self._config.epochs, samples=progress.samples, epoch_done=progress.cursor,
-            epoch_samples=self._require_loader().epoch_samples, loss=decision.loss, ranks=len(roster.plan_ranks),
-            share_samples=roster.shares[roster.positions[active_group.rank]],
-            batch_samples=roster.plan.global_batch_samples,
-        )  # fmt: skip
-
     def _check_result(self, active_group: ActiveGroup | None) -> None:
-        """Refuse to end the training successfully with weights that are not finite, or that differ between ranks.
-
-        Raises:
-            NonFinite: the weights of some rank are not finite.
-            Diverged: the state differs between ranks, and the job is to fail then.
-            PeerLost: the group broke meanwhile.
-        """
-        group = None if active_group is None else active_group.group
-        model = self._training.model
-        name = first_non_finite(self._training.layout.named_parameters()) if model is not None else None
-        flags = [[float(name is not None)]] if group is None else group.gather_now([float(name is not None)])
-        if any(flag[0] for flag in flags):
-            which = f"parameter {name}" if name is not None else "a parameter on another rank"
-            self.fail(NonFinite(
-                f"the training is complete, but {which} is not finite: the result is useless. Train again with "
-                "onNonFinite: Fail to find the first such step, or with a lower learning rate"
-            ))  # fmt: skip
-        if active_group is not None and not self._is_divided:
-            try:
-                self._replicas.judge_result(active_group)
-            except Diverged as error:
-                self.fail(error)
+        replicas = None if self.reducers.is_divided else self._replicas
+        check_result(self._training, active_group, replicas, fail=self.fail)
 
     def _log_late_commit(self, active_group: ActiveGroup) -> None:
         """Log a step that the other ranks had committed when this rank lost them."""
@@ -635,52 +488,10 @@ class Loop:
         if step is not None and active_group.group is not None and self._training.progress.steps > step.task.number:
             self._require_loader().log(step.task, self._formations.last_membership or active_group.membership)
 
-    def _seed_alike(self, place: str) -> None:
+    def seed_alike(self, place: str) -> None:
         """Let all ranks draw the same random numbers from here on."""
         steps = self._training.progress.steps
         seed_step(shared_seed(seed=self._config.seed, steps=steps, place=place), self._device)
-
-    def _parameters_changed(self) -> None:
-        """Check and convert layers that the script has added or replaced, and the optimizers' parameters.
-
-        Raises:
-            UsageError: the model or an optimizer cannot be trained this way.
-        """
-        model = self._training.model
-        if model is not None:
-            check_model(model)
-            self._numerics.layers_changed(model)
-            check_belongs(model, self._training.optimizers, earlier=self._known)
-            self._known |= {id(parameter) for parameter in model.parameters()}
-
-    def _choose_reducer(self, group: Group) -> None:
-        """Sum whole gradients or, if some rank does not hold the whole model, pieces of them.
-
-        Raises:
-            PeerLost: the group broke meanwhile.
-            UsageError: the ranks do not hold the same model.
-        """
-        reducer = self.reducer
-        if isinstance(reducer, Reducer):
-            self._whole = reducer
-        elif isinstance(reducer, PieceReducer):
-            reducer.end()
-        division = divide(group, self._training.layout)
-        if division is None:
-            self.reducer = self._whole
-            return
-        if self._whole is not None:
-            self._whole.rest()
-        self.reducer = self._numerics.piece_reducer(self._training.layout, division, rank=group.rank)
-
-    @property
-    def _is_divided(self) -> bool:
-        return isinstance(self.reducer, PieceReducer)
-
-    def _require_reducer(self) -> Gradients:
-        if self.reducer is None:
-            raise UsageError("call model = job.wrap(model) before job.steps")
-        return self.reducer
 
     def _require_loader(self) -> BatchLoader:
         if self._loader is None:

@@ -9,101 +9,38 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from traceback import clear_frames
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, Self
 
 import torch
 
-from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError, drop_frames
+from heterotrain.errors import PeerLost, RepeatStep, UsageError, drop_frames
 from heterotrain.layouts.batch_parts import LossFunction, check_loss_function, inputs_and_targets, loss_and_weight
-from heterotrain.layouts.stage import Method, Share, Stage
+from heterotrain.layouts.stage import Stage
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
-from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.all_gather import Gathered, all_gather
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
-from heterotrain.numerics.non_finite import Action, describe, remedy
 from heterotrain.numerics.piece_reducer import PieceReducer
-from heterotrain.numerics.timeline import Timestamp
 from heterotrain.state.admission import check_loss, check_weight, plain_numbers
 from heterotrain.state.prepared import Confirmation
+from heterotrain.steps.clipping import clip
 from heterotrain.steps.clock import Clock, Phase
+from heterotrain.steps.finite_gradient import reason_to_skip
+from heterotrain.steps.micro_batches import MicroBatches
 from heterotrain.steps.out_of_memory import out_of_memory
 from heterotrain.steps.result import GradientNorm, StepResult
+from heterotrain.steps.stage_pass import run_stage
+from heterotrain.steps.step_context import StepContext
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import check_another_pass, check_apply, check_backward, check_same_pass
 
 _log = logging.getLogger(__name__)
-
-OVERFLOWED = "the gradient overflowed in fp16"
-
-
-class StepContext(Protocol):
-    """What a step needs from the training loop; ``steps.loop.Loop`` implements it."""
-
-    @property
-    def stage(self) -> Stage | None:
-        """This rank's stage; ``None`` in a job whose model is not cut into stages."""
-
-    def enter(self, step: Step) -> None:
-        """Prepare for a step's forward passes: random numbers, and copies of what a failed attempt has to restore."""
-
-    def another_pass(self, step: Step) -> None:
-        """Prepare for another pass over the micro-batches of a step."""
-
-    def keep_weights(self) -> None:
-        """Keep the weights, which the script may change before the step ends."""
-
-    def keep_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Keep the states of optimizers that take a step before the step ends."""
-
-    def measure(self, step: Step) -> Measurement | None:
-        """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
-
-    def reduced(self) -> None:
-        """Give all ranks the same random numbers, now that they have the same gradients."""
-
-    def fetch(self, task: Task, offset: int, size: int) -> Any:
-        """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
-
-    def forward(self, step: Step, start: int, inputs: Any) -> Any:
-        """Return the model's output for a micro-batch that begins at the step's sample ``start``."""
-
-    def vote(self, step: Step, *, ok: bool) -> StepDecision:
-        """Exchange the control vectors and wait for the buckets; raises ``PeerLost``."""
-
-    def confirm(
-        self, step: Step, decision: StepDecision, finish: Callable[[Confirmation], None] | None
-    ) -> Confirmation:
-        """Wait until every rank holds the sums of its own pieces; ``finish`` may apply them later if that is unknown.
-
-        Raises:
-            PeerLost: the group broke meanwhile.
-        """
-
-    def commit(self, step: Step, decision: StepDecision) -> None:
-        """Record a step that all ranks finished."""
-
-    def fail(self, error: Exception) -> NoReturn:
-        """Raise an error that all ranks have found in the same step, when all of them have."""
-
-    def non_finite(self, what: str, action: Action) -> None:
-        """Report a step whose loss or gradient is not finite."""
-
-    def is_broken(self) -> bool:
-        """Return whether the formation is broken."""
-
-    def open_exchanges(self, *, are_open: bool) -> None:
-        """Allow or refuse exchanges of the script with other ranks."""
-
-    def leave_pass(self, reason: str) -> None:
-        """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""
 
 
 @dataclass(slots=True)
@@ -140,22 +77,19 @@ class Step:
     weight: float = 0.0
     loss_sum: torch.Tensor | float = 0.0
     logged: dict[str, float] = field(default_factory=dict)
-    _batches: list[Any] = field(default_factory=list)
     _applied: bool = False
-    _handed_out: int = 0
     _skip_reason: str = ""
-    _backwards: int = 0
-    _mark: Timestamp | None = None
     _began: bool = False
     _decision: StepDecision | None = None
     _squared: float | None = None
-    _forward: AbstractContextManager[object] | None = None
     _exchanges_before: int = 0
-    _padding: int = 0
-    _anchors: list[torch.Tensor] = field(default_factory=list)
+    _counts: MicroBatches = field(init=False)
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.reducer.timeline)
+        self._counts = MicroBatches(
+            task=self.task, group=self.group, numerics=self.numerics, context=self.context, lockstep=self.lockstep
+        )
 
     @property
     def epoch(self) -> int:
@@ -208,16 +142,16 @@ class Step:
             )
         self._check_open()
         self._begin_pass(more=more)
-        self._padding = self._missing()
-        for _ in range(self._padding):
+        self._counts.padding = self._counts.missing()
+        for _ in range(self._counts.padding):
             yield self._hand_out(self.task.spare(), 0, 1)
-            self._leave_forward()
+            self._counts.leave_forward()
         start = 0
-        for size in self._sizes:
+        for size in self._counts.sizes:
             yield self._hand_out(self.task, start, size)
-            self._leave_forward()
+            self._counts.leave_forward()
             start += size
-        if self._backwards == self._expected:
+        if self._counts.backwards == self._counts.expected:
             self._reduce()
 
     def compute(self, loss_fn: LossFunction) -> None:
@@ -243,14 +177,14 @@ class Step:
         for batch in self.micro_batches():
             inputs, targets = inputs_and_targets(batch)
             loss, weight = loss_and_weight(loss_fn(self.context.forward(self, start, inputs), targets))
-            if not self.is_padding and self._sizes:
-                start += self._sizes[self._backwards - self._padding]
+            if not self.is_padding and self._counts.sizes:
+                start += self._counts.sizes[self._counts.backwards - self._counts.padding]
             self.backward(loss, weight)
 
     @property
     def is_padding(self) -> bool:
         """Whether the sample of the current micro-batch has weight zero, because this rank has fewer than others."""
-        return 0 < self._handed_out <= self._padding
+        return self._counts.is_padding
 
     def all_gather(self, rows: torch.Tensor) -> Gathered:
         """Return the rows of all ranks' current micro-batches, and the place of this rank's own ones among them.
@@ -269,13 +203,13 @@ class Step:
                 "step.all_gather needs job.steps(..., lockstep=True): shares differ by rank, and all ranks have to "
                 "make the same number of calls"
             )
-        if self._handed_out == self._backwards:
+        if self._counts.handed_out == self._counts.backwards:
             raise UsageError("call step.all_gather in the loop over step.micro_batches(), before step.backward")
         if self.group is None:
             return Gathered(rows=rows, start=0)
         self.group.begin_script_exchange("step.all_gather")
         gathered, anchor = all_gather(rows, self.group, counts=not self.is_padding)
-        self._anchors += [anchor] if anchor.requires_grad else []
+        self._counts.anchors += [anchor] if anchor.requires_grad else []
         return gathered
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
@@ -290,23 +224,23 @@ class Step:
             UsageError: this is not called exactly once for each micro-batch, the loss is not a scalar that depends on
                 the model, or the weight is not a number of at least 0.
         """
-        self._leave_forward()
-        began = self.clock.now() if self._mark is None else self.clock.spent(Phase.FORWARD, self._mark)
-        check_backward(step=self.number, handed_out=self._handed_out, backwards=self._backwards)
+        self._counts.leave_forward()
+        began = self.clock.now() if self._counts.mark is None else self.clock.spent(Phase.FORWARD, self._counts.mark)
+        check_backward(step=self.number, handed_out=self._counts.handed_out, backwards=self._counts.backwards)
         check_loss(loss)
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
         is_padding = self.is_padding
         if is_padding and not self.task.rounds:
-            self._backwards += 1
+            self._counts.backwards += 1
             self._take_part(loss)
             return
         check_weight(weight)
-        samples = 0 if is_padding else self._sizes[self._backwards - self._padding]
-        if self._backwards > (0 if self.task.rounds else self._padding):
+        samples = 0 if is_padding else self._counts.sizes[self._counts.backwards - self._counts.padding]
+        if self._counts.backwards > (0 if self.task.rounds else self._counts.padding):
             self.reducer.check_untouched()
-        self._backwards += 1
-        last = self._backwards == self._padding + len(self._sizes)
+        self._counts.backwards += 1
+        last = self._counts.backwards == self._counts.padding + len(self._counts.sizes)
         counted = 0.0 if is_padding else float(samples if weight is None else weight)
         self.weight += counted
         value = loss.item() if loss.is_cpu else loss.detach().double()  # do not wait for an accelerator here
@@ -353,7 +287,7 @@ class Step:
         """
         check_apply(
             step=self.number, optimizers=len(optimizers), is_applied=self.committed or self._applied,
-            backwards=self._backwards, expected=self._expected,
+            backwards=self._counts.backwards, expected=self._counts.expected,
             limits={"clip_norm": clip_norm, "clip_value": clip_value},
         )  # fmt: skip
         self._begin()
@@ -389,7 +323,7 @@ class Step:
             rates = self.numerics.skip(optimizers, global_batch_samples=batch_samples)
             return GradientNorm(self.reducer, norm=math.nan), rates
         self.numerics.running.finish(self.task.batch_samples)
-        norm = self._clip(clip_norm=clip_norm, clip_value=clip_value)
+        norm = clip(self.reducer, self._squared, clip_norm=clip_norm, clip_value=clip_value)
         if self.more:
             self.context.keep_optimizers(optimizers)
         self.updates = True
@@ -404,7 +338,7 @@ class Step:
         if isinstance(self.reducer, PieceReducer):
             self.reducer.squared = confirmation.squared
         if not confirmation.is_finite and not self._skip_reason:
-            self._skip_reason = self._non_finite(decision)
+            self._skip_reason = reason_to_skip(self, decision)
             self.skipped = bool(self._skip_reason)
 
     def _finish_late(
@@ -435,24 +369,7 @@ class Step:
         # Ranks of a divided model know their own parts only; they compare them in the second phase.
         if not decision.non_finite and (isinstance(self.reducer, PieceReducer) or self.reducer.is_finite()):
             return ""
-        return self._non_finite(decision)
-
-    def _non_finite(self, decision: StepDecision) -> str:
-        action = self.numerics.non_finite_action()
-        what = describe(
-            step=self.number,
-            ranks=decision.non_finite,
-            gradient_of=None if decision.non_finite else self.reducer.first_non_finite() or "a part on another rank",
-            history=self.numerics.losses,
-        )
-        self.context.non_finite(what, action)
-        if action is Action.FAIL:
-            scale = self.numerics.loss_scale if self.numerics.precision.scales_loss else None
-            advice = remedy(loss_scale=scale, skipped=self.numerics.losses.skipped)
-            self.context.fail(NonFinite(f"{what}. {advice}"))
-        if action is Action.APPLY:
-            return ""
-        return OVERFLOWED if self.numerics.loss_scale > 1.0 else what
+        return reason_to_skip(self, decision)
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 
@@ -461,7 +378,7 @@ class Step:
         self.context.open_exchanges(are_open=True)
         self._exchanges_before = 0 if self.group is None else self.group.script_exchanges
         self.numerics.batch_norm_context.enter(
-            self.group, micro_batches=len(self._sizes),
+            self.group, micro_batches=len(self._counts.sizes),
             is_short=self.task.batch_samples < self.task.global_batch_samples,
         )  # fmt: skip
         self.context.enter(self)
@@ -470,7 +387,7 @@ class Step:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._leave_forward()
+        self._counts.leave_forward()
         self.is_open = False
         self.context.open_exchanges(are_open=False)
         self.numerics.batch_norm_context.leave()
@@ -522,23 +439,14 @@ class Step:
         self._begin_pass(more=False)
         if self.context.is_broken():
             raise PeerLost("the formation broke during the step")
-        sizes, task = self._sizes, self.task
+        sizes = self._counts.sizes
         if sizes:
-            starts = [sum(sizes[:index]) for index in range(len(sizes))]
-            share = Share(
-                step=self.number, start=task.position - task.cursor, sizes=sizes, batch_samples=task.batch_samples,
-                fetch=lambda index: self.context.fetch(task, starts[index], sizes[index]),
+            result = run_stage(
+                stage, loss_fn, self.task, context=self.context, numerics=self.numerics, clock=self.clock,
+                before_last=partial(self.reducer.arm, self.group),
             )  # fmt: skip
-            method = Method(autocast=self.numerics.precision.autocast, loss_scale=self.numerics.loss_scale)
-            result = stage.run(
-                share, loss_fn, method=method, before_last=partial(self.reducer.arm, self.group)
-            )  # fmt: skip
-            self._handed_out = self._backwards = len(sizes)
+            self._counts.handed_out = self._counts.backwards = len(sizes)
             self.weight, self.loss_sum = result.weight, result.loss_sum
-            self.clock.took({
-                Phase.LOAD: result.load_s, Phase.FORWARD: result.forward_s, Phase.BACKWARD: result.backward_s,
-            })  # fmt: skip
-            self.clock.last_backward = self.clock.now()
             self.reducer.flush()
         self._reduce()
 
@@ -546,7 +454,7 @@ class Step:
         """Vote against the step after running out of memory, if peers may have sent something of this pass."""
         if self.task.is_joint:
             return  # the other ranks of the member have left the pass with this one
-        is_sent = self._backwards > 0 and self._backwards == self._expected
+        is_sent = self._counts.backwards > 0 and self._counts.backwards == self._counts.expected
         if self.is_awaited or not (is_sent or self.passes):
             return  # a vote comes too late, or nothing of this step has been sent yet
         try:
@@ -571,61 +479,21 @@ class Step:
 
     # -- internals ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        return self.task.micro_batches
-
-    @property
-    def _expected(self) -> int:
-        return len(self._sizes) + (self._padding or int(not self._sizes and self._runs_without_samples))
-
-    @property
-    def _runs_without_samples(self) -> bool:
-        return self.group is not None and self.numerics.needs_all_ranks
-
-    def _hand_out(self, task: Task, start: int, size: int) -> Any:
-        if self.context.is_broken():
-            raise PeerLost("the formation broke during the step")
-        began = self.clock.now()
-        if self.passes:
-            batch = self._batches[self._handed_out]
-        else:
-            batch = self.context.fetch(task, start, size)
-            if self.more:
-                self._batches.append(batch)
-        self._handed_out += 1
-        self._anchors.clear()
-        self._mark = self.clock.spent(Phase.LOAD, began)
-        self._forward = self.numerics.precision.autocast()
-        self._forward.__enter__()
-        return batch
-
-    def _missing(self) -> int:
-        """Return the number of micro-batches without weight that this rank needs to make the calls of the others.
-
-        Raises:
-            PeerLost: the formation is broken.
-        """
-        own, rounds = len(self._sizes), self.task.rounds
-        if self.group is None or not self.lockstep:
-            return rounds - own if rounds else int(not own and self._runs_without_samples)
-        self.group.begin_script_exchange("step.micro_batches")
-        return int(max(row[0] for row in self.group.gather_now([float(max(own, rounds))], Purpose.ROUNDS))) - own
-
     def _take_part(self, loss: torch.Tensor) -> None:
         """Run the exchanges of a backward pass; the gradients of a sample with weight zero are dropped."""
-        if not self._sizes:  # BatchNorm layers wait for all ranks, too
+        counts = self._counts
+        if not counts.sizes:  # BatchNorm layers wait for all ranks, too
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        elif self._anchors:
-            loss.backward(inputs=self._anchors)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        elif counts.anchors:
+            loss.backward(inputs=counts.anchors)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.numerics.running.add(0)
-        if not self._sizes and self._backwards == self._padding:
+        if not counts.sizes and counts.backwards == counts.padding:
             self._reduce_nothing()
 
-    def _leave_forward(self) -> None:
-        forward, self._forward = self._forward, None
-        if forward is not None:
-            forward.__exit__(None, None, None)
+    def _hand_out(self, task: Task, start: int, size: int) -> Any:
+        return self._counts.hand_out(
+            task, start, size, clock=self.clock, again=bool(self.passes), keep=self.more
+        )  # fmt: skip
 
     def _begin_pass(self, *, more: bool) -> None:
         """Begin a pass over the micro-batches.
@@ -637,9 +505,9 @@ class Step:
             check_another_pass(step=self.number, more=self.more)
             self.passes += 1
             self._began = self._applied = self.voted = False
-            self._handed_out = self._backwards = 0
+            self._counts.begin_again()
             self.weight = self.loss_sum = 0.0
-            self._decision = self._squared = self._mark = None
+            self._decision = self._squared = None
             self.context.another_pass(self)
         self.more = more
         self._begin()
@@ -648,7 +516,7 @@ class Step:
         """Begin with the gradients; until now the script may freeze, unfreeze and replace parameters."""
         if not self._began:
             self._began = True
-            self.reducer.begin(micro_batches=len(self._sizes))
+            self.reducer.begin(micro_batches=len(self._counts.sizes))
             self.numerics.running.begin()
             if not self.passes:
                 self.clock = Clock(self.reducer.timeline)
@@ -665,7 +533,7 @@ class Step:
         """
         if self._decision is not None:
             return self._decision
-        if not self._handed_out:
+        if not self._counts.handed_out:
             self._reduce_nothing()
         began = self.clock.now()
         self.reducer.check_untouched()
@@ -694,17 +562,3 @@ class Step:
         self.reducer.begin()
         self.reducer.arm(self.group)
         self.reducer.flush()
-
-    def _clip(self, *, clip_norm: float | None, clip_value: float | None) -> GradientNorm:
-        """Clip the gradient as the script has left it; return its earlier norm."""
-        self.reducer.check_kept()
-        clips = clip_norm is not None or clip_value is not None
-        squared = None if clips and self.reducer.take_back() else self._squared
-        if squared is None and (clips or isinstance(self.reducer, PieceReducer)):
-            squared = float(self.reducer.squared_norm())
-        norm = None if squared is None else math.sqrt(squared)
-        if norm is not None and clip_norm is not None and norm > clip_norm:
-            self.reducer.scale(clip_norm / norm)
-        if clip_value is not None:
-            self.reducer.clamp(clip_value)
-        return GradientNorm(self.reducer, norm=norm)

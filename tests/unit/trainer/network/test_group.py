@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.network.group import Group, SocketFilter
+from heterotrain.network.group import Group
+from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain.network.two_levels import TwoLevelGroup
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _register_process_group as register  # torch has no public way
+from torch._C._distributed_c10d import _unregister_process_group as unregister
 
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.connection_attempt import short_message
@@ -81,11 +82,13 @@ def _made() -> ScriptGroup:
 
 
 def withdraw() -> None:
-    """Drop torch's default group."""
-    if dist.is_initialized():
-        with contextlib.suppress(RuntimeError, ValueError):
-            dist.destroy_process_group()
-    for group in _KEPT:  # torch has forgotten the names of all groups together with the default one
+    """Drop torch's default group, if it was made: the connections before it may have failed."""
+    if not dist.is_initialized():
+        return
+    with contextlib.suppress(RuntimeError, ValueError):
+        dist.destroy_process_group()
+    for group in _KEPT:  # torch forgets the names of all groups together with the default one, unless that failed
+        unregister(group.group_name)
         register(group.group_name, group)
 
 

@@ -38,6 +38,7 @@ class MemberGroup(Collectives):
     Attributes:
         on_wait: called with the name of an operation before it is waited for, and with an empty text afterwards.
         check_open: called before each operation; may raise where nothing would repeat the operation after a loss.
+        is_formation_over: returns whether the formation has ended in which the member trains.
     """
 
     def __init__(self, *, rank: int, world_size: int) -> None:
@@ -50,6 +51,7 @@ class MemberGroup(Collectives):
         super().__init__(rank, world_size)
         self.on_wait: Callable[[str], None] = lambda _what: None
         self.check_open: Callable[[], None] = lambda: None
+        self.is_formation_over: Callable[[], bool] = lambda: False
         self._lock = threading.Lock()
         self._cut = "the member's ranks are not connected"
         self._group: Any = None
@@ -134,9 +136,11 @@ class MemberGroup(Collectives):
         cut(sockets, addresses=self._addresses, excluded_ports=self._excluded_ports)
 
     def is_over(self) -> bool:
-        """Return whether the connections have been cut, here or by another rank."""
+        """Return whether the connections have been cut, here or by another rank, or the formation is over."""
         if not self._cut and self._sockets - open_sockets():
             self.cut("a connection inside the member broke")  # gloo closes its own side of it
+        if not self._cut and self.is_formation_over():  # the other ranks have left the step, whoever told this one
+            self.cut("the formation is over")
         return bool(self._cut)
 
     def collective(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> dist.Work:

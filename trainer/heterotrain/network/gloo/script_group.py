@@ -10,7 +10,7 @@ returns, even with ``async_op=True``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +42,8 @@ NO_SUBGROUPS = (
     "torch.distributed.new_group is not available in a job, because such a group would not outlive the loss of a "
     "worker: use the default group"
 )
+CALL_BYTES = 160
+"""Length of the announcement of a script's collective; a longer one is cut, the same on every rank."""
 
 
 class Carrier(Protocol):
@@ -169,3 +171,28 @@ class NoStore(_Store):  # type: ignore[misc]  # torch leaves it untyped
         raise UsageError(NO_SUBGROUPS)
 
     set = get = add = wait = check = delete_key = compare_set = append = multi_get = multi_set = _refuse
+
+
+def announcement(call: str) -> bytes:
+    """Return what a rank tells the others about a collective before it starts; of the same length for every call."""
+    return call.encode()[:CALL_BYTES].ljust(CALL_BYTES)
+
+
+def check_alike(rows: Sequence[bytes], *, rank: int, call: str) -> None:
+    """Refuse a collective of the script that other ranks answer with another one.
+
+    Args:
+        rows: the announcements of all ranks, by rank.
+        rank: this one.
+        call: of this rank.
+
+    Raises:
+        UsageError: another rank makes another call.
+    """
+    for other, row in enumerate(rows):
+        if row != rows[rank]:
+            raise UsageError(
+                f"rank {other} calls {row.decode(errors='replace').strip()} while rank {rank} calls {call}: "
+                "every rank has to make the same calls, with tensors of the same shape, in the same order. "
+                "step.all_gather joins tensors whose first dimension differs by rank."
+            )

@@ -43,11 +43,11 @@ _PORT = struct.Struct("!H")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """How gloo's connections reach other ranks of an encrypted job.
+    """How gloo's connections reach other ranks of an encrypted job, or of one over IPv6.
 
     Attributes:
         address: at which other ranks reach this one; ``None`` for that of gloo's interface.
-        credentials: of the job, with TLS.
+        credentials: of the job; with TLS, tunnels carry the connections.
     """
 
     address: str | None

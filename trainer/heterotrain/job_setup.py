@@ -1,0 +1,78 @@
+"""What a rank needs before its script has a model: the job's configuration, and how it finds the other ranks."""
+
+from __future__ import annotations
+
+import torch
+from heterotrain_core.contract.choices import Backend, Encryption
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.contract.outcome import Ending
+
+from heterotrain.checkpoints.manager import CheckpointManager
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity, Mode, read_config
+from heterotrain.membership.elastic import Elastic
+from heterotrain.membership.fixed import Fixed
+from heterotrain.membership.interface import Membership
+from heterotrain.network.encryption import Tls
+from heterotrain.state import admission
+from heterotrain.state.training import Training
+from heterotrain.telemetry.report import Report
+from heterotrain.termination_message import TerminationMessage
+
+
+def operator_config(identity: Identity) -> TrainingConfig | None:
+    """Return the operator's configuration; a worker that cannot read it says so in its outcome.
+
+    Raises:
+        UsageError: the configuration cannot be read.
+    """
+    try:
+        return read_config()
+    except UsageError as error:
+        TerminationMessage(identity.termination_path, where=lambda: (0, 0)).write(
+            Ending.FAILED, str(error), cause=error.cause
+        )
+        raise
+
+
+def membership_of(
+    identity: Identity,
+    config: TrainingConfig,
+    training: Training,
+    checkpoints: CheckpointManager,
+    *,
+    device: torch.device,
+    report: Report,
+    shards: int,
+) -> Membership:
+    """Return how the ranks of this job find each other: by the operator's plans, or once and for all.
+
+    Args:
+        identity: of this rank.
+        config: of the job.
+        training: the state that ranks send to each other.
+        checkpoints: of the job.
+        device: of this rank.
+        report: exports what a worker waits for.
+        shards: ranks of a member that divide the model among themselves.
+
+    Raises:
+        UsageError: the job cannot be encrypted this way.
+    """
+    backend = admission.choice("backend", config.backend, Backend)
+    tls: Tls | None = None
+    if admission.choice("encryption", config.encryption, Encryption) is Encryption.TLS:
+        if backend is Backend.NCCL or identity.mode is not Mode.OPERATED:
+            raise UsageError("encryption: TLS needs workers of the operator, and the backend Auto or Gloo")
+        backend, tls = Backend.GLOO, Tls.mounted(identity.secret_dir)
+    if identity.mode is Mode.OPERATED:
+        elastic = Elastic(
+            identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend,
+            tls=tls, on_spare=report.waits_as_spare,
+        )  # fmt: skip
+        report.waiting_s = elastic.waiting_s
+        return elastic
+    return Fixed(
+        identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=backend,
+        timeout_s=config.peer_timeout_s, shards=shards,
+    )  # fmt: skip

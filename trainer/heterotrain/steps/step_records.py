@@ -1,0 +1,111 @@
+"""What a committed step changes besides weights: progress, logs, schedulers and telemetry."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from heterotrain_core.contract import metrics as names
+
+from heterotrain.checkpoints.record import RunRecord
+from heterotrain.membership.interface import ActiveGroup
+from heterotrain.network.control import StepDecision
+from heterotrain.numerics.method import Numerics
+from heterotrain.numerics.non_finite import Action
+from heterotrain.state.training import Training
+from heterotrain.steps.attempt import Attempts
+from heterotrain.steps.batch_loader import BatchLoader
+from heterotrain.steps.observer import Observer
+from heterotrain.steps.replicas import Replicas
+from heterotrain.steps.step import Step
+from heterotrain.telemetry.progress import Position, ProgressDisplay
+from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.tensorboard import TensorBoardWriter
+
+_log = logging.getLogger(__name__)
+
+
+class StepRecords:
+    """Notes steps that all ranks finished, and those without a finite result.
+
+    Attributes:
+        schedulers: of learning rates; stepped once for each committed step.
+        tensorboard: writes values of steps; ``None`` for no files.
+        progress_display: the line on a terminal.
+    """
+
+    def __init__(
+        self, *, training: Training, numerics: Numerics, observer: Observer, report: Report, record: RunRecord,
+        replicas: Replicas, attempts: Attempts, epochs: int,
+    ) -> None:  # fmt: skip
+        self.schedulers: list[Any] = []
+        self.tensorboard: TensorBoardWriter | None = None
+        self.progress_display = ProgressDisplay()
+        self._training = training
+        self._numerics = numerics
+        self._observer = observer
+        self._report = report
+        self._record = record
+        self._replicas = replicas
+        self._attempts = attempts
+        self._epochs = epochs
+        self._non_finite_steps = 0
+
+    def committed(
+        self, step: Step, decision: StepDecision, active_group: ActiveGroup, loader: BatchLoader, *, is_divided: bool
+    ) -> None:
+        """Note a step that all ranks finished.
+
+        Args:
+            step: the step.
+            decision: of all ranks.
+            active_group: the formation that finished it.
+            loader: of the job's data.
+            is_divided: whether some rank does not hold the whole model, so that ranks' copies cannot be compared.
+        """
+        now_s = time.perf_counter()
+        self._training.progress = loader.advanced(self._training.progress, step.task)
+        loader.committed()
+        loader.log(step.task, active_group.membership)
+        self._record.note(active_group.roster, step=step.task.number)
+        if step.skipped:
+            self._attempts.undo()  # also running statistics, which a forward pass that is not finite has changed
+        for _ in range(self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not step.skipped)):
+            for scheduler in self.schedulers:
+                scheduler.step()
+        telemetry_began_s = time.perf_counter()
+        self._observer.committed(step, decision, active_group, now_s=now_s)
+        if self.tensorboard is not None:
+            self.tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
+        self._replicas.clear()
+        if self._observer.measures and active_group.group is not None and not is_divided:
+            self._replicas.measure()
+        self.progress_display.committed(
+            lambda: self._position(active_group, decision, loader), leads=active_group.rank == 0, now_s=now_s
+        )
+        self._observer.cost(step, since_s=telemetry_began_s)
+
+    def non_finite(self, what: str, action: Action) -> None:
+        """Count and log a step whose loss or gradient is not finite, unless a smaller loss scale in fp16 may help."""
+        if action is Action.SKIP and self._numerics.loss_scale > 1.0:
+            return
+        self._report.count(names.NON_FINITE_STEPS)
+        self._report.gauges({names.NON_FINITE_STEP: float(self._training.progress.steps)})
+        if (last := self._numerics.losses.last_finite) is not None:
+            self._report.gauges({names.LAST_FINITE_LOSS: last})
+        self._non_finite_steps += 1
+        number = self._non_finite_steps
+        if action is Action.FAIL or number & (number - 1):  # after the first, one line whenever their number doubles
+            return
+        done = "is skipped" if action is Action.SKIP else "is applied nevertheless (onNonFinite: Ignore)"
+        _log.warning("%s; the step %s (%d such steps so far)", what, done, number)
+
+    def _position(self, active_group: ActiveGroup, decision: StepDecision, loader: BatchLoader) -> Position:
+        progress, roster = self._training.progress, active_group.roster
+        return Position(
+            epoch=progress.epoch, epochs=self._epochs, samples=progress.samples, epoch_done=progress.cursor,
+            epoch_samples=loader.epoch_samples, loss=decision.loss, ranks=len(roster.plan_ranks),
+            share_samples=roster.shares[roster.positions[active_group.rank]],
+            batch_samples=roster.plan.global_batch_samples,
+        )  # fmt: skip
