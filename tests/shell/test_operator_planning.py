@@ -11,9 +11,9 @@ from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
-from heterotrain_operator.decide.job import Decision
 from heterotrain_operator.decide.plan.revision import BoundaryDistance
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks

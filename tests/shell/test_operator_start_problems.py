@@ -10,9 +10,9 @@ from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.start_problems import EVERY_S, PATIENCE_S
 from heterotrain_operator.kube.errors import Rejected
-from shell.test_operator_reconcile import KEY, an_app, failing
 from support.fake_cluster import NOW_S, FakeCluster
 from support.fakes import FakeKube
+from support.operator_app import KEY, an_app, failing
 
 
 class Time:

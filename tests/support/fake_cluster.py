@@ -20,9 +20,10 @@ from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.store import NodeKind, Sequence
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
+from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
-from heterotrain_operator.decide.job import Decision, decide
+from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.engine.layout_planner import solve
@@ -262,7 +263,10 @@ class FakeCluster:
     # --- the cluster ---
 
     def schedule(self) -> FakeCluster:
-        """Bind every pod that fits a node of its pool; mark the others as unschedulable."""
+        """Bind every pod that fits a node of its pool; mark the others as unschedulable.
+
+        Pods with claims of devices get none: there are no devices here, and only the scheduler knows that.
+        """
         for body in self.pods.values():
             if body["spec"].get("nodeName") or body["status"]["phase"] != "Pending":
                 continue
@@ -280,6 +284,7 @@ class FakeCluster:
                 fits = allowed and all(
                     node.allocatable.get(r, 0) - taken.get(r, 0) >= n for r, n in view.requests.items()
                 )
+                fits = fits and not body["spec"].get("resourceClaims")
                 open_ = not node.cordoned and node.readiness == "True" and not node.taints
                 if fits and open_ and all(node.labels.get(k) == v for k, v in body["spec"]["nodeSelector"].items()):
                     body["spec"]["nodeName"] = node.name
@@ -287,6 +292,8 @@ class FakeCluster:
                     break
             else:
                 refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+                if body["spec"].get("resourceClaims"):
+                    refused["message"] = "0/3 nodes are available: 3 cannot allocate all claims."
                 body["status"].setdefault("conditions", [{**refused, "lastTransitionTime": rfc3339(self.now_s)}])
         return self
 

@@ -69,6 +69,20 @@ def pod(**fields: Any) -> Change:
     return lambda body: body["spec"]["template"]["spec"].update(fields)
 
 
+def network(**fields: Any) -> Change:
+    return spec(network=fields)
+
+
+def on_host(**fields: Any) -> Change:
+    """Return the change to a job with the node's network and these ports."""
+
+    def change(body: Body) -> None:
+        body["spec"]["template"]["spec"]["hostNetwork"] = True
+        body["spec"]["network"] = fields
+
+    return change
+
+
 def container(**fields: Any) -> Change:
     return lambda body: body["spec"]["template"]["spec"]["containers"][0].update(fields)
 
@@ -127,6 +141,16 @@ ACCEPTED: dict[str, Change] = {
         {"action": "AvoidNode", "onReasons": ["OOMKilled"]},
         {"action": "Restart", "onPodConditions": [{"type": "DisruptionTarget"}]},
     ),
+    "a group of Volcano": spec(podGroup={"scheduler": "Volcano"}),
+    "a group of KAI": spec(podGroup={"scheduler": "KAI", "queue": "research"}),
+    "a group of the coscheduling plugin": spec(podGroup={"scheduler": "Coscheduling"}),
+    "other ports": network(metricsPort=9500, peerPort=20000),
+    "the lowest and the highest ports": network(metricsPort=1024, peerPort=65336),
+    "ports that touch": network(metricsPort=1224, peerPort=1024),
+    "IPv6": network(ipFamilies=["IPv6"]),
+    "two families": network(ipFamilies=["IPv6", "IPv4"], ipFamilyPolicy="PreferDualStack"),
+    "the node's network with the default ports": on_host(),
+    "the node's network just below and above the node's own ports": on_host(metricsPort=10260, peerPort=29800),
 }
 
 REFUSED: dict[str, tuple[Change, str]] = {
@@ -267,6 +291,47 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "an unknown action": (failures({"action": "Retry", "onReasons": ["Error"]}), "must be one of"),
     "exit code 0": (failures({"action": "Ignore", "onExitCodes": {"values": [0]}}), "values[0]"),
     "a window of no length": (spec(failurePolicy={"windowSeconds": 0}), "windowSeconds"),
+    "a group without a scheduler": (spec(podGroup={}), "spec.podGroup.scheduler is missing"),
+    "a group of an unknown scheduler": (spec(podGroup={"scheduler": "Slurm"}), "must be one of Volcano, KAI"),
+    "a group of KAI without a queue": (spec(podGroup={"scheduler": "KAI"}), "places pods of queues only"),
+    "a queue where there is none": (
+        spec(podGroup={"scheduler": "Coscheduling", "queue": "research"}),
+        "the coscheduling plugin has no queues",
+    ),
+    "a queue in capitals": (spec(podGroup={"scheduler": "Volcano", "queue": "Research"}), "podGroup.queue"),
+    "a port that needs a privilege": (network(metricsPort=80), "metricsPort is 80, but must be at least 1024"),
+    "ports beyond the last one": (network(peerPort=65337), "peerPort is 65337, but must be at most 65336"),
+    "ports that overlap": (network(metricsPort=29599), "the ports overlap: workers use 16 ports"),
+    "ports that overlap from below": (network(metricsPort=29385), "the ports overlap: workers use 16 ports"),
+    "an unknown family": (network(ipFamilies=["IPv5"]), "must be one of IPv4, IPv6"),
+    "a family twice": (
+        network(ipFamilies=["IPv6", "IPv6"], ipFamilyPolicy="RequireDualStack"),
+        "ipFamilies names one family twice",
+    ),
+    "two families for one": (
+        network(ipFamilies=["IPv6", "IPv4"], ipFamilyPolicy="SingleStack"),
+        "two ipFamilies need ipFamilyPolicy: PreferDualStack",
+    ),
+    "two families without a policy": (
+        network(ipFamilies=["IPv6", "IPv4"]),
+        "two ipFamilies need ipFamilyPolicy: PreferDualStack",
+    ),
+    "an unknown policy": (network(ipFamilyPolicy="Dual"), "must be one of SingleStack"),
+    "the node's network with ports of its kubelet": (
+        on_host(peerPort=10049),
+        "with hostNetwork the workers' ports are the node's",
+    ),
+    "the node's network with node ports": (
+        on_host(metricsPort=30000),
+        "with hostNetwork the workers' ports are the node's",
+    ),
+    "a pool on the node's network with node ports": (
+        lambda body: (
+            network(peerPort=29801)(body),
+            pool(template={"spec": {"hostNetwork": True}})(body),
+        ),
+        "with hostNetwork the workers' ports are the node's",
+    ),
     "volume of the operator": (
         pod(volumes=[{"name": "heterotrain-plan", "emptyDir": {}}]),
         "the volume names heterotrain-plan and heterotrain-shm belong to the operator",

@@ -6,6 +6,10 @@ from lab.cluster import Cluster, ClusterError
 from lab.install import OPERATOR_NAMESPACE
 from lab.jobs import Job
 
+OTHER_IMAGE = "docker.io/heterotrain/trainer:other"
+OF_POOL = {"FROM_COMMAND": "command of the pool", "FROM_VARIABLE": "variable of the pool"}
+"""Variables that only the workers of a pool with an image of its own have, by where they come from."""
+
 
 def remove_namespace(cluster: Cluster, *, waits: bool = True) -> None:
     """Delete the cluster's namespace; with ``waits``, return only when it is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, cast
 
+from heterotrain_core.perf.exchange_sizes import MOST_SIZES
 from pydantic import Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from heterotrain_operator.api.schema import PRESERVE, MapList, Model
@@ -207,6 +208,33 @@ class InternalCost(Model):
     per_hour: Number = Field(ge=0)
 
 
+class ExchangeSize(Model):
+    """The exchange as measured with one number of members (``perf.exchange_sizes.ExchangeSeen``)."""
+
+    members: int = Field(ge=2, le=MAX_COUNT)
+    across: bool
+    seconds: Number = Field(gt=0)
+    steps: int = Field(ge=1, le=MAX_COUNT)
+
+
+class InternalExchange(Model):
+    """What the job's gradient exchange takes.
+
+    Attributes:
+        members: in the measurement of the three that follow.
+        overlapped_seconds: T_o.
+        last_bucket_seconds: T_u.
+        gamma: fraction of backward until the first bucket is ready.
+        sizes: as measured with each number of members, the newest last.
+    """
+
+    members: int = Field(ge=2, le=MAX_COUNT)
+    overlapped_seconds: Number = Field(ge=0)
+    last_bucket_seconds: Number = Field(ge=0)
+    gamma: Number = Field(ge=0, le=1)
+    sizes: tuple[ExchangeSize, ...] = Field(default=(), max_length=MOST_SIZES)
+
+
 class InternalStatus(Model):
     """Values that the operator persists for itself, written together with the counts that they belong to.
 
@@ -215,12 +243,14 @@ class InternalStatus(Model):
         failure_times: of failures within the window of the failure policy, the oldest first.
         pools: by name.
         cost: what the job has cost so far; absent where no pool has a price.
+        exchange: of gradients; absent before it was measured.
     """
 
     cost: InternalCost | None = None
     accounted_workers: tuple[str, ...] = ()
     failure_times: tuple[str, ...] = ()
     pools: tuple[InternalPool, ...] = ()
+    exchange: InternalExchange | None = None
 
     def pool(self, name: str) -> InternalPool:
         """Return what is known of a pool."""

@@ -184,6 +184,11 @@ class PodSpec(Model, preserve=True, rules=_POD_RULES):
     active_deadline_seconds: int | None = Field(
         default=None, description="Leave it out: use spec.activeDeadlineSeconds."
     )
+    host_network: bool | None = Field(
+        default=None,
+        description="true: the workers use the node's network, as some drivers of RDMA need. Their ports are then the "
+        "node's.",
+    )
 
 
 class TemplateMetadata(Model):
@@ -283,6 +288,11 @@ class PodSpecPatch(Model, preserve=True, rules=_POD_RULES):
     )
     active_deadline_seconds: int | None = Field(
         default=None, description="Leave it out: use spec.activeDeadlineSeconds."
+    )
+    host_network: bool | None = Field(
+        default=None,
+        description="true: the workers use the node's network, as some drivers of RDMA need. Their ports are then the "
+        "node's.",
     )
 
 

@@ -29,8 +29,13 @@ def read_tolerantly(model: type[_M], raw: Any) -> _M:
         found, left = error, copy.deepcopy(dict(raw))
     for _ in range(_MOST_REPAIRS):
         # From the end of each list, so that removals do not move the others.
+        repaired: set[tuple[int | str, ...]] = set()
         for problem in sorted(found.errors(), key=_order, reverse=True):
-            _repair(left, problem["loc"], problem)
+            # What is missing takes its container with it. An entry of a list goes once, whatever it lacks.
+            path = problem["loc"][:-1] if problem["type"] == "missing" else problem["loc"]
+            if path not in repaired:
+                repaired.add(path)
+                _repair(left, path, problem)
         try:
             return model.model_validate(left)
         except ValidationError as error:
@@ -43,9 +48,7 @@ def _order(problem: Mapping[str, Any]) -> list[str]:
 
 
 def _repair(body: dict[str, Any], path: Sequence[int | str], problem: Mapping[str, Any]) -> None:
-    """Cut the value at a path, or remove it; a value that is missing takes its container with it."""
-    if problem["type"] == "missing":
-        path = path[:-1]
+    """Cut the value at a path, or remove it."""
     while path:
         parent = _at(body, path[:-1])
         key = path[-1]

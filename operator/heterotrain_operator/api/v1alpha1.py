@@ -16,7 +16,9 @@ from heterotrain_core.contract.choices import Parallelism as ParallelismMode
 from pydantic import Field, WithJsonSchema
 
 from heterotrain_operator.api.failures import FailurePolicy
+from heterotrain_operator.api.network import NETWORK_RULES, Network
 from heterotrain_operator.api.parallelism import PLANNED_MODES, Parallelism
+from heterotrain_operator.api.pod_group import PodGroup
 from heterotrain_operator.api.pools import ElasticPolicy, WorkerPool
 from heterotrain_operator.api.schema import MapList, Model, Rule
 from heterotrain_operator.api.template import PodTemplate
@@ -171,6 +173,7 @@ class HeteroTrainJobSpec(
     Model,
     rules=(
         *_RUNTIME_RULES,
+        *NETWORK_RULES,
         Rule(
             cel="self.workerPools.map(p, p.maxReplicas).sum() >= self.elasticPolicy.minReplicas",
             holds=lambda self: sum(pool.max_replicas for pool in self.worker_pools) >= self.elastic_policy.min_replicas,
@@ -235,6 +238,12 @@ class HeteroTrainJobSpec(
             holds=lambda self: self.parallelism.mode not in PLANNED_MODES or self.training.adaptive_batch is None,
             message="parallelism.mode Pipeline and Auto are planned for a fixed batch: give training.globalBatchSize "
             "instead of adaptiveBatch, or choose another mode",
+        ),
+        Rule(
+            cel="oldSelf.suspend || has(self.podGroup) == has(oldSelf.podGroup) && "
+            "(!has(self.podGroup) || self.podGroup == oldSelf.podGroup)",
+            message="podGroup is immutable while the job runs: set suspend: true, change podGroup, then set suspend: "
+            "false",
         ),
         Rule(
             cel="self.managedBy == oldSelf.managedBy",
@@ -327,5 +336,11 @@ class HeteroTrainJobSpec(
     clean_pod_policy: CleanPodPolicy = Field(
         default=CleanPodPolicy.RUNNING,
         description="Which pods are deleted at the end of the job: those still Running, All, or None.",
+    )
+    network: Network = Field(default_factory=Network, description="Ports and IP families of the workers.")
+    pod_group: PodGroup | None = Field(
+        default=None,
+        description="Makes the job's pods a PodGroup, so that a scheduler places the minimum of workers together or "
+        "not at all. Unset: the operator alone sees to the minimum.",
     )
     template: PodTemplate = Field(description="Template of the workers' pods.")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
 from heterotrain_core.contract import keys
+from heterotrain_core.contract.addresses import family_of
 
+from heterotrain_operator.api.network import MOST_PORT
 from heterotrain_operator.api.reading import SpecError, read_spec, read_status
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.announcements import announcement_of
@@ -89,9 +92,25 @@ def template_patches(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {pool["name"]: pool["template"] for pool in spec["workerPools"] if pool.get("template")}
 
 
-def parse_job(body: Mapping[str, Any]) -> JobView:
-    """Return the view of a job; an invalid spec becomes its ``problem``."""
+def parse_job(body: Mapping[str, Any], known: JobView | None = None) -> JobView:
+    """Return the view of a job; an invalid spec becomes its ``problem``.
+
+    Args:
+        body: the job.
+        known: an earlier view of it. Its spec is taken over while the generation is the same, because checking a spec
+            takes longer than everything else, and a job's status changes all the time.
+    """
     metadata = body["metadata"]
+    if known is not None and _has_spec_of(known, metadata):
+        return replace(
+            known,
+            resource_version=metadata["resourceVersion"],
+            deleting="deletionTimestamp" in metadata,
+            labels=metadata.get("labels") or {},
+            status=read_status(body),
+            status_body=body.get("status") or {},
+            checkpoint_request=_checkpoint_request(metadata.get("annotations") or {}),
+        )
     spec, problem = None, ""
     try:
         spec = read_spec(body)
@@ -114,6 +133,12 @@ def parse_job(body: Mapping[str, Any]) -> JobView:
         status_body=body.get("status") or {},
         checkpoint_request=_checkpoint_request(metadata.get("annotations") or {}),
     )
+
+
+def _has_spec_of(known: JobView, metadata: Mapping[str, Any]) -> bool:
+    """Return whether a view has the same spec: the API server counts a generation for each change of it."""
+    generation = metadata.get("generation", 0)
+    return generation > 0 and (known.uid, known.generation) == (metadata["uid"], generation)
 
 
 def _checkpoint_request(annotations: Mapping[str, str]) -> str:
@@ -151,7 +176,8 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         ranks=_ranks(annotations.get(RANKS_ANNOTATION, "")),
         phase=status.get("phase") or "Pending",
         node=spec.get("nodeName") or "",
-        address=status.get("podIP") or "",
+        address=_address(status, annotations.get(keys.ANNOTATION_IP_FAMILY, "")),
+        peer_port=_peer_port(annotations.get(keys.ANNOTATION_PEER_PORT, "")),
         created_s=seconds(metadata.get("creationTimestamp")),
         deleting="deletionTimestamp" in metadata,
         deletion_s=seconds(metadata.get("deletionTimestamp")),
@@ -181,6 +207,21 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         image=_image(spec, annotations),
         conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
+
+
+def _address(status: Mapping[str, Any], family: str) -> str:
+    """Return the pod's address of a family, or its first one without a family; empty while it has none."""
+    first = str(status.get("podIP") or "")
+    if not family:
+        return first
+    listed = [str(each.get("ip") or "") for each in status.get("podIPs") or ()]
+    return next((each for each in listed or [first] if each and family_of(each) == family), "")
+
+
+def _peer_port(text: str) -> int:
+    """Return the port in an annotation; the default one for an invalid one."""
+    valid = text.isascii() and text.isdecimal() and len(text) <= len(str(MOST_PORT)) and int(text) <= MOST_PORT
+    return int(text) if valid else keys.PEER_PORT
 
 
 def _conditions(found: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:

@@ -138,12 +138,26 @@ class PodKind(Kind[tuple[str, str], PodView]):
 
     def replace(self, views: Iterable[PodView], *, since: int) -> set[tuple[str, str]]:
         """Replace pods by a list; see ``Kind.replace``."""
+        before = dict(self.all())
         changed = super().replace(views, since=since)
-        self._changes.note(self._used)
-        self._of_job, self._used = {}, {}
-        for pod in self.all().values():
-            self._link(pod)
+        for key in changed:
+            if (known := before.get(key)) is not None:
+                self._unlink(known)
+            if (pod := self.get(key)) is not None:
+                self._link(pod)
+        # Running sums of fractions drift, so each list begins them anew.
+        running, self._used = self._used, self._sums()
+        self._changes.note(node for node in {*running, *self._used} if running.get(node) != self._used.get(node))
         return changed
+
+    def _sums(self) -> dict[str, Counter[str]]:
+        found: dict[str, Counter[str]] = {}
+        for pod in self.all().values():
+            if pod.node and not pod.phase_ended:
+                sums = found.setdefault(pod.node, Counter())
+                for name, amount in pod.requests.items():
+                    sums[name] = sums.get(name, 0) + amount  # type: ignore[assignment]  # typed for whole numbers
+        return found
 
     def _link(self, pod: PodView) -> None:
         self._of_job.setdefault(pod.key, {})[pod.name] = pod

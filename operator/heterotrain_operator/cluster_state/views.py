@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from heterotrain_core.contract import keys
+
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.flapping import Hold
@@ -91,6 +93,8 @@ class PodView:
         requests: resources that the scheduler reserves for the pod.
         priority: of its PriorityClass; 0 without one.
         has_secret: whether the job's secret is mounted in it; pods of older operators have none.
+        address: at which other workers reach it, of the job's IP family; empty while it has none.
+        peer_port: where its first rank listens for other workers.
         fatal_probes: probes whose failure makes the kubelet end the training container.
         all_ended: whether every container has ended. The kubelet changes the phase a moment later, once it has cleaned
             up; until then the pod holds its node.
@@ -109,6 +113,7 @@ class PodView:
     owner_uid: str = ""
     node: str = ""
     address: str = ""
+    peer_port: int = keys.PEER_PORT
     created_s: float = 0.0
     deleting: bool = False
     deletion_s: float = 0.0

@@ -19,6 +19,10 @@ from heterotrain_operator.decide.workers.failures import Accounts, account
 from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
 
 
+class FitsNeeded(BaseException):  # no error: it passes the guards of a pass, and its caller catches it
+    """The decision needs models of the members' speeds, which take too long for the event loop."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInputs:
     """Everything that a pass over one job looks at.
@@ -44,6 +48,7 @@ class JobInputs:
         admitted: by pool, what admission makes of its pods, as far as that is known.
         slots_of: how many more workers of a shape fit, from an index; ``None`` looks at ``nodes`` and ``used``.
         cover_of: the layout planner, for members of several workers.
+        may_fit: whether models may be fitted to measurements; otherwise ``FitsNeeded`` is raised where they are needed.
     """
 
     job: JobView
@@ -69,6 +74,7 @@ class JobInputs:
     fault: str = ""
     held: Mapping[str, NodeView] = field(default_factory=dict)
     cover_of: CoverOf = lambda _: None
+    may_fit: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

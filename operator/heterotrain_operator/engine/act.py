@@ -1,7 +1,7 @@
 """Carry out a decision in an order that makes a crash harmless at every point.
 
-Objects that pods need come first, then the plan and its delivery, new pods, the status, and last the removals. The
-status counts the end of a failed worker, so its pod has to stay until the status is written.
+What pods need comes first, with the plan; then its delivery, new pods, the status, and last the removals. The status
+counts the end of a failed worker, so its pod has to stay until the status is written.
 
 A refusal by the API server (missing right, quota, a name in use) does not stop independent steps. The job's memory
 keeps it, because the status has to report it, and because the step is tried again only after a pause. Pods are created
@@ -15,6 +15,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
 from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_object, parse_pod
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
-from heterotrain_operator.decide.job import Decision
+from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.objects.objects import build_network_policy, build_secret, build_tls_secret
 from heterotrain_operator.decide.status.events import workers_created
 from heterotrain_operator.engine.certificate import make_certificate
@@ -35,7 +36,7 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.kube.errors import Conflict, NotFound, Rejected
 from heterotrain_operator.kube.merge_patch import merge_patch
-from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS, SECRETS
+from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, POD_GROUP, PODS, SECRETS, Resource, resource_of
 from heterotrain_operator.kube.verbs import Kube
 
 # These fields of the status change with every step: they alone are written at most every ``status_interval_s``.
@@ -47,6 +48,8 @@ _FAST = frozenset(
     }
 )
 
+_RELEASED = ""
+"""Stands for the digest of an object that was deleted."""
 FIRST_BATCH, LARGEST_BATCH = 8, 32
 """Pods that are created at the same time, at first and at most: the number doubles after each batch."""
 
@@ -96,15 +99,23 @@ class Actor:
         started_s = self._clocks.monotonic()
         created: list[str] = []
         before = {step: refusal.message for step, refusal in memory.refusals.items()}
-        # 1. Write what the pods need.
+        # 1. Write what the pods need, all at the same time: the plan, the Service and the secrets need nothing else.
         policy = [build_network_policy(job)] if self._network_policy and decision.apply else []
         bodies = [*decision.apply, *policy]
-        await self._try("objects", memory, [partial(self._apply, job, body, memory) for body in bodies])
-        # 2. Write the plan, and patch the pods so that their kubelets deliver it.
-        if decision.plan is not None:
-            if not await self._try("plan", memory, [partial(self._write_plan, job, decision.plan)]):
-                return 0.0  # the rest assumes this plan (the status names its version): decide again without it
-        elif memory.may_try("plan", now_s=started_s):
+        objects = [partial(self._apply, job, body, memory) for body in bodies]
+        objects += [partial(self._release, job, body, memory) for body in decision.release]
+        plan = [partial(self._write_plan, job, decision.plan)] if decision.plan is not None else []
+        made = [partial(self._make_secret, job, memory)] if decision.secret else []
+        made += [partial(self._make_certificate, job, memory)] if decision.certificate else []
+        _, planned, secret = await _all(
+            self._try("objects", memory, objects),
+            self._try("plan", memory, plan) if plan else _nothing_to_do(),
+            self._try("secret", memory, made) if made else _nothing_to_do(),
+        )
+        # 2. Patch the pods so that their kubelets deliver the plan.
+        if not planned:
+            return 0.0  # the rest assumes this plan (the status names its version): decide again without it
+        if not plan and memory.may_try("plan", now_s=started_s):
             memory.refusals.pop("plan", None)
         touched = await self._try(
             "touch", memory, [partial(self._touch, pod, decision.plan_version) for pod in decision.touch]
@@ -112,9 +123,6 @@ class Actor:
         if touched and decision.plan is not None:
             self._metrics.plan_delivery_seconds.observe(self._clocks.monotonic() - started_s)
         # 3. Create pods, which mount the job's secret; a refusal stands until the next attempt.
-        made = [partial(self._make_secret, job, memory)] if decision.secret else []
-        made += [partial(self._make_certificate, job, memory)] if decision.certificate else []
-        secret = not made or await self._try("secret", memory, made)
         if decision.create and not secret:
             pass  # its refusal is in the status
         elif decision.create:
@@ -170,12 +178,12 @@ class Actor:
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         if memory.applied.get(body["kind"]) == digest:
             return
-        resource, metadata = BY_KIND[body["kind"]], body["metadata"]
+        resource, metadata = resource_of(body), body["metadata"]
         # Applying takes over any object of this name whose values do not conflict, so its owner is read before.
         try:
             found = await self._kube.get(resource, metadata["namespace"], metadata["name"])
         except NotFound:
-            await self._kube.apply(resource, body, force=False)
+            await self._apply_new(resource, body)
         else:
             if _left_by_predecessor(job, found):
                 raise Conflict(f"{metadata['name']} belongs to a deleted job of the same name")
@@ -183,6 +191,35 @@ class Actor:
                 raise _name_in_use(body)
             await self._kube.apply(resource, body)  # overwrite edits of the operator's fields
         memory.applied[body["kind"]] = digest
+
+    async def _apply_new(self, resource: Resource, body: dict[str, Any]) -> None:
+        """Apply an object that does not exist.
+
+        Raises:
+            Rejected: it is a PodGroup, and the cluster has none of this kind.
+        """
+        try:
+            await self._kube.apply(resource, body, force=False)
+        except NotFound as error:
+            if body["kind"] != POD_GROUP or "namespaces" in str(error):
+                raise
+            raise Rejected(
+                f"the cluster has no PodGroups of {resource.api_version}: install the scheduler that "
+                "spec.podGroup.scheduler names, or remove spec.podGroup",
+                status_code=404,
+            ) from None
+
+    async def _release(self, job: JobView, body: dict[str, Any], memory: JobMemory) -> None:
+        """Delete an object of the job, once."""
+        if memory.applied.get(body["kind"]) == _RELEASED:
+            return
+        resource, metadata = resource_of(body), body["metadata"]
+        with suppress(NotFound, Conflict):
+            found = await self._kube.get(resource, metadata["namespace"], metadata["name"])
+            if _controls(job, found):
+                uid = found["metadata"]["uid"]
+                await self._kube.delete(resource, metadata["namespace"], metadata["name"], uid=uid)
+        memory.applied[body["kind"]] = _RELEASED
 
     async def _make_secret(self, job: JobView, memory: JobMemory) -> None:
         """Create the job's Secret unless it has one. Its value is never read, written again or logged.
@@ -313,8 +350,8 @@ class Actor:
         memory.status_written_s = self._clocks.monotonic()
         self._metrics.failures.inc(max(0, status.restarts - job.status.restarts))
         self._metrics.disruptions.inc(max(0, status.disruptions - job.status.disruptions))
-        if self._store.jobs.get(job.key) is not None:
-            self._store.jobs.put(parse_job(answer))
+        if (known := self._store.jobs.get(job.key)) is not None:
+            self._store.jobs.put(parse_job(answer, known))
         return None
 
     async def _remove(self, pod: PodView) -> None:
@@ -330,6 +367,19 @@ class Actor:
         except (NotFound, Conflict):
             return
         log.warning("deletion forced", pod=pod.name, namespace=pod.key.namespace, node=pod.node)
+
+
+async def _all(*steps: Awaitable[bool]) -> list[bool]:
+    """Wait for all steps; then raise the first error."""
+    answers = await asyncio.gather(*steps, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [bool(answer) for answer in answers]
+
+
+async def _nothing_to_do() -> bool:
+    return True
 
 
 def _controls(job: JobView, body: Mapping[str, Any]) -> bool:

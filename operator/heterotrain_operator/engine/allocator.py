@@ -32,6 +32,7 @@ from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.engine.turns import Turns
 
 SETTLE_S = 2.0
 """Least seconds between two decisions, so that changes that come together are decided together."""
@@ -154,6 +155,7 @@ class Allocator:
         self._changed.clear()
         self._urgent.clear()
         started_s = self._clocks.monotonic()
+        await self._refresh_entries()
         inputs = self._inputs()
         self._being_decided = frozenset(self._entries)
         before = {key: entry.grant for key, entry in self._entries.items()}
@@ -198,7 +200,9 @@ class Allocator:
             self._count_bug()
             return
         self._metrics.allocations.labels(result="ok").inc()
+        turns = Turns()
         for key, grant in grants.items():
+            await turns.give()
             entry = self._entries.get(key)
             if entry is None:
                 continue
@@ -217,6 +221,14 @@ class Allocator:
         for change, count in (("taken", taken), ("given", given if before.limits is not None else 0)):
             if count:
                 self._metrics.moved_workers.labels(change=change, reason=reason).inc(count)
+
+    async def _refresh_entries(self) -> None:
+        """Bring all entries up to date in short pieces; ``_inputs`` then has little to do at once."""
+        turns = Turns()
+        for job in list(self._store.jobs.all().values()):
+            if takes_part(job) and (entry := self._current_entry(job)) is not None:
+                self._entries[job.key] = entry
+            await turns.give()
 
     def _inputs(self) -> list[AllocationInput]:
         """Return the inputs of every job that takes part; drop the entries of all others."""

@@ -164,7 +164,8 @@ class App:
                 key_of(body)
             )  # an echo of the status that was just written: the next step may have waited for it
             return
-        view, before = parse_job(body), self.store.jobs.get(key_of(body))
+        before = self.store.jobs.get(key_of(body))
+        view = parse_job(body, before)
         if deleted or (before is not None and before.uid != view.uid):
             self.store.plans.discard(view.key)
         if deleted:

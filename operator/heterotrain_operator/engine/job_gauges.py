@@ -10,7 +10,7 @@ the operator.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -143,11 +143,30 @@ def _per_price(status: HeteroTrainJobStatus) -> float | None:
     return status.samples_per_second * 3600.0 / price if status.samples_per_second and price else None
 
 
+class _Units(NamedTuple):
+    worker: str
+    pool: str
+    units: str
+
+
 class _Job(NamedTuple):
+    """The values of one job's series, instead of its status, which would be in memory a second time."""
+
     key: JobKey
-    status: HeteroTrainJobStatus
-    spec: HeteroTrainJobSpec
-    trains: bool
+    training: tuple[float | None, ...]
+    """Of ``_SERIES``; empty while it does not train."""
+    demand: tuple[float | None, ...]
+    """Of ``_DEMAND``."""
+    units: tuple[_Units, ...]
+
+
+def _values(key: JobKey, status: HeteroTrainJobStatus, spec: HeteroTrainJobSpec, *, trains: bool) -> _Job:
+    return _Job(
+        key,
+        tuple(series.value(status) for series in _SERIES) if trains else (),
+        tuple(demand.value(status, spec) for demand in _DEMAND),
+        tuple(_Units(w.name, w.pool, w.units) for w in status.workers if w.units) if trains else (),
+    )
 
 
 class JobGauges(Collector):
@@ -174,41 +193,43 @@ class JobGauges(Collector):
         if status is None or spec is None or rests:
             self._jobs.pop(uid, None)
         else:
-            self._jobs[uid] = _Job(key, status, spec, trains=conditions.get(ConditionType.RUNNING.value) == "True")
+            self._jobs[uid] = _values(key, status, spec, trains=conditions.get(ConditionType.RUNNING.value) == "True")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family for each gauge."""
-        for series in _SERIES:
-            family = GaugeMetricFamily(series.name, series.help, labels=LABELS)
-            for uid, job in self._jobs.items():
-                if job.trains and (value := series.value(job.status)) is not None:
-                    family.add_metric((uid, job.key.namespace, job.key.name), value)
-            yield family
-        yield self._units()
-        for demand in _DEMAND:
-            family = GaugeMetricFamily(demand.name, demand.help, labels=LABELS)
-            for uid, job in self._jobs.items():
-                if (value := demand.value(job.status, job.spec)) is not None:
-                    family.add_metric((uid, job.key.namespace, job.key.name), value)
-            yield family
+        """Yield one family for each gauge; jobs may come and go meanwhile, because this runs in a thread."""
+        jobs = list(self._jobs.items())
+        for number, series in enumerate(_SERIES):
+            trains = [(uid, job.key, job.training[number]) for uid, job in jobs if job.training]
+            yield _family(series.name, series.help, trains)
+        yield _units(jobs)
+        for number, demand in enumerate(_DEMAND):
+            yield _family(demand.name, demand.help, [(uid, job.key, job.demand[number]) for uid, job in jobs])
         failed = GaugeMetricFamily(
             "heterotrain_operator_failed", "1 for a job that has failed, until it is deleted.", labels=LABELS
         )
-        for uid, key in self._failed.items():
+        for uid, key in list(self._failed.items()):
             failed.add_metric((uid, key.namespace, key.name), 1.0)
         yield failed
 
-    def _units(self) -> Metric:
-        """Return the number of units of the model that each worker's stage holds."""
-        family = GaugeMetricFamily(
-            "heterotrain_operator_worker_units",
-            "Units of the model that a worker holds as a stage of a pipeline; the label names the first and the last.",
-            labels=(*LABELS, "worker", "pool", "units"),
-        )
-        for uid, job in self._jobs.items():
-            for worker in job.status.workers if job.trains else ():
-                if worker.units:
-                    number = sum(int(last) - int(first) + 1 for first, last in _SPAN.findall(worker.units))
-                    labels = (uid, job.key.namespace, job.key.name, worker.name, worker.pool, worker.units)
-                    family.add_metric(labels, number)
-        return family
+
+def _family(name: str, text: str, values: Iterable[tuple[str, JobKey, float | None]]) -> Metric:
+    """Return a gauge of all jobs; values of ``None`` are left out."""
+    family = GaugeMetricFamily(name, text, labels=LABELS)
+    for uid, key, value in values:
+        if value is not None:
+            family.add_metric((uid, key.namespace, key.name), value)
+    return family
+
+
+def _units(jobs: Iterable[tuple[str, _Job]]) -> Metric:
+    """Return the number of units of the model that each worker's stage holds."""
+    family = GaugeMetricFamily(
+        "heterotrain_operator_worker_units",
+        "Units of the model that a worker holds as a stage of a pipeline; the label names the first and the last.",
+        labels=(*LABELS, "worker", "pool", "units"),
+    )
+    for uid, job in jobs:
+        for worker in job.units:
+            number = sum(int(last) - int(first) + 1 for first, last in _SPAN.findall(worker.units))
+            family.add_metric((uid, job.key.namespace, job.key.name, *worker), number)
+    return family

@@ -17,10 +17,11 @@ from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
+from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.faults import Fault, with_fault
 from heterotrain_operator.decide.grants.grant import JobGrant
-from heterotrain_operator.decide.inputs import JobInputs
-from heterotrain_operator.decide.job import Decision, decide
+from heterotrain_operator.decide.inputs import FitsNeeded, JobInputs
+from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.pods import build_pod, problem_of_templates
 from heterotrain_operator.decide.plan.plan import read_plan
@@ -265,7 +266,7 @@ class Reconciler:
     async def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> tuple[Decision, float | None]:
         """Decide; also return the seconds until telemetry that has to wait may lead to new shares.
 
-        Models are fitted to telemetry in a thread, so that other jobs go on meanwhile.
+        Models are fitted to telemetry in a thread, so that other jobs go on meanwhile. All else takes milliseconds.
         """
         started_s = self._clocks.monotonic()
         telemetry = self._sources.telemetry_of(job)
@@ -274,17 +275,12 @@ class Reconciler:
         if news and started_s >= due_s - EARLY_S:
             due_s = self._planning_slot_s(job, telemetry, memory, now_s=started_s)
         due = started_s >= due_s - EARLY_S
-        in_thread = news and due and bool(telemetry.observations)
-        nodes, used = self._store.nodes.all(), self._store.used
-        if in_thread:  # the store may change meanwhile
-            nodes, now_used = dict(nodes), self._store.used()
-            used = lambda: now_used  # noqa: E731  # a value instead of the store's method
         inputs = JobInputs(
             job=job,
             pods=memory.start_problems.added_to(self._store.pods.of_job(job.key)),
-            nodes=nodes,
-            held=dict(self._store.nodes.held),
-            used=used,
+            nodes=self._store.nodes.all(),
+            held=self._store.nodes.held,
+            used=self._store.used,
             plan=self._store.plans.get(job.key),
             telemetry=telemetry,
             acceptance=acceptance,
@@ -300,11 +296,17 @@ class Reconciler:
             fault=memory.logged_fault if news and not due else "",
             now_s=self._clocks.wall(),
             grant=self._sources.grant_of(job),
-            slots_of=self._known_slots_of(job, memory) if in_thread else self._slots.free_slots,
+            slots_of=self._slots.free_slots,
             admitted=self._sources.admitted.of(job),
             cover_of=self._sources.cover_of(job.key),
+            may_fit=False,
         )
-        decision = await asyncio.to_thread(decide, inputs) if in_thread else decide(inputs)
+        decision = None
+        if not (news and due and telemetry.observations):  # otherwise models are needed for certain
+            with suppress(FitsNeeded):
+                decision = decide(inputs)
+        if decision is None:
+            decision = await asyncio.to_thread(decide, self._for_thread(inputs, memory))
         took_s = self._clocks.monotonic() - started_s
         self._metrics.decision_seconds.observe(took_s)
         if news and due:
@@ -317,6 +319,18 @@ class Reconciler:
             if decision.plan is not None:
                 memory.revisions = memory.revisions.spent(started_s)
         return decision, due_s - started_s if news and not due else None
+
+    def _for_thread(self, inputs: JobInputs, memory: JobMemory) -> JobInputs:
+        """Return inputs for a decision that may fit models in a thread: the store may change meanwhile."""
+        used = self._store.used()
+        return replace(
+            inputs,
+            nodes=dict(inputs.nodes),
+            held=dict(inputs.held),
+            used=lambda: used,
+            slots_of=self._known_slots_of(inputs.job, memory),
+            may_fit=True,
+        )
 
     def _known_slots_of(self, job: JobView, memory: JobMemory) -> Callable[[Shape], FreeSlots]:
         """Return the free slots of the job's pools as they are now, for a decision in a thread."""

@@ -9,10 +9,18 @@ from typing import Any, TypeVar
 import structlog
 from heterotrain_core.contract import keys
 
-from heterotrain_operator.cluster_state.parse import owner_key, parse_job, parse_node, parse_plan_object, parse_pod
+from heterotrain_operator.cluster_state.parse import (
+    key_of,
+    owner_key,
+    parse_job,
+    parse_node,
+    parse_plan_object,
+    parse_pod,
+)
 from heterotrain_operator.cluster_state.quantity import added, pod_requests
 from heterotrain_operator.cluster_state.store import Kind, Store
-from heterotrain_operator.cluster_state.views import JobKey, PlanObject
+from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.engine.turns import Turns
 from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
 from heterotrain_operator.kube.verbs import Body, Kube
 
@@ -45,10 +53,22 @@ async def relist(
     """
 
     async def refill(
-        kind: Kind[Any, Any], parse: Callable[[Body], Any], bodies: Callable[[], AsyncIterator[Body]]
+        kind: Kind[Any, Any],
+        key: Callable[[Body], Any],
+        parse: Callable[[Body], Any],
+        bodies: Callable[[], AsyncIterator[Body]],
+        keep: Callable[[Any], bool] = lambda _: True,
     ) -> None:
-        since = kind.begin_list()
-        kind.replace([view async for body in bodies() if (view := _parsed(parse, body)) is not None], since=since)
+        since, views, turns = kind.begin_list(), [], Turns()
+        async for body in bodies():
+            view = kind.get(key(body))
+            # Nearly all objects are known: parsing them again would delay every job.
+            if view is None or view.resource_version != body["metadata"]["resourceVersion"]:
+                view = _parsed(parse, body)
+            if view is not None and keep(view):
+                views.append(view)
+            await turns.give()
+        kind.replace(views, since=since)
 
     async def of_all(resource: Resource, labels: str) -> AsyncIterator[Body]:
         for namespace in namespaces or (None,):
@@ -58,15 +78,11 @@ async def relist(
     def of(resource: Resource, labels: str = "") -> Callable[[], AsyncIterator[Body]]:
         return lambda: of_all(resource, labels)
 
-    def parse_plan(body: Body) -> PlanObject | None:
-        plan = parse_plan_object(body)
-        return plan if plan is not None and store.controls_plan(plan) else None
-
     before = set(store.jobs.all())
-    await refill(store.nodes, partial(parse_node, announcements=announcements), lambda: kube.list(NODES))
-    await refill(store.jobs, parse_job, of(JOBS))  # before the plans: only those of jobs are kept
-    await refill(store.plans, parse_plan, of(CONFIG_MAPS, OWNED))
-    await refill(store.pods, parse_pod, of(PODS, OWNED))
+    await refill(store.nodes, _name, partial(parse_node, announcements=announcements), lambda: kube.list(NODES))
+    await refill(store.jobs, key_of, parse_job, of(JOBS))  # before the plans: only those of jobs are kept
+    await refill(store.plans, owner_key, parse_plan_object, of(CONFIG_MAPS, OWNED), keep=store.controls_plan)
+    await refill(store.pods, key_of, parse_pod, of(PODS, OWNED))
     return before | set(store.jobs.all())
 
 
@@ -79,6 +95,7 @@ async def list_foreign(kube: Kube, store: Store, namespaces: Sequence[str] = ())
         KubeError: the list failed; the previous sums stay.
     """
     sums: dict[str, dict[str, float]] = {}
+    turns = Turns()
     # An operator for all namespaces owns every worker, so the API server can leave out these many pods.
     for selector in ("",) if namespaces else _FOREIGN:
         async for body in kube.list(PODS, labels=selector, fields=_RUNNING):
@@ -86,7 +103,13 @@ async def list_foreign(kube: Kube, store: Store, namespaces: Sequence[str] = ())
             owned = (metadata.get("labels") or {}).get(keys.LABEL_MANAGED_BY) == keys.MANAGED_BY and owner_key(body)
             if node and not (owned and (not namespaces or metadata["namespace"] in namespaces)):
                 sums[node] = added([sums.get(node, {}), pod_requests(body["spec"])])
+            await turns.give()
     store.foreign_requests = sums
+
+
+def _name(body: Body) -> str:
+    name: str = body["metadata"]["name"]
+    return name
 
 
 def _parsed(parse: Callable[[Body], _View | None], body: Body) -> _View | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -64,8 +65,10 @@ def _metrics(
                 )
             if not await allows(given.removeprefix(_BEARER).strip()):
                 return web.Response(status=403, text="this token may not get /metrics\n")
+        # For a thousand jobs, the text takes a tenth of a second.
         return web.Response(
-            body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            body=await asyncio.to_thread(generate_latest, registry),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
     return handle

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from heterotrain_core.contract import keys
 
@@ -31,8 +32,18 @@ NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "networkpolicies")
 EVENTS: Final = Resource("v1", "events")
 LEASES: Final = Resource("coordination.k8s.io/v1", "leases")
 
-BY_KIND: Final = {
+POD_GROUP: Final = "PodGroup"
+"""A kind that several schedulers have, each in a group of its own."""
+
+_BY_KIND: Final = {
     "Service": SERVICES,
     "PodDisruptionBudget": DISRUPTION_BUDGETS,
     "NetworkPolicy": NETWORK_POLICIES,
 }
+
+
+def resource_of(body: Mapping[str, Any]) -> Resource:
+    """Return the resource of an object that the operator applies."""
+    if body["kind"] == POD_GROUP:
+        return Resource(body["apiVersion"], "podgroups")
+    return _BY_KIND[body["kind"]]

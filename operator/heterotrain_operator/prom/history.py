@@ -148,7 +148,8 @@ class TelemetryHistory:
         interval_s = newest_s - before_s if before_s and newest_s > before_s else self.telemetry.scrape_interval_s
         names = {counter_name(member): member for member in snapshot.gauges}
         self._pools |= {member: pools[member.worker_uid] for member in snapshot.gauges if member.worker_uid in pools}
-        moved = self._in_another_generation(snapshot) if recut else frozenset()
+        in_another = self._in_another_generation(snapshot)
+        moved = in_another if recut else frozenset()
         for member in moved:
             self._observations.pop(member, None)
         counting = self._counting_members(snapshot)
@@ -159,6 +160,8 @@ class TelemetryHistory:
             member = names[found.member]
             if member in moved:
                 continue  # a part of these steps is of the generation before
+            if member in self._in_force and member not in in_another:
+                found = replace(found, generation=self._in_force[member].version[0])  # noqa: PLW2901  # the same measurements, named
             self._observations[member] = merge_old([*self._observations.get(member, ()), found])
             if member in counting and found.step is not None and not found.warm_up:
                 self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)

@@ -130,7 +130,7 @@ def test_a_setting_that_the_image_lacks_names_the_image_to_change(
     extra: Body, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """To leave the setting out would train something else; the outcome says what to do, before anything is loaded."""
-    from heterotrain import session  # noqa: PLC0415  # loads PyTorch, which other tests of this file do not need
+    from heterotrain import job_setup  # noqa: PLC0415  # loads PyTorch, which other tests of this file do not need
     from heterotrain.errors import VersionMismatch  # noqa: PLC0415  # the same
 
     text = json.dumps({"epochs": 2, **extra})
@@ -143,7 +143,7 @@ def test_a_setting_that_the_image_lacks_names_the_image_to_change(
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     with pytest.raises(VersionMismatch, match="use an image of the operator's version"):
-        session._read_config(read_identity())
+        job_setup.operator_config(read_identity())
     found = decode_outcome(outcome.read_text())
     assert found is not None
     assert (found.ending, found.cause) == (Ending.FAILED, Cause.VERSION_MISMATCH)

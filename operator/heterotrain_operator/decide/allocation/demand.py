@@ -9,6 +9,7 @@ from heterotrain_core.allocate.problem import JobDemand, JobPool
 from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.plan import Member, Plan, Rank
 from heterotrain_core.layout.rates import LayoutRates
+from heterotrain_core.perf.exchange import LEAST_EXCHANGES
 from heterotrain_core.perf.exchange_sizes import ExchangeSeen, with_seen
 from heterotrain_core.perf.expected_maximum import expected_maximum
 from heterotrain_core.split.member import SplitMember
@@ -28,8 +29,6 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 LEAST_PACE, MOST_PACE = 0.25, 1.25
 """Bounds of a job's pace: values beyond them come from the measurement, not from the job."""
-LEAST_EXCHANGES = 10
-"""Timed steps of a generation from which its exchange counts."""
 PAUSE_S = 1.0
 """Assumed cost of a change of membership until one is measured; docs/benchmarks.md has 0.5 s and 0.7 s."""
 

@@ -11,8 +11,8 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan
 
+from heterotrain_operator.api.network import Network
 from heterotrain_operator.api.pools import CapacityType
-from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS
 from heterotrain_operator.cluster_state.views import Departed, JobView, ValidJob
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -46,7 +46,8 @@ def owner_reference(job: JobView) -> dict[str, Any]:
     }
 
 
-def _metadata(job: JobView, name: str) -> dict[str, Any]:
+def metadata_of(job: JobView, name: str) -> dict[str, Any]:
+    """Return the metadata of an object that the job owns."""
     return {
         "name": name,
         "namespace": job.key.namespace,
@@ -55,17 +56,26 @@ def _metadata(job: JobView, name: str) -> dict[str, Any]:
     }
 
 
+def network_of(job: JobView) -> Network:
+    """Return the job's network; the default one of an invalid job."""
+    return job.spec.network if job.spec is not None else Network()
+
+
 def build_service(job: JobView) -> dict[str, Any]:
     """Return the headless Service, which gives every worker a DNS name even before it is ready."""
+    network = network_of(job)
+    policy, families, port = network.ip_family_policy, network.ip_families, network.peer_port
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, keys.service_name(job.key.name)),
+        "metadata": metadata_of(job, keys.service_name(job.key.name)),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: job.key.name},
-            "ports": [{"name": "peer", "port": keys.PEER_PORT, "targetPort": keys.PEER_PORT, "protocol": "TCP"}],
+            "ports": [{"name": "peer", "port": port, "targetPort": port, "protocol": "TCP"}],
+            **({"ipFamilyPolicy": policy.value} if policy is not None else {}),
+            **({"ipFamilies": [family.value for family in families]} if families else {}),
         },
     }
 
@@ -98,7 +108,7 @@ def build_disruption_budget(
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _metadata(job, keys.disruption_budget_name(job.key.name)),
+        "metadata": metadata_of(job, keys.disruption_budget_name(job.key.name)),
         "spec": {
             "minAvailable": max(0, ready - _pods_that_may_go(workers, plan, ready, planning=planning)),
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -133,17 +143,17 @@ def build_network_policy(job: JobView) -> dict[str, Any]:
     known here, so the metrics ports are open to all. The kubelet's probes use the first of them.
     """
     workers = {"matchLabels": {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: job.key.name}}
-    last = keys.METRICS_PORT + MAX_NUM_PROC_PER_WORKER - 1
+    metrics = network_of(job).metrics_ports
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _metadata(job, keys.network_policy_name(job.key.name)),
+        "metadata": metadata_of(job, keys.network_policy_name(job.key.name)),
         "spec": {
             "podSelector": workers,
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [{"podSelector": workers}]},
-                {"ports": [{"protocol": "TCP", "port": keys.METRICS_PORT, "endPort": last}]},
+                {"ports": [{"protocol": "TCP", "port": metrics[0], "endPort": metrics[-1]}]},
             ],
         },
     }
@@ -154,7 +164,7 @@ def build_secret(job: JobView, value: bytes) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(job, keys.secret_name(job.key.name)),
+        "metadata": metadata_of(job, keys.secret_name(job.key.name)),
         "type": "Opaque",
         "immutable": True,
         "data": {keys.SECRET_KEY: base64.b64encode(value).decode()},
@@ -167,7 +177,7 @@ def build_tls_secret(job: JobView, certificate: bytes, private_key: bytes) -> di
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(job, keys.tls_secret_name(job.key.name)),
+        "metadata": metadata_of(job, keys.tls_secret_name(job.key.name)),
         "type": "kubernetes.io/tls",
         "immutable": True,
         "data": {name: base64.b64encode(value).decode() for name, value in entries.items()},
@@ -178,7 +188,7 @@ def build_plan_object(
     job: JobView, plan: Plan, *, resource_version: str | None, departed: Sequence[Departed] = ()
 ) -> dict[str, Any]:
     """Return the plan's ConfigMap, to replace the one with ``resource_version``; ``None`` when there is none yet."""
-    metadata = _metadata(job, keys.plan_name(job.key.name))
+    metadata = metadata_of(job, keys.plan_name(job.key.name))
     if departed:
         metadata["annotations"] = {keys.ANNOTATION_DEPARTED: json.dumps(departed)}
     if resource_version is not None:

@@ -12,6 +12,7 @@ from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.choices import Encryption, Parallelism, Runtime
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 
+from heterotrain_operator.api.network import Network
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.template import ENCRYPTED_IN_THE_POD, LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
@@ -25,6 +26,7 @@ from heterotrain_operator.cluster_state.parse import (
 from heterotrain_operator.cluster_state.quantity import parse_quantity, pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
+from heterotrain_operator.decide.objects.pod_group import group_annotations, group_labels, scheduler_name
 from heterotrain_operator.decide.objects.pool_template import merged
 from heterotrain_operator.decide.workers.node_affinity import NODE_NAME, REQUIRED, label_keys, required_terms
 
@@ -32,6 +34,7 @@ DEFAULT_GRACE_S = 30
 LOST_NODE_TOLERATION_S = 10
 """Seconds that a pod stays bound to an unreachable node; the cluster's default is 300."""
 _GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
+_PEER_PORT_NAME_PREFIX = "ht-peer-"
 _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
 
 
@@ -52,19 +55,25 @@ def problem_of_templates(
     template: Mapping[str, Any], spec: HeteroTrainJobSpec, patches: Mapping[str, Mapping[str, Any]]
 ) -> str:
     """Return what makes the template of the job or of a pool unusable, in one sentence; empty when all are usable."""
-    pools, encrypted = spec.worker_pools, is_encrypted(spec)
+    pools, encrypted, network = spec.worker_pools, is_encrypted(spec), spec.network
     plain = [pool for pool in pools if pool.name not in patches]
-    if problem := template_problem(template, plain, encrypted=encrypted):
+    if problem := template_problem(template, plain, encrypted=encrypted, network=network):
         return problem
     found = (
-        (pool.name, template_problem(patched(template, patches, pool), (pool,), encrypted=encrypted))
+        (pool.name, template_problem(patched(template, patches, pool), (pool,), encrypted=encrypted, network=network))
         for pool in pools
         if pool not in plain
     )
     return next((f"pool {name}: {problem}" for name, problem in found if problem), "")
 
 
-def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = (), *, encrypted: bool = False) -> str:
+def template_problem(
+    template: Mapping[str, Any],
+    pools: Sequence[WorkerPool] = (),
+    *,
+    encrypted: bool = False,
+    network: Network | None = None,
+) -> str:
     """Return what makes a template unusable for the operator, in one sentence; empty when it is usable.
 
     A dry run of the real pod finds what the API server itself refuses.
@@ -73,6 +82,7 @@ def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = 
         template: a pod template.
         pools: the worker pools that use it.
         encrypted: whether the job's connections are.
+        network: the workers' ports; ``None`` for those by default.
     """
     spec = template.get("spec") or {}
     annotations = (template.get("metadata") or {}).get("annotations") or {}
@@ -97,6 +107,8 @@ def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = 
     for port in main.get("ports") or ():
         if str(port.get("name", "")).startswith(keys.METRICS_PORT_NAME_PREFIX):
             return f"the port name {port['name']} belongs to the operator: give the port another name"
+    if problem := _port_problem(spec, main_container(spec, annotations), network or Network()):
+        return problem
     try:
         pod_requests(spec)
     except ValueError as error:
@@ -212,6 +224,8 @@ def build_pod(
     grace_s = spec["terminationGracePeriodSeconds"] = spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S
 
     spec["restartPolicy"] = "Never"
+    if (scheduler := scheduler_name(job)) and not spec.get("schedulerName"):
+        spec["schedulerName"] = scheduler
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("hostname", name)
     spec.setdefault("subdomain", keys.service_name(job.key.name))
@@ -225,19 +239,9 @@ def build_pod(
     if with_secret:
         own.append({"name": env.SECRET_DIR, "value": env.DEFAULT_PLAN_DIR})
     main["env"] = [*own, *(main.get("env") or [])]
-    main["ports"] = [
-        *(main.get("ports") or []),
-        *(
-            {
-                "name": f"{keys.METRICS_PORT_NAME_PREFIX}{rank}",
-                "containerPort": keys.METRICS_PORT + rank,
-                "protocol": "TCP",
-            }
-            for rank in range(ranks)
-        ),
-    ]
+    main["ports"] = [*(main.get("ports") or []), *_ports(job.spec.network, ranks, spec)]
     main["readinessProbe"] = {
-        "httpGet": {"path": keys.READY_PATH, "port": keys.METRICS_PORT},
+        "httpGet": {"path": keys.READY_PATH, "port": job.spec.network.metrics_port},
         "periodSeconds": 1,
         # Readiness only admits a worker; a busy device that answers late must not lose it.
         "timeoutSeconds": 5,
@@ -259,6 +263,7 @@ def build_pod(
             "labels": {
                 **(metadata.get("labels") or {}),
                 **labels_of(job),
+                **group_labels(job),
                 "app.kubernetes.io/component": "worker",
                 keys.LABEL_POOL: pool.name,
                 keys.LABEL_CAPACITY_TYPE: pool.capacity_type.value,
@@ -270,11 +275,56 @@ def build_pod(
                 RANKS_ANNOTATION: str(ranks),
                 keys.ANNOTATION_PLAN: plan_version,
                 **({AVOIDS_ANNOTATION: ",".join(avoid)} if avoid else {}),
+                **_network_annotations(job.spec.network),
+                **group_annotations(job),
             },
             "ownerReferences": [owner_reference(job)],
         },
         "spec": spec,
     }
+
+
+def _ports(network: Network, ranks: int, spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the ports of a worker's ranks.
+
+    With the node's network, the scheduler keeps apart pods whose ports it knows, so those of the peers are named, too.
+    """
+    first = {keys.METRICS_PORT_NAME_PREFIX: network.metrics_port}
+    if spec.get("hostNetwork"):
+        first[_PEER_PORT_NAME_PREFIX] = network.peer_port
+    return [
+        {"name": f"{prefix}{rank}", "containerPort": port + rank, "protocol": "TCP"}
+        for prefix, port in first.items()
+        for rank in range(ranks)
+    ]
+
+
+def _network_annotations(network: Network) -> dict[str, str]:
+    """Return what the operator reads from the pod again; nothing for defaults, as in pods of older operators."""
+    family = network.ip_family
+    return {
+        **({keys.ANNOTATION_PEER_PORT: str(network.peer_port)} if network.peer_port != keys.PEER_PORT else {}),
+        **({keys.ANNOTATION_IP_FAMILY: family.value} if family is not None else {}),
+    }
+
+
+def _port_problem(spec: Mapping[str, Any], main: str, network: Network) -> str:
+    """Return which port of another container the workers use themselves; empty when there is none.
+
+    All containers of a pod share its ports. The training container may name the workers' own ones.
+    """
+    for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+        for port in container.get("ports") or ():
+            number = port.get("containerPort")
+            if container.get("name") == main or port.get("protocol", "TCP") != "TCP":
+                continue
+            for field, ports in (("metricsPort", network.metrics_ports), ("peerPort", network.peer_ports)):
+                if number in ports:
+                    return (
+                        f"container {container.get('name')} uses port {number}, and workers use {ports[0]} to "
+                        f"{ports[-1]}: give it another port, or change spec.network.{field}"
+                    )
+    return ""
 
 
 def _avoiding(affinity: Mapping[str, Any], avoid: Sequence[str]) -> dict[str, Any]:
@@ -342,17 +392,20 @@ def _environment(job: ValidJob, *, ranks: int, grace_s: float, main: Mapping[str
         env.JOB_UID: job.uid,
         env.NUM_PROC_PER_WORKER: str(ranks),
         env.PLAN_DIR: env.DEFAULT_PLAN_DIR,
-        env.METRICS_PORT: str(keys.METRICS_PORT),
-        env.PEER_PORT: str(keys.PEER_PORT),
+        env.METRICS_PORT: str(job.spec.network.metrics_port),
+        env.PEER_PORT: str(job.spec.network.peer_port),
         env.TERMINATION_PATH: str(main.get("terminationMessagePath") or env.DEFAULT_TERMINATION_PATH),
         env.CONFIG: encode_config(training_config(job.spec, grace_s=grace_s)),
     }
     if job.spec.runtime is Runtime.TORCHRUN:
         fixed[env.RUNTIME] = Runtime.TORCHRUN
+    family = job.spec.network.ip_family
+    if family is not None:
+        fixed[env.IP_FAMILY] = family.value
     from_pod = {
         env.WORKER: "metadata.name",
         env.WORKER_UID: "metadata.uid",
-        env.WORKER_ADDRESS: "status.podIP",
+        env.WORKER_ADDRESS: "status.podIP" if family is None else "status.podIPs",
     }
     return [
         *({"name": name, "value": value} for name, value in fixed.items()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Parallelism
 from heterotrain_core.contract.plan import (
     Binding,
@@ -173,7 +172,7 @@ def _rank(
         worker=pod.name,
         worker_uid=pod.uid,
         address=pod.address,
-        peer_port=keys.PEER_PORT + local_rank,
+        peer_port=pod.peer_port + local_rank,
         on_demand=pod.on_demand,
         local_rank=local_rank,
         stage=stage,

@@ -26,7 +26,7 @@ from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.faults import with_fault
-from heterotrain_operator.decide.grants.persisted import exhaustion_of, speed_of
+from heterotrain_operator.decide.grants.persisted import exchange_of, exhaustion_of, speed_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.objects.objects import worker_selector
 from heterotrain_operator.decide.status.conditions import condition_values, ended_condition
@@ -228,6 +228,7 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
         failure_times=tuple(rfc3339(each_s) for each_s in context.accounts.incidents_s),
         pools=tuple(pools),
         cost=cost,
+        exchange=exchange_of(before.exchange, context.grant.throughput),
     )
 
 

@@ -35,6 +35,10 @@ _UNSCHEDULABLE: Final = (
     ("unbound immediate persistentvolumeclaims", "", "see `kubectl describe pvc`: nothing provides its volume"),
     ("volume node affinity conflict", "", "its volume is where no such node is: use a volume of the pool's zone"),
     ("volume", "already used", "use a claim with ReadWriteMany or ReadOnlyMany: several workers mount it"),
+    # Claims of devices (DRA): only the scheduler knows the devices.
+    ("cannot allocate all claims", "", "its nodes have too few free devices: add nodes, or lower maxReplicas"),
+    ("device class", "not exist", "create the DeviceClass that its claim names, by installing the device's driver"),
+    ("resourceclaim", "", "see `kubectl get resourceclaims`: a claim or its ResourceClaimTemplate is missing"),
     ("insufficient", "/", "its nodes have too few free devices: add nodes, or lower the pool's limits"),
     ("insufficient", "", ""),  # of cores or memory: the operator's own words follow
     ("untolerated taint", "", "add a toleration to the pool"),

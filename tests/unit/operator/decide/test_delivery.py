@@ -7,7 +7,7 @@ from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state.parse import rfc3339
-from heterotrain_operator.decide.job import MESSENGERS
+from heterotrain_operator.decide.plan_delivery import MESSENGERS
 from support.fake_cluster import FakeCluster, pool
 
 WORKERS = 6

@@ -9,6 +9,7 @@ import pytest
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH
 from heterotrain_operator.decide import job as job_module
+from heterotrain_operator.decide import next_plan
 from heterotrain_operator.decide.plan.shares import share_out
 from heterotrain_operator.decide.status import conditions, status
 from support.fake_cluster import FakeCluster, a_running_job
@@ -21,10 +22,10 @@ def broken(*_: Any, **__: Any) -> Any:
 def break_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shares fail whenever there are measurements, as a bug in their mathematics would."""
 
-    def shares_without_measurements(spec: Any, members: Any, telemetry: Any, *, plan: Any) -> Any:
-        return share_out(spec, members, telemetry, plan=plan) if not telemetry.sequence else broken()
+    def shares_without_measurements(spec: Any, members: Any, telemetry: Any, **known: Any) -> Any:
+        return share_out(spec, members, telemetry, **known) if not telemetry.sequence else broken()
 
-    monkeypatch.setattr(job_module, "share_out", shares_without_measurements)
+    monkeypatch.setattr(next_plan, "share_out", shares_without_measurements)
 
 
 def assert_reported(cluster: FakeCluster, part: str) -> None:

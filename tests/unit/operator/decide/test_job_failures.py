@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_operator.decide.job import SIDECAR_S
+from heterotrain_operator.decide.ended_pods import SIDECAR_S
 from support.fake_cluster import FakeCluster, a_running_job, pool
 
 

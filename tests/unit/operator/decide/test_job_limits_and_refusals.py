@@ -321,3 +321,26 @@ def test_a_suspended_job_of_a_queue_gives_its_pods_up_and_gets_labelled_ones_aga
     cluster.settle()
     assert len(cluster.pods) == 2
     assert all(QUEUE.items() <= body["metadata"]["labels"].items() for body in cluster.pods.values())
+
+
+def test_claims_of_devices_that_nobody_can_meet_are_named_with_their_pool_and_cause_no_loop() -> None:
+    """The nodes look free, because devices are not seen beforehand: after some seconds one pod of the pool waits."""
+    claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]}
+    cluster = FakeCluster(pool("a"), pool("b", maxReplicas=4, template={"spec": claims})).with_nodes("a", "b")
+    cluster.settle()
+    cluster.schedule().run().settle()
+    for _ in range(3):
+        cluster.pass_time(60.0).schedule().settle()
+        for name in [name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"]]:
+            cluster.vanish(name)
+        cluster.settle()
+    assert len(cluster.members()) == 1, "the pool without claims trains"
+    waiting = [body for body in cluster.pods.values() if body["metadata"]["labels"][keys.LABEL_POOL] == "b"]
+    assert len(waiting) == 1
+    message = cluster.message("Degraded")
+    assert "pool b: 0/3 nodes are available: 3 cannot allocate all claims" in message
+    assert "too few free devices" in message
+    before = sorted(cluster.pods)
+    for _ in range(5):
+        cluster.pass_time(60.0).schedule().settle()
+    assert sorted(cluster.pods) == before

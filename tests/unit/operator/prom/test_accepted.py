@@ -373,6 +373,7 @@ def test_the_exchange_is_that_of_the_newest_generation() -> None:
     assert take(105.0, 1, 20, 51.0) == 0.1
     assert take(110.0, 1, 30, 52.0) == 0.1
     assert take(115.0, 2, 40, 55.0) is None, "steps of both generations"
+    assert [o.generation for o in job.telemetry.observations[ME]] == [None, 1, 1, None]
     assert take(120.0, 2, 50, 59.0) == 0.4
     for scrape in range(200):
         take(125.0 + scrape, 2, 60 + scrape, 59.4 + 0.4 * scrape)

@@ -11,6 +11,7 @@ from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import decode_config
 from heterotrain_operator.cluster_state.parse import parse_job, parse_pod
 from heterotrain_operator.cluster_state.views import ValidJob
+from heterotrain_operator.decide.objects.objects import build_network_policy, build_service
 from heterotrain_operator.decide.objects.pods import (
     build_pod,
     num_proc_per_worker,
@@ -104,7 +105,7 @@ def test_the_user_s_environment_comes_after_the_operator_s() -> None:
     assert entries[-1] == {"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}
     names = [entry["name"] for entry in entries]
     defined = {value for value in vars(env).values() if isinstance(value, str) and value.startswith(env.PREFIX)}
-    set_elsewhere = {env.PREFIX, env.SECRET, env.LOCAL_RANK, env.RUNTIME, *env.USER_SETTABLE}
+    set_elsewhere = {env.PREFIX, env.SECRET, env.LOCAL_RANK, env.RUNTIME, env.IP_FAMILY, *env.USER_SETTABLE}
     assert defined - set_elsewhere == {name for name in names if name.startswith(env.PREFIX)}
     assert len(names) == len(set(names))
 
@@ -349,3 +350,115 @@ def test_a_worker_of_a_restricted_template_stays_within_restricted_pod_security(
     assert isinstance(job, ValidJob)
     pod = build_pod(job, job.spec.worker_pools[0], 0, plan_version="", avoid=("n",))
     assert pod_security.problems(pod["spec"]) == []
+
+
+def with_network(template: Body | None = None, **network: Any) -> Body:
+    return built(template, network=network)
+
+
+def values_of(pod: Body) -> dict[str, Any]:
+    return {each["name"]: each.get("value") or each["valueFrom"]["fieldRef"] for each in main_of(pod)["env"]}
+
+
+def test_ports_are_those_of_the_job_everywhere() -> None:
+    """Environment, container ports, probe, Service, NetworkPolicy, and the plan's port by way of the pod."""
+    job = parse_job(job_body(pool("a", numProcPerWorker=2), spec={"network": {"metricsPort": 9500, "peerPort": 20000}}))
+    assert isinstance(job, ValidJob)
+    pod = build_pod(job, job.spec.worker_pools[0], 0, plan_version="1.1")
+    found = values_of(pod)
+    assert (found[env.METRICS_PORT], found[env.PEER_PORT]) == ("9500", "20000")
+    assert [port["containerPort"] for port in main_of(pod)["ports"]] == [9500, 9501]
+    assert main_of(pod)["readinessProbe"]["httpGet"]["port"] == 9500
+    assert build_service(job)["spec"]["ports"][0]["port"] == 20000
+    assert build_network_policy(job)["spec"]["ingress"][1]["ports"] == [
+        {"protocol": "TCP", "port": 9500, "endPort": 9515}
+    ]
+    view = parse_pod(as_stored(pod))
+    assert view is not None
+    assert view.peer_port == 20000
+
+
+def as_stored(pod: Body, **status: Any) -> Body:
+    """Return a pod as the API server stores it."""
+    return {**pod, "metadata": {**pod["metadata"], "uid": "u", "resourceVersion": "1"}, "status": status}
+
+
+def test_a_pod_of_a_job_without_ports_and_families_is_as_before() -> None:
+    """Jobs that an older operator began have such pods; the port is read as the default one."""
+    pod = built()
+    assert not {keys.ANNOTATION_PEER_PORT, keys.ANNOTATION_IP_FAMILY} & pod["metadata"]["annotations"].keys()
+    assert env.IP_FAMILY not in values_of(pod)
+    assert values_of(pod)[env.WORKER_ADDRESS] == {"fieldPath": "status.podIP"}
+    for text in ("x", "99999", "²", "1" * 5000):
+        pod["metadata"]["annotations"][keys.ANNOTATION_PEER_PORT] = text
+        view = parse_pod(as_stored(pod))
+        assert view is not None
+        assert view.peer_port == keys.PEER_PORT
+
+
+BOTH = {"podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}, {"ip": "fd00::7"}]}
+
+
+@pytest.mark.parametrize(
+    ("family", "status", "address"),
+    [
+        ("IPv6", BOTH, "fd00::7"),
+        ("IPv4", BOTH, "10.0.0.7"),
+        ("IPv6", {"podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}]}, ""),
+        ("IPv6", {"podIP": "fd00::7"}, "fd00::7"),
+        ("IPv6", {}, ""),
+    ],
+)
+def test_workers_are_reached_at_an_address_of_the_job_s_first_family(family: str, status: Body, address: str) -> None:
+    """The pod's first address may be of another family."""
+    pod = with_network(ipFamilies=[family])
+    found = values_of(pod)
+    assert (found[env.IP_FAMILY], found[env.WORKER_ADDRESS]) == (family, {"fieldPath": "status.podIPs"})
+    view = parse_pod(as_stored(pod, **status))
+    assert view is not None
+    assert view.address == address
+
+
+def test_the_service_has_the_families_of_the_job() -> None:
+    """Without them it has neither field, so that the API server chooses, and an earlier Service stays as it is."""
+    given = {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"}
+    service = build_service(parse_job(job_body(pool("a"), spec={"network": given})))["spec"]
+    assert {name: service[name] for name in given} == given
+    assert not given.keys() & build_service(parse_job(job_body(pool("a"))))["spec"].keys()
+
+
+def test_on_the_node_s_network_the_scheduler_knows_all_ports() -> None:
+    """The API server makes them the node's ports; the scheduler then keeps two jobs with the same port apart."""
+    ports = main_of(with_network(a_template(hostNetwork=True), peerPort=20000))["ports"]
+    assert [(port["name"], port["containerPort"]) for port in ports] == [("ht-metrics-0", 9400), ("ht-peer-0", 20000)]
+
+
+def test_rdma_devices_of_a_pool_reach_its_pods_and_are_no_ranks() -> None:
+    """The devices, the capability to lock memory, and NCCL's variables, beside GPUs that make the ranks."""
+    rdma = {
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "resources": {"limits": {"nvidia.com/gpu": 2, "rdma/hca": 1}},
+        "env": [{"name": "NCCL_IB_HCA", "value": "mlx5"}],
+    }
+    main = main_of(built(pool_body=pool("a", template={"spec": {"containers": [{"name": "main", **rdma}]}})))
+    assert main["resources"]["limits"] == {"cpu": "1", "nvidia.com/gpu": 2, "rdma/hca": 1}
+    assert main["securityContext"] == rdma["securityContext"]
+    assert {"name": "NCCL_IB_HCA", "value": "mlx5"} in main["env"]
+    assert len(main["ports"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("port", "sentence"),
+    [
+        ({"containerPort": 9415}, "container proxy uses port 9415, and workers use 9400 to 9415: give it another port"),
+        ({"containerPort": 29599}, "or change spec.network.peerPort"),
+        ({"containerPort": 9416}, ""),
+        ({"containerPort": 9400, "protocol": "UDP"}, ""),
+    ],
+)
+def test_ports_of_other_containers_may_not_be_those_of_the_workers(port: Body, sentence: str) -> None:
+    """All containers of a pod share its ports. The training container may name the workers' own."""
+    main = {"name": "main", "image": "image", "ports": [{"containerPort": 9400}]}
+    found = template_problem({"spec": {"containers": [main, {"name": "proxy", "ports": [port]}]}})
+    assert sentence in found
+    assert bool(found) is bool(sentence)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from heterotrain_operator.cluster_state.parse import rfc3339
-from heterotrain_operator.decide.job import Decision, decide
+from heterotrain_operator.decide.decision import Decision
+from heterotrain_operator.decide.job import decide
 from support.fake_cluster import NOW_S, FakeCluster, a_running_job
 
 AFTER_S = 60.0

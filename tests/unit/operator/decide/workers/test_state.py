@@ -94,6 +94,7 @@ def test_the_cluster_s_own_taint_and_the_deletion_of_the_node_are_announcements(
         ("node.kubernetes.io/unschedulable:NoSchedule", NodeState.STAYS),
         ("aws-node-termination-handler/rebalance-recommendation:NoSchedule", NodeState.STAYS),
         ("DeletionCandidateOfClusterAutoscaler:PreferNoSchedule", NodeState.STAYS),
+        ("node.cluster.x-k8s.io/outdated-revision:PreferNoSchedule", NodeState.STAYS),
         ("nvidia.com/gpu:NoSchedule", NodeState.STAYS),
     ],
 )

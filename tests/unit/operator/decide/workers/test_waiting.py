@@ -22,6 +22,9 @@ POD = PodView(
     ("words", "step"),
     [
         ('0/3 nodes are available: persistentvolumeclaim "data" not found.', "create the claim"),
+        ("0/3 nodes are available: 3 cannot allocate all claims.", "too few free devices: add nodes"),
+        ("request gpu: device class gpu.example.com does not exist", "create the DeviceClass"),
+        ('resourceclaim.resource.k8s.io "gpu" not found', "kubectl get resourceclaims"),
         ("pod has unbound immediate PersistentVolumeClaims.", "kubectl describe pvc"),
         ("0/3 nodes are available: 3 node(s) had volume node affinity conflict.", "a volume of the pool's zone"),
         ("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint {a: b}.",

@@ -1,0 +1,134 @@
+"""The next plan of a job: its members, their shares, and the ConfigMap with both.
+
+A part that meets an unexpected error leaves the plan in force, or goes on without measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.plan import Plan
+
+from heterotrain_operator.api.parallelism import PLANNED_MODES
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import ValidJob
+from heterotrain_operator.decide.faults import Faults
+from heterotrain_operator.decide.inputs import DerivedState, FitsNeeded, JobInputs
+from heterotrain_operator.decide.objects.objects import build_plan_object, plan_size_problem
+from heterotrain_operator.decide.plan.arrangement import Arrangement, arrange, arrangement_of
+from heterotrain_operator.decide.plan.membership import MembershipDecision
+from heterotrain_operator.decide.plan.plan import next_plan
+from heterotrain_operator.decide.plan.shares import Shares, share_out
+from heterotrain_operator.decide.plan.stages import LayoutState, plan_members
+from heterotrain_operator.decide.workers.state import WorkerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMembers:
+    """Members of the next plan.
+
+    Attributes:
+        membership: workers of the next generation; ``None`` in it keeps the generation in force.
+        arrangement: how they form members, where that is planned; otherwise ``None``.
+        state: what is known about planned layouts; ``None`` where layouts are not planned.
+    """
+
+    membership: MembershipDecision
+    arrangement: Arrangement | None = None
+    state: LayoutState | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedShares:
+    """The shares of the members (``None`` when not decided), and the plan to write with its ConfigMap, if any.
+
+    ``problem`` says why a plan that was decided can't be written.
+    """
+
+    shares: Shares | None = None
+    plan: Plan | None = None
+    body: dict[str, Any] | None = None
+    problem: str = ""
+
+
+def members_of_next_plan(
+    inputs: JobInputs, derived: DerivedState, job: ValidJob, membership: MembershipDecision, faults: Faults
+) -> PlannedMembers:
+    """Return the members; where layouts are planned and that fails, the generation in force stays."""
+    if job.spec.parallelism.mode not in PLANNED_MODES:
+        return PlannedMembers(membership=membership)
+
+    def planned() -> PlannedMembers:
+        found = plan_members(
+            job.spec,
+            membership,
+            derived.in_force.plan,
+            inputs.telemetry,
+            cover_of=inputs.cover_of,
+            now_s=inputs.now_s,
+        )
+        return PlannedMembers(membership=found.membership, arrangement=found.arrangement, state=found.state)
+
+    return faults.guard(
+        "the layouts of members",
+        planned,
+        lambda: PlannedMembers(membership=replace(membership, workers=None)),
+        instead="the plan in force stays",
+    )
+
+
+def shares_of_next_plan(
+    inputs: JobInputs, derived: DerivedState, job: ValidJob, members: PlannedMembers, faults: Faults
+) -> PlannedShares:
+    """Return the plan; if measurements can't be used, one without them, because members may have to change."""
+
+    def planned(telemetry: Telemetry, *, replan: bool) -> PlannedShares:
+        usable = replace(inputs, telemetry=telemetry, replan=replan)
+        shares = _decide_shares(usable, derived, job, members)
+        plan = None if inputs.keep_plan else next_plan(job, job.spec, derived.in_force, members.membership, shares)
+        body = _plan_object(inputs, derived, plan)
+        if plan is not None and body is not None and (problem := plan_size_problem(plan, body["data"][keys.PLAN_KEY])):
+            return PlannedShares(problem=problem)
+        return PlannedShares(shares=shares, plan=plan, body=body)
+
+    return faults.guard(
+        "shares",
+        lambda: planned(inputs.telemetry, replan=inputs.replan),
+        lambda: faults.guard(
+            "a plan", lambda: planned(Telemetry(), replan=False), PlannedShares, instead="the plan in force stays"
+        ),
+        instead="training goes on without new measurements",
+    )
+
+
+def _decide_shares(inputs: JobInputs, derived: DerivedState, job: ValidJob, members: PlannedMembers) -> Shares | None:
+    """Return the shares of new members, or new shares of the same ones; ``None`` when there is nothing to decide on."""
+    plan, workers = derived.in_force.plan, members.membership.workers
+    if workers is not None:
+        arrangement = members.arrangement or arrange(workers, job.spec.parallelism.mode)
+        return _share_out(inputs, job, arrangement, plan)
+    if plan is None or not plan.members or not inputs.replan:
+        return None
+    leaving = {worker.pod.uid for worker in derived.workers if worker.ended or worker.state is WorkerState.LEAVING}
+    if any(rank.worker_uid in leaving for rank in plan.ranks):
+        return None  # the job is finishing, or its members change next: these members need no other shares
+    return _share_out(inputs, job, arrangement_of(plan), plan)
+
+
+def _share_out(inputs: JobInputs, job: ValidJob, arrangement: Arrangement, plan: Plan | None) -> Shares:
+    if inputs.telemetry.observations and not inputs.may_fit:
+        raise FitsNeeded
+    return share_out(job.spec, arrangement, inputs.telemetry, plan=plan, exchange=inputs.grant.throughput.exchange)
+
+
+def _plan_object(inputs: JobInputs, derived: DerivedState, new_plan: Plan | None) -> dict[str, Any] | None:
+    if new_plan is None:
+        return None
+    return build_plan_object(
+        inputs.job,
+        new_plan,
+        resource_version=inputs.plan.resource_version if inputs.plan else None,
+        departed=derived.accounts.departed,
+    )
