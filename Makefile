@@ -27,8 +27,8 @@ help: ## list the targets
 demo: cluster-running ## run the main job on a real cluster; prints a table and draws a picture
 	@$(LAB) -m lab.demo
 
-test: setup ## run every tier, from lint to end-to-end tests on a real cluster
-	@./deploy/dev/test-all.sh
+test: setup ## every tier, from lint to end-to-end tests on a real cluster; SIDE_BY_SIDE=no runs one at a time
+	@$(LAB) -m lab.all_tests
 
 ##@ Python environment (each target installs what it needs; VENV=folder chooses another environment)
 
@@ -243,6 +243,7 @@ bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.
 	@$(PY) deploy/dev/bench/trainer_pauses.py $(if $(TORCHFT),--torchft $(TORCHFT)); echo
 	@$(PY) deploy/dev/bench/trainer_losses.py; echo
 	@$(PY) deploy/dev/bench/trainer_streams.py; echo
+	@$(PY) deploy/dev/bench/trainer_shards.py; echo
 	@$(PY) deploy/dev/bench/trainer_checkpoint.py
 
 bench-pipeline-picture: setup ## a step of a real pipeline and the planner's prediction, drawn; about two minutes

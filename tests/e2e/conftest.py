@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract import env
+from lab import spot_node
 from lab.cluster import REPOSITORY, Cluster, wait_for
 from lab.install import install, this_cluster
 from lab.jobs import Job, committed_steps, example, fresh_folder, script
-from support.on_cluster import diagnostics, remove_namespace
+from local_cluster import control
+from support.on_cluster import OF_POOL, OTHER_IMAGE, diagnostics, remove_namespace
 
 EPOCH_SAMPLES = 1792
 EPOCHS = 4
@@ -104,11 +106,13 @@ class Jobs:
         epochs: int | None = EPOCHS,
         epoch_samples: int = EPOCH_SAMPLES,
         disk: str = "",
+        other_image: str = "",
         **changes: Any,
     ) -> Running:
         """Apply an example job; with ``epochs=None`` it trains until the test calls ``stop``.
 
         ``disk`` is the size of a disk of each pod's own for checkpoints, such as 64Ki; by default they share a folder.
+        ``other_image`` is a pool with an image, a command and a variable of its own.
         """
         cluster = Cluster(environment=self._installed.environment, namespace=f"e2e-{self._base}{namespace}")
         if not any(job.cluster.namespace == cluster.namespace for job in self._jobs):
@@ -133,6 +137,8 @@ class Jobs:
             replace_script(cluster, manifest, OPEN_ENDED)
         if disk:
             give_disk(manifest, disk)
+        if other_image:
+            give_image(cluster, manifest, other_image)
         cluster.apply(manifest)
         job = Job(cluster, name)
         self._jobs.append(job)
@@ -176,7 +182,9 @@ class Shared:
         """Return the job with all workers in training; a new job if the last test has failed."""
         if self.running is None:
             self.failures = 0
-            self.running = self.jobs.start(epochs=None, epoch_samples=3360, training={"globalBatchSize": 336})
+            self.running = self.jobs.start(
+                epochs=None, epoch_samples=3360, training={"globalBatchSize": 336}, other_image="t4"
+            )
         self.running.job.wait_members(3, timeout_s=90)
         self.running.wait_steps(self.running.steps() + 3)
         return self.running
@@ -219,6 +227,24 @@ def replace_script(cluster: Cluster, manifest: dict[str, Any], training_script: 
     pod = manifest["spec"]["template"]["spec"]
     pod["containers"][0]["command"][1] = f"/script/{training_script.name}"
     pod["volumes"][0]["configMap"]["name"] = name
+
+
+def give_image(cluster: Cluster, manifest: dict[str, Any], pool: str) -> None:
+    """Make a pool's workers run the same image under another name, by another command and with another variable.
+
+    Their grace period is shorter, too: tests wait for its end where no kubelet is left.
+    """
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    node = spot_node.node_of_pool(cluster, pool)
+    control.name_image(node, f"docker.io/{container['image']}", OTHER_IMAGE)
+    patch = {
+        "name": container["name"],
+        "image": OTHER_IMAGE,
+        "command": ["env", f"FROM_COMMAND={OF_POOL['FROM_COMMAND']}", *container["command"]],
+        "env": [{"name": "FROM_VARIABLE", "value": OF_POOL["FROM_VARIABLE"]}],
+    }
+    entry = next(each for each in manifest["spec"]["workerPools"] if each["name"] == pool)
+    entry["template"] = {"spec": {"containers": [patch], "terminationGracePeriodSeconds": 15}}
 
 
 def give_disk(manifest: dict[str, Any], size: str) -> None:

@@ -9,7 +9,8 @@ from heterotrain_core.contract import keys
 from lab.cluster import wait_for
 
 if TYPE_CHECKING:
-    from conftest import Start
+    from conftest import Running, Start
+    from heterotrain_core.contract.plan import Plan
 
 
 def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
@@ -83,17 +84,30 @@ def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
 def test_jobs_in_two_namespaces_are_independent_of_each_other_and_of_a_crashing_job(start: Start) -> None:
     """Jobs of the same name train in parallel while a third job crashes again and again.
 
-    One of them has no room for a checkpoint: it trains to its end, and says what is missing.
+    One of them has IPv6 addresses, and no room for a checkpoint: it trains to its end, and says what is missing.
     """
     limits = {"a100": "200m", "v100": "200m", "t4": "200m"}
     broken = start("broken", namespace="-a", limits=limits, arguments=["--no-such-option"], spec={"backoffLimit": 2})
     one = start("job", namespace="-a", limits=limits, epochs=2)
-    other = start("job", namespace="-b", limits=limits, epochs=2, disk="64Ki")
+    network = {"ipFamilies": ["IPv6"]}
+    other = start("job", namespace="-b", limits=limits, epochs=2, disk="64Ki", spec={"network": network})
     one.wait_succeeded()
     other.wait_succeeded()
+    assert all(":" in rank.address for rank in planned(other).ranks)
+    assert not any(":" in rank.address for rank in planned(one).ranks), "IPv4 is this cluster's first family"
+    service = other.job.cluster.get("service", keys.service_name("job"))
+    assert service is not None
+    assert service["spec"]["ipFamilies"] == ["IPv6"]
     assert "No space left on device" in other.job.condition("Succeeded")["message"]
     assert other.job.status()["restarts"] == 0
     broken.job.wait_true("Failed", timeout_s=120)
     failed = broken.job.condition("Failed")
     assert failed["reason"] == "BackoffLimitExceeded"
     assert broken.job.status()["disruptions"] == 0
+
+
+def planned(running: Running) -> Plan:
+    """Return a job's last plan."""
+    plan = running.job.plan()
+    assert plan is not None
+    return plan

@@ -5,17 +5,20 @@ One job goes through all tests; after the last one `conftest.py` checks every sa
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.outcome import Ending, decode_outcome
+from heterotrain_core.contract.outcome import Ending, Outcome, decode_outcome
 from lab import network_policies, spot_node
 from lab.cluster import Cluster, ClusterError, wait_for
 from lab.install import OPERATOR_NAMESPACE, rollout
 from local_cluster import control
 from local_cluster.process import Problem
+from support.on_cluster import OF_POOL, OTHER_IMAGE
 
 if TYPE_CHECKING:
     from conftest import Running, Shared
@@ -43,13 +46,42 @@ def charged(running: Running) -> tuple[int, int]:
     return status["restarts"], status["disruptions"]
 
 
+def test_a_pool_has_an_image_of_its_own(running: Running) -> None:
+    """Its workers run another image by another command with another variable, and train with those of the template.
+
+    The other tests of this job go on with it: workers of both images leave, come back and are counted alike.
+    """
+    members = {each.worker for each in running.job.wait_members(3, timeout_s=10).ranks}
+    images = {}
+    for name, pool in running.job.pools().items():
+        assert name in members
+        # The status may hold either name of an image; that of the specification is what its node had to find.
+        images[pool] = (running.job.cluster.get("pod", name) or {})["spec"]["containers"][0]["image"]
+        # The first process has both: the variable from its pod, and what the command sets.
+        environment = running.job.cluster.kubectl("exec", name, "--", "cat", "/proc/1/environ").split("\0")
+        found = {key: value for key, _, value in (each.partition("=") for each in environment) if key in OF_POOL}
+        assert found == (OF_POOL if pool == "t4" else {})
+    assert images["t4"] == OTHER_IMAGE != images["a100"] == images["v100"]
+
+
 def test_an_evicted_worker_shuts_down_gracefully_and_is_replaced(running: Running) -> None:
     """Eviction: the worker finishes its step and leaves, a checkpoint is written, and a replacement joins."""
     restarts, disruptions = charged(running)
     generation = running.job.wait_members(3, timeout_s=10).generation
     checkpoints = set(running.folder.rglob("checkpoint-*.json"))
     pod = running_pod(running, "t4")
-    endings = []
+    spot_node.evict(running.job, pod)
+    endings = endings_of(running, pod)
+    wait_for(lambda: set(running.folder.rglob("checkpoint-*.json")) - checkpoints, "a checkpoint", timeout_s=20)
+    wait_for_replacement(running, generation)
+    assert [each and each.ending for each in endings] == [Ending.LEFT] * len(endings), endings
+    wait_for(lambda: charged(running)[1] > disruptions, "a disruption to be counted", timeout_s=30)
+    assert charged(running)[0] == restarts, "an eviction is not the job's fault"
+
+
+def endings_of(running: Running, pod: str) -> list[Outcome | None]:
+    """Wait until a pod has ended, and return how; nothing if it was gone before anybody could look."""
+    endings: list[Outcome | None] = []
 
     def ended() -> bool:
         found = running.job.cluster.get("pod", pod)
@@ -59,13 +91,42 @@ def test_an_evicted_worker_shuts_down_gracefully_and_is_replaced(running: Runnin
                 endings.append(decode_outcome(message))
         return found is None or bool(endings)
 
-    spot_node.evict(running.job, pod)
     wait_for(ended, f"pod {pod} to end", timeout_s=40, every_s=0.1)
-    wait_for(lambda: set(running.folder.rglob("checkpoint-*.json")) - checkpoints, "a checkpoint", timeout_s=20)
-    wait_for_replacement(running, generation)
+    return endings
+
+
+WINDOW_S = 15.0
+"""Shorter than what any cloud grants between its warning and the end of a node."""
+
+
+def test_a_node_that_ends_15_s_after_its_warning(running: Running) -> None:
+    """The worker has handed over and left before the power goes: no step is repeated, and nobody waits."""
+    cluster, before, repeated = running.job.cluster, charged(running), repeated_steps(running)
+    generation = running.job.wait_members(3, timeout_s=10).generation
+    node, pod = spot_node.node_of_pool(cluster, "v100"), running_pod(running, "v100")
+    ends_s = time.monotonic() + WINDOW_S
+    cluster.kubectl("taint", "node", node, spot_node.SPOT_NOTICE, "--overwrite")
+    try:
+        endings = endings_of(running, pod)
+        time.sleep(max(0.0, ends_s - time.monotonic()))  # the cloud's clock, not a wait for something
+        control.power_off(node)
+        running.job.wait_members(2, timeout_s=5)
+        running.wait_steps(running.steps() + 3)
+    finally:
+        spot_node.give_back(cluster, node)
     assert [each and each.ending for each in endings] == [Ending.LEFT] * len(endings), endings
-    wait_for(lambda: charged(running)[1] > disruptions, "a disruption to be counted", timeout_s=30)
-    assert charged(running)[0] == restarts, "an eviction is not the job's fault"
+    assert repeated_steps(running) == repeated
+    wait_for_replacement(running, generation)
+    assert charged(running) == (before[0], before[1] + 1)
+
+
+def repeated_steps(running: Running) -> float:
+    """Return the number of steps that the worker of a pool that stays has repeated."""
+    pod = running_pod(running, "a100")
+    path = f"/api/v1/namespaces/{running.job.cluster.namespace}/pods/{pod}:{keys.METRICS_PORT}/proxy/metrics"
+    metrics = running.job.cluster.kubectl("get", "--raw", path)
+    (value,) = re.findall(r"^heterotrain_repeated_steps_total{[^}]*} (\S+)$", metrics, re.MULTILINE)
+    return float(value)
 
 
 def test_a_killed_worker_costs_one_step_and_counts_as_a_failure(running: Running, shared: Shared) -> None:
@@ -112,14 +173,19 @@ def stranger(running: Running) -> Iterator[Callable[[str, int], bool]]:
 
 
 def test_a_node_that_loses_power_and_returns(running: Running) -> None:
-    """Power cut, network link first: no last message gets out, the others continue, and the worker returns later."""
+    """Power cut, network link first: no last message gets out, the others continue, and the worker returns later.
+
+    Its pod ends nowhere, as no kubelet is left to end it: it is removed by force, as the operator is told to.
+    """
     restarts, _ = charged(running)
-    node = spot_node.node_of_pool(running.job.cluster, "t4")
+    node, pod = spot_node.node_of_pool(running.job.cluster, "t4"), running_pod(running, "t4")
     try:
         control.power_off(node)
         before = running.steps()
         running.wait_steps(before + 3, timeout_s=60)
         generation = running.job.wait_members(2, timeout_s=90).generation  # the control plane needs 40 to 50 s
+        removed = "its pod to be removed although its node has no power"
+        wait_for(lambda: running.job.cluster.get("pod", pod) is None, removed, timeout_s=90)
     finally:
         spot_node.give_back(running.job.cluster, node)
     wait_for_replacement(running, generation)

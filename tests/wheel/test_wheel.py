@@ -63,6 +63,21 @@ def test_every_extra_is_installed() -> None:
     assert extras.keys() - {part for names in COMMANDS for part in names.split(",")} == set()
 
 
+@pytest.mark.parametrize("lock", ["operator", "trainer", "trainer-cu12", "examples", "examples-cu12"])
+def test_every_package_of_an_image_has_a_wheel_for_arm64(tmp_path: Path, lock: str) -> None:
+    """Images are built for amd64 and arm64 from the same locks. This resolves and installs nothing."""
+    done = subprocess.run(
+        [
+            UV, "pip", "install", "--dry-run", "--python", sys.executable, "--target", tmp_path, "--python-version",
+            "3.11", "--python-platform", "aarch64-manylinux_2_28", "--only-binary", ":all:", "--require-hashes",
+            "-r", ROOT / f"requirements/{lock}.txt",
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Would install" in done.stderr
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("resolution", ["highest", "lowest-direct"])
 @pytest.mark.parametrize("extra", COMMANDS)

@@ -38,9 +38,8 @@ autodoc_typehints = "signature"
 
 
 def add_contents(_app: Sphinx, document: str, source: list[str]) -> None:
-    """Add what only the site needs to the first page: the list of all pages, and a page for a link to a folder."""
+    """Add what only the site needs to the first page: the list of all pages."""
     if document == root_doc:
-        source[0] = source[0].replace("](docs/adr)", "](docs/adr/0001-hash-locked-requirement-lists.md)")
         source[0] += (ROOT / "deploy/dev/site/contents.txt").read_text(encoding="utf-8")
 
 

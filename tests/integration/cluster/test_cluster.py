@@ -36,7 +36,7 @@ for _ in range(200):  # one node's kube-proxy may lag behind the others
         replies = [urllib.request.urlopen(f"http://{sys.argv[1]}:8000/name", timeout=2).read() for _ in range(40)]
         answers = {reply.decode().strip() for reply in replies}
         if len(answers) >= int(sys.argv[2]):
-            print(socket.gethostbyname(sys.argv[1]), *sorted(answers))
+            print(socket.getaddrinfo(sys.argv[1], 8000)[0][4][0], *sorted(answers))
             break
     except OSError as error:
         print(error, file=sys.stderr)
@@ -137,7 +137,8 @@ def cluster(before: dict[str, Any]) -> topology.Topology:
 def web(cluster: topology.Topology) -> str:
     """Create a Service with one server per worker node, which answers with the node's name; return the host name."""
     command_line = (
-        'mkdir -p /tmp/www && echo "$NODE" > /tmp/www/name && exec python3 -m http.server --directory /tmp/www 8000'
+        'mkdir -p /tmp/www && echo "$NODE" > /tmp/www/name && '
+        "exec python3 -m http.server --bind :: --directory /tmp/www 8000"
     )
     container = {
         "name": "web",
@@ -150,8 +151,10 @@ def web(cluster: topology.Topology) -> str:
     labels, metadata = {"app": "web"}, {"name": "web"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}
     service = {"selector": labels, "ports": [{"port": 8000}]}
+    service_6 = {**service, "ipFamilies": ["IPv6"]}
     servers = {"selector": {"matchLabels": labels}, "template": pod}
     submit("apply", {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service})
+    submit("apply", {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web-6"}, "spec": service_6})
     submit("apply", {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": servers})
     lifecycle.kubectl("rollout", "status", "daemonset/web", "--timeout=60s")
     return "web.default.svc.cluster.local"
@@ -206,10 +209,12 @@ def test_every_node_of_the_file_is_ready_with_its_labels(cluster: topology.Topol
 
 
 def test_pods_reach_each_other_on_all_nodes_by_name(cluster: topology.Topology, web: str) -> None:
-    """From every worker node, DNS resolves the Service and its pods on all worker nodes answer."""
-    for node in workers(cluster):
-        address, *answered = ask(node, web, answers=len(workers(cluster)))
-        assert address.startswith("10.96.")
+    """From every worker node, DNS resolves the Service and its pods on all worker nodes answer, over IPv6, too."""
+    last = workers(cluster)[-1]
+    of_both = [(node, web, "10.96.") for node in workers(cluster)] + [(last, web.replace("web", "web-6"), "fd10:96:")]
+    for node, host, subnet in of_both:
+        address, *answered = ask(node, host, answers=len(workers(cluster)))
+        assert address.startswith(subnet)
         assert answered == sorted(workers(cluster))
 
 

@@ -6,7 +6,7 @@ import json
 import socket
 
 from local_cluster.process import Problem, run
-from local_cluster.topology import NODE_SUBNET, Node, Topology
+from local_cluster.topology import NODE_SUBNET, NODE_SUBNET_6, Node, Topology
 
 BRIDGE = "htrain-br"
 
@@ -34,6 +34,12 @@ def connect(node: Node, topology: Topology, *, pid: int) -> None:
         f"route add default via {topology.gateway}",
         *(f"route add {other.pod_cidr} via {other.address}" for other in topology.nodes if other != node),
     ]
+    if node.address_6:
+        commands += [
+            f"address add {node.address_6}/{NODE_SUBNET_6.prefixlen} dev eth0 nodad",  # usable at once
+            "route add ::/0 dev eth0",
+            *(f"route add {other.pod_cidr_6} via {other.address_6}" for other in topology.nodes if other != node),
+        ]
     run("nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-", stdin="\n".join(commands))
 
 

@@ -54,6 +54,8 @@ def build_view(instructions: dict[str, Any]) -> None:
     for path, content in instructions["files"].items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(content)
+        if content.startswith("#!"):
+            Path(path).chmod(0o755)
     for name, value in instructions["private_sysctls"].items():
         cover(Path("/proc/sys") / name, value)
     machine_id = folder / "machine-id"

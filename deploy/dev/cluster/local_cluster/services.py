@@ -12,6 +12,8 @@ from local_cluster.topology import Node, Topology
 
 PAUSE_IMAGE = "docker.io/heterotrain/pause:local"
 CNI_PROGRAMS = "/usr/lib/cni"
+CNI_CONFIGURATION = "/run/heterotrain/cni"
+OWN_CNI_PROGRAMS = "/run/heterotrain/cni-programs"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 
 
@@ -49,6 +51,19 @@ MACHINE_WIDE_SYSCTLS: Mapping[str, str] = {
 }
 
 
+# Of a pod's IPv6 address, the kernel would first ask for up to two seconds whether another host has it.
+USABLE_AT_ONCE = """#!/bin/sh
+cat >/dev/null
+case "$CNI_COMMAND" in
+ADD)
+    nsenter --net="$CNI_NETNS" sh -c 'echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad' >&2 || exit 1
+    echo '{"cniVersion": "1.0.0"}' ;;
+VERSION)
+    echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
+esac
+"""
+
+
 def of(node: Node, topology: Topology, *, machine: Machine, programs: Path, pki: Path, cgroup: str) -> Setup:
     """Return the node's programs and their configuration files."""
     labels = ",".join(f"{key}={value}" for key, value in node.labels.items())
@@ -59,7 +74,7 @@ def of(node: Node, topology: Topology, *, machine: Machine, programs: Path, pki:
             "--config=/run/heterotrain/kubelet.yaml",
             f"--kubeconfig={pki}/{node.name}.kubeconfig",
             f"--hostname-override={node.name}",
-            f"--node-ip={node.address}",
+            f"--node-ip={','.join(filter(None, (node.address, node.address_6)))}",
             "--volume-plugin-dir=/var/lib/kubelet/volume-plugins",
             f"--node-labels={labels}",
             f"--register-with-taints={','.join(node.taints)}",
@@ -76,10 +91,14 @@ def of(node: Node, topology: Topology, *, machine: Machine, programs: Path, pki:
         "/run/heterotrain/containerd.toml": _containerd(machine),
         "/run/heterotrain/kubelet.yaml": json.dumps(_kubelet(topology, machine=machine, pki=pki, cgroup=cgroup)),
         "/run/heterotrain/kube-proxy.yaml": json.dumps(_kube_proxy(topology, machine=machine, pki=pki)),
-        "/run/heterotrain/cni/10-pods.conflist": json.dumps(_cni(node)),
+        f"{CNI_CONFIGURATION}/10-pods.conflist": json.dumps(_cni(node)),
         "/run/heterotrain/resolv.conf": "",
     }
-    return Setup(services=services, files=files, sysctls={"net/ipv4/ip_forward": "1"})
+    sysctls = {"net/ipv4/ip_forward": "1"}
+    if node.address_6:
+        sysctls |= {"net/ipv6/conf/all/forwarding": "1", "net/ipv6/conf/default/accept_dad": "0"}
+        files[f"{OWN_CNI_PROGRAMS}/usable-at-once"] = USABLE_AT_ONCE
+    return Setup(services=services, files=files, sysctls=sysctls)
 
 
 def control_plane(node: Node, topology: Topology, *, programs: Path, pki: Path) -> dict[str, list[str]]:
@@ -174,6 +193,7 @@ def _cni(node: Node) -> dict[str, Any]:
         "cniVersion": "1.0.0",
         "name": "pods",
         "plugins": [
+            *([{"type": "usable-at-once"}] if node.pod_cidr_6 else []),
             {
                 "type": "ptp",
                 "ipMasq": False,
@@ -181,8 +201,8 @@ def _cni(node: Node) -> dict[str, Any]:
                 "ipam": {
                     "type": "host-local",
                     "dataDir": "/run/cni-leases",
-                    "ranges": [[{"subnet": node.pod_cidr}]],
-                    "routes": [{"dst": "0.0.0.0/0"}],
+                    "ranges": [[{"subnet": subnet}] for subnet in (node.pod_cidr, node.pod_cidr_6) if subnet],
+                    "routes": [{"dst": "0.0.0.0/0"}, *([{"dst": "::/0"}] if node.pod_cidr_6 else [])],
                 },
             },
             {"type": "portmap", "capabilities": {"portMappings": True}},
@@ -206,8 +226,8 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 [plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = {str(not machine.may_protect_from_oom).lower()}
   [plugins."io.containerd.cri.v1.runtime".cni]
-    bin_dirs = ["{CNI_PROGRAMS}"]
-    conf_dir = "/run/heterotrain/cni"
+    bin_dirs = ["{CNI_PROGRAMS}", "{OWN_CNI_PROGRAMS}"]
+    conf_dir = "{CNI_CONFIGURATION}"
   [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]

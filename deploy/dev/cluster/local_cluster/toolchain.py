@@ -64,18 +64,22 @@ class Program:
         return Path(self.package).name
 
 
-PROGRAMS = tuple(
-    Program(package=package)
-    for package in (
-        "./kubernetes",
-        "./coredns",
-        "./pause",
-        "github.com/prometheus/prometheus/cmd/prometheus",
-        "github.com/containerd/containerd/v2/cmd/containerd",
-        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
-        "github.com/containerd/containerd/v2/cmd/ctr",
-        "helm.sh/helm/v3/cmd/helm",
-    )
+PROGRAMS = (
+    *(
+        Program(package=package)
+        for package in (
+            "./kubernetes",
+            "./coredns",
+            "./pause",
+            "github.com/prometheus/prometheus/cmd/prometheus",
+            "github.com/containerd/containerd/v2/cmd/containerd",
+            "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+            "github.com/containerd/containerd/v2/cmd/ctr",
+            "helm.sh/helm/v3/cmd/helm",
+        )
+    ),
+    # Tests of the chart's alerts need it. The versions are those above, so little is left to compile: 3 s of one core.
+    Program(package="github.com/prometheus/prometheus/cmd/promtool", module=paths.LOCAL / "promtool"),
 )
 SIMULATOR = Program(package="sigs.k8s.io/kwok/cmd/kwok", module=paths.LOCAL / "kwok")
 """Simulates kubelets; built only on request."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,7 +15,10 @@ from local_cluster.process import Problem
 
 NODE_SUBNET = ipaddress.IPv4Network("172.30.240.0/24")
 """Addresses of the machine (.1) and of the nodes (.2 …) on the bridge between them."""
+NODE_SUBNET_6 = ipaddress.IPv6Network("fd30:240::/64")
+"""The same in IPv6, for nodes only: the machine itself gets no address."""
 POD_PREFIX_LENGTH = 24
+POD_PREFIX_LENGTH_6 = 64
 CONTROL_PLANE_TAINT = "node-role.kubernetes.io/control-plane=:NoSchedule"
 
 
@@ -34,6 +38,8 @@ class Node:
     Attributes:
         index: position in the file; names of its network device and its addresses follow from it.
         taints: in kubectl's notation, ``key=value:Effect``.
+        address_6: its IPv6 address; empty in a cluster of IPv4 only.
+        pod_cidr_6: its pods' IPv6 addresses; empty likewise.
     """
 
     name: str
@@ -44,6 +50,8 @@ class Node:
     labels: Mapping[str, str]
     taints: tuple[str, ...]
     mounts: tuple[Mount, ...]
+    address_6: str = ""
+    pod_cidr_6: str = ""
 
     @property
     def host_device(self) -> str:
@@ -56,6 +64,8 @@ class Topology:
     """The cluster that the file describes.
 
     Attributes:
+        pod_subnet: the pods' addresses, with those of IPv6 after a comma in a cluster with both.
+        service_subnet: the Services' addresses, likewise.
         kubelet: fields to merge into every kubelet's configuration.
     """
 
@@ -80,12 +90,12 @@ class Topology:
     @property
     def dns_address(self) -> str:
         """The cluster's DNS server, by convention the tenth address of the Service network."""
-        return str(ipaddress.IPv4Network(self.service_subnet)[10])
+        return str(_first(self.service_subnet)[10])
 
     @property
     def kubernetes_address(self) -> str:
         """The Service ``kubernetes``, the first address of the Service network."""
-        return str(ipaddress.IPv4Network(self.service_subnet)[1])
+        return str(_first(self.service_subnet)[1])
 
     def node(self, name: str) -> Node:
         """Return a node by name.
@@ -112,9 +122,10 @@ def read(text: str) -> Topology:
     name = str(document.get("name", "kind"))
     networking = document.get("networking") or {}
     pod_subnet = str(networking.get("podSubnet", "10.244.0.0/16"))
-    pod_cidrs = ipaddress.IPv4Network(pod_subnet).subnets(new_prefix=POD_PREFIX_LENGTH)
+    pod_cidrs = _first(pod_subnet).subnets(new_prefix=POD_PREFIX_LENGTH)
+    pod_cidrs_6 = _pod_cidrs_6(str(networking.get("ipFamily", "ipv4")), pod_subnet)
     nodes = tuple(
-        _node(entry, name=node_name, index=index, pod_cidr=str(next(pod_cidrs)))
+        _node(entry, name=node_name, index=index, pod_cidr=str(next(pod_cidrs)), pod_cidr_6=next(pod_cidrs_6))
         for index, (entry, node_name) in enumerate(_named(document.get("nodes") or [{"role": "control-plane"}], name))
     )
     if sum(node.is_control_plane for node in nodes) != 1:
@@ -129,6 +140,27 @@ def read(text: str) -> Topology:
     )
 
 
+def _first(subnets: str) -> ipaddress.IPv4Network:
+    return ipaddress.IPv4Network(subnets.partition(",")[0])
+
+
+def _pod_cidrs_6(family: str, pod_subnet: str) -> Iterator[str]:
+    """Yield each node's part of the pods' IPv6 addresses; empty texts for a cluster of IPv4 only.
+
+    Raises:
+        Problem: another family is asked for, or the subnet of the family is missing.
+    """
+    second = pod_subnet.partition(",")[2]
+    if family not in ("ipv4", "dual") or (family == "dual") != bool(second):
+        raise Problem(
+            "kind-config.yaml: networking.ipFamily must be ipv4, or dual with an IPv4 and an IPv6 subnet in podSubnet "
+            f"and serviceSubnet, not {family!r} with {pod_subnet!r}"
+        )
+    if not second:
+        return itertools.repeat("")
+    return map(str, ipaddress.IPv6Network(second).subnets(new_prefix=POD_PREFIX_LENGTH_6))
+
+
 def _named(entries: list[dict[str, Any]], cluster: str) -> list[tuple[dict[str, Any], str]]:
     """Pair each entry with kind's name for it: the role, with a number from the second node of a role on."""
     counts: dict[str, int] = {}
@@ -140,7 +172,7 @@ def _named(entries: list[dict[str, Any]], cluster: str) -> list[tuple[dict[str, 
     return named
 
 
-def _node(entry: dict[str, Any], *, name: str, index: int, pod_cidr: str) -> Node:
+def _node(entry: dict[str, Any], *, name: str, index: int, pod_cidr: str, pod_cidr_6: str) -> Node:
     is_control_plane = entry.get("role", "control-plane") == "control-plane"
     registration = _patch(entry, "JoinConfiguration").get("nodeRegistration", {})
     taints = tuple(
@@ -155,6 +187,8 @@ def _node(entry: dict[str, Any], *, name: str, index: int, pod_cidr: str) -> Nod
         labels={str(key): str(value) for key, value in (entry.get("labels") or {}).items()},
         taints=(CONTROL_PLANE_TAINT, *taints) if is_control_plane else taints,
         mounts=tuple(_mount(mount, name) for mount in entry.get("extraMounts") or ()),
+        address_6=str(NODE_SUBNET_6[2 + index]) if pod_cidr_6 else "",
+        pod_cidr_6=pod_cidr_6,
     )
 
 

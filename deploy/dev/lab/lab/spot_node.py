@@ -57,15 +57,25 @@ def take_away(cluster: Cluster, node: str) -> None:
 def give_back(cluster: Cluster, node: str) -> None:
     """Power the node on and wait until it has registered again and is Ready."""
     control.power_on(node)
-
-    def ready() -> bool:
-        found = cluster.get("node", node)
-        conditions = (found or {}).get("status", {}).get("conditions", [])
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-
-    wait_for(ready, f"node {node} to be Ready", timeout_s=90)
+    wait_ready(cluster, node)
     if _tainted(cluster, node):  # an old node object keeps its taints
         cluster.kubectl("taint", "node", node, "aws-node-termination-handler/spot-itn-")
+
+
+def wait_ready(cluster: Cluster, node: str) -> None:
+    """Wait until a node is Ready.
+
+    Raises:
+        ClusterError: it is not within 90 s.
+    """
+    wait_for(lambda: is_ready(cluster, node), f"node {node} to be Ready", timeout_s=90)
+
+
+def is_ready(cluster: Cluster, node: str) -> bool:
+    """Return whether a node exists and is Ready."""
+    found = cluster.get("node", node)
+    conditions = (found or {}).get("status", {}).get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _tainted(cluster: Cluster, node: str) -> bool:

@@ -36,7 +36,10 @@ from lab.scale.workload import Size, job, nodes, teams
 
 PARALLEL_CREATES = 16
 LOOK_S = 5.0
-LONGEST_S = 900.0
+LONGEST_S = 1800.0
+SETTLED = 0.99
+"""Part of all places and jobs that have to be ready and training at the same time. With telemetry, the allocation goes
+on moving workers between jobs, so not all of them ever are at once."""
 STANDING_BY_S = 15.0
 """Time for a stand-by to read all objects, as during a rollout."""
 NAMESPACES = Resource("v1", "namespaces")
@@ -89,7 +92,7 @@ async def ready_pods(plane: ControlPlane) -> int:
 
 
 def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> list[Row]:
-    """Create all jobs at once, and wait until every slot has a ready worker and every job trains."""
+    """Create all jobs at once, and wait until nearly every slot has a ready worker and nearly every job trains."""
     pids = {name: process.pid for name, process in plane.processes.items()}
     pids |= {
         f"operator, {role}": each.process.pid
@@ -105,7 +108,7 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> 
         ready, training = ready_workers(plane)
         took_s = time.monotonic() - started_s
         say(f"    {took_s:4.0f} s: {ready:6,} of {size.slots:,} workers ready, {training:5,} of {size.jobs:,} training")
-        if ready >= size.slots and training == size.jobs:
+        if ready >= SETTLED * size.slots and training >= SETTLED * size.jobs:
             break
         if took_s > LONGEST_S:
             raise Problem(f"not all ready after {LONGEST_S:.0f} s: {plane.folder}/*.log")
