@@ -44,7 +44,7 @@ def test_every_public_method_is_shown_somewhere(file: str, class_name: str, usua
 
 
 def test_every_argument_of_init_is_shown_somewhere() -> None:
-    tree = parsed((ROOT / "trainer/heterotrain/session.py").read_text(encoding="utf-8"))
+    tree = parsed((ROOT / "trainer/heterotrain/initialization.py").read_text(encoding="utf-8"))
     (init,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "init"]
     names = [argument.arg for argument in init.args.kwonlyargs]
     assert [each for each in names if not re.search(rf"\b{each}\b", CODE)] == []
@@ -73,3 +73,24 @@ def exported(package: str) -> list[str]:
 def test_every_public_name_of_the_packages_is_shown_somewhere() -> None:
     for package in ("trainer/heterotrain", "cli/heterotrain_client"):
         assert [each for each in exported(package) if not re.search(rf"\b{each}\b", CODE)] == [], package
+
+
+def test_the_index_of_decisions_names_every_record_with_its_title_and_its_status() -> None:
+    """A record that does not name a later one of its amendments would mislead: both sides are compared."""
+    folder = ROOT / "docs/adr"
+    rows = {
+        file: (title, status)
+        for title, file, status, line in re.findall(
+            r"^\| \[(.+)\]\((\d{4}-.+\.md)\) \| (.+?) \| (.+) \|$", (folder / "README.md").read_text(), re.MULTILINE
+        )
+        if len(line) > 20
+    }
+    records = sorted(folder.glob("[0-9]*.md"))
+    assert [path.name for path in records] == list(rows), "one row for each record, in order"
+    for path in records:
+        title, status = rows[path.name]
+        assert path.read_text().splitlines()[0] == f"# {title}"
+        assert re.fullmatch(r"accepted|(amended|replaced) by \d+(, \d+)*", status), path.name
+        for number in re.findall(r"\d+", status):
+            (later,) = folder.glob(f"{int(number):04}-*.md")
+            assert later.name in path.read_text() or path.name in later.read_text(), "one of both names the other"
