@@ -35,6 +35,8 @@ def cut(until: Path, *, to_port: int | None = None) -> None:
         until: the file.
         to_port: cut only connections to this port of a peer; ``None`` cuts all except those to this process's metrics.
     """
+    if to_port is None:
+        _cut_from_creation(until)
     _set(ATTACH_FILTER, to_port)
     threading.Thread(target=_hold, args=(until, to_port), daemon=True).start()
 
@@ -49,6 +51,22 @@ def refuse(port: int) -> None:
         return await connect(host, to_port, **options)
 
     asyncio.open_connection = refusing  # type: ignore[assignment]  # a deliberate wrapper
+
+
+def _cut_from_creation(until: Path) -> None:
+    """Cut Python's new connections before they are made: on loopback, a vote can pass before ``_hold`` finds them.
+
+    An accepted connection has the filter of its listening socket.
+    """
+    create = socket.socket.__init__
+
+    def created(self: socket.socket, *arguments: Any, **options: Any) -> None:
+        create(self, *arguments, **options)
+        connects = options.get("fileno") is None and len(arguments) < 4
+        if connects and self.family in (socket.AF_INET, socket.AF_INET6) and not until.exists():
+            self.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, _PROGRAM)
+
+    socket.socket.__init__ = created  # type: ignore[method-assign]  # a deliberate wrapper
 
 
 def _hold(until: Path, to_port: int | None) -> None:
