@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Final
@@ -24,6 +25,7 @@ from heterotrain_cli.cluster.logs import training_container
 from heterotrain_cli.cluster.submit import until_ended
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_file import JobFile, read_job_file
+from heterotrain_cli.output import TABLE, output_option, print_document
 
 MODULE: Final = "heterotrain.preflight"
 FAILED: Final = 3
@@ -33,6 +35,7 @@ LIMIT_S: Final = 600
 """Time for the checks on a cluster, with the start of the workers."""
 _MOST_NAME = 40
 _VERDICTS = ("ok ", "skipped ", "warning ", "failed ")
+_RANKS = re.compile(r"\[([^\]]+)\] (.*)")
 _KEPT = ("elasticPolicy", "workerPools", "template", "managedBy")
 _END_S = 10.0
 
@@ -46,9 +49,10 @@ _END_S = 10.0
 @click.option("--keep", is_flag=True, help="Keep the job that ran the checks.")
 @click.option("--timeout", type=click.FloatRange(1), default=LIMIT_S, show_default=True, metavar="SECONDS",
               help="Longest time of the checks.")  # fmt: skip
+@output_option
 @target_options
 def preflight(
-    *, path: str | None, store: str | None, ranks: int | None, keep: bool, timeout: float, **target: Any
+    *, path: str | None, store: str | None, ranks: int | None, keep: bool, timeout: float, output: str, **target: Any
 ) -> None:
     """Check driver, CUDA, kernels, GPU memory, NCCL, /dev/shm, store, DNS, clock and network before a training.
 
@@ -59,12 +63,16 @@ def preflight(
     Examples:
       heterotrain preflight --store s3://bucket/digits
       heterotrain preflight job.yaml
+      heterotrain preflight job.yaml -o json
 
     Exit status: 0 when no check failed; 1 without an answer from the cluster, or after --timeout; 2 for a mistake in
     the job; 3 when a check failed.
     """  # noqa: D301  # click reads the character \b
     if path is None:
-        raise SystemExit(FAILED if _here(store, ranks, timeout) else 0)
+        failed, said = _here(store, ranks, timeout, keep_output=output != TABLE)
+        if output != TABLE:
+            print_document(checks_document(said, failed=failed, job=None), output)
+        raise SystemExit(FAILED if failed else 0)
     if ranks is not None:
         raise InputError("--ranks is for this machine: the pools of a job set the ranks of its workers")
     job = read_job_file(path)
@@ -79,8 +87,12 @@ def preflight(
     finally:
         if not keep:
             cluster.delete(name)
-    click.echo("\n".join(found) if found else f"the workers wrote no results: {view.status.reason}")
-    if view.status.state != "Succeeded":
+    failed = view.status.state != "Succeeded"
+    if output != TABLE:
+        print_document(checks_document(found, failed=failed, job=name, reason=view.status.reason), output)
+    else:
+        click.echo("\n".join(found) if found else f"the workers wrote no results: {view.status.reason}")
+    if failed:
         raise SystemExit(FAILED)
 
 
@@ -128,6 +140,28 @@ def checking_job(job: JobFile, store: str | None) -> dict[str, Any]:
     }
 
 
+def checks_document(
+    lines: Sequence[str], *, failed: bool, job: str | None, reason: str | None = None
+) -> dict[str, Any]:
+    """Return the results for programs.
+
+    Args:
+        lines: as ``python -m heterotrain.preflight`` writes them; other lines are left out.
+        failed: whether a check failed, or the checks did not run.
+        job: that ran the checks; ``None`` for this machine.
+        reason: of the job's state.
+    """
+    checks = [
+        {"check": line[9:23].strip(), "verdict": line[:8].strip(), "ranks": [], "result": line[24:]}
+        for line in lines
+        if line.startswith(_VERDICTS)
+    ]
+    for check in checks:
+        if found := _RANKS.match(str(check["result"])):
+            check |= {"ranks": found[1].split(", "), "result": found[2]}
+    return {"passed": not failed, "job": job, "reason": reason, "checks": checks}
+
+
 def results(cluster: Cluster, name: str) -> list[str]:
     """Return the lines that the checks of a job wrote: those of the worker with rank 0, which has all of them."""
     best: list[str] = []
@@ -143,8 +177,8 @@ def results(cluster: Cluster, name: str) -> list[str]:
     return best
 
 
-def _here(store: str | None, ranks: int | None, timeout_s: float) -> bool:
-    """Check this machine; return whether a check failed.
+def _here(store: str | None, ranks: int | None, timeout_s: float, *, keep_output: bool) -> tuple[bool, list[str]]:
+    """Check this machine; return whether a check failed, and the lines of the results if they are kept.
 
     Raises:
         InputError: PyTorch is not installed.
@@ -162,9 +196,15 @@ def _here(store: str | None, ranks: int | None, timeout_s: float) -> bool:
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environ = {name: value for name, value in os.environ.items() if not name.startswith(env.PREFIX)}
         environ |= {name: str(value) for name, value in own.items()} if count > 1 else {}
-        children.append(subprocess.Popen(command, env=environ, stderr=None if rank == 0 else subprocess.DEVNULL))
+        children.append(
+            subprocess.Popen(
+                command, env=environ, stderr=None if rank == 0 else subprocess.DEVNULL, text=True,
+                stdout=subprocess.PIPE if keep_output and rank == 0 else None,
+            )
+        )  # fmt: skip
     deadline_s = time.monotonic() + timeout_s
     try:
+        said, _ = children[0].communicate(timeout=timeout_s)
         codes = [child.wait(max(0.0, deadline_s - time.monotonic())) for child in children]
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"the checks did not end within {timeout_s:.0f} s: --timeout gives more time") from None
@@ -173,7 +213,7 @@ def _here(store: str | None, ranks: int | None, timeout_s: float) -> bool:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-    return any(codes)
+    return any(codes), (said or "").splitlines()
 
 
 def _gpus() -> int:

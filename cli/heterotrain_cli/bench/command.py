@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -15,9 +14,10 @@ from rich.console import Console
 
 from heterotrain_cli.bench import environment
 from heterotrain_cli.bench.ranks import Run, measure
-from heterotrain_cli.bench.result import Row, profile, table
+from heterotrain_cli.bench.result import Row, as_document, profile, table
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.tables import plain_table, say
+from heterotrain_cli.output import TABLE, output_option, print_document
 
 MOST_WORKERS = 64
 BUSY_LOAD = 0.5
@@ -46,11 +46,12 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str) -> tup
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), default="auto", show_default=True)
 @click.option("--compression", type=click.Choice(["none", "fp16", "bf16"]), default="none", show_default=True)
 @click.option("--pool", metavar="NAME", help="Name in the profile  [default: that of the device]")
-@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), default="bench", show_default=True,
-              metavar="FOLDER", help="Folder for the results.")  # fmt: skip
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default="bench", show_default=True,
+              help="Folder for the results.")  # fmt: skip
+@output_option
 def bench(
     *, script: str, arguments: tuple[str, ...], batch: int, counts: tuple[int, ...], weak: bool, seconds: float,
-    timeout: float, precision: str, compression: str, pool: str | None, output: Path,
+    timeout: float, precision: str, compression: str, pool: str | None, folder: Path, output: str,
 ) -> None:  # fmt: skip
     """Measure how a script scales on this machine: one worker, two, four and so on.
 
@@ -63,6 +64,7 @@ def bench(
     \b
     Examples:
       heterotrain bench train.py --batch 512
+      heterotrain bench train.py --batch 512 --folder results -o json
       heterotrain bench train.py --batch 64 --weak --workers 1,2,4 -- --width 44
 
     Exit status: 0 with a table; 2 for a script or an option that cannot be used.
@@ -75,12 +77,12 @@ def bench(
         name = pool or environment.device_name()
     except ModuleNotFoundError as error:
         raise InputError(missing_extra(error, what="heterotrain bench", extra="cli,trainer") or str(error)) from error
-    console = Console()
+    console = Console(stderr=output != TABLE)
     if gpus and (too_many := [count for count in counts if count > gpus]):
         say(console, f"{_listed(too_many)} workers are left out: this machine has {gpus} GPUs")
         counts = tuple(count for count in counts if count <= gpus)
     crowded = not gpus and max(counts) > about["cores"]
-    output.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, about["cores"] // max(counts))
 
     def measured(ranks: int, samples: int, what: str) -> list[Observation]:
@@ -88,7 +90,7 @@ def bench(
         run = Run(
             ranks=ranks, batch_samples=samples, threads=threads, precision=precision, compression=compression
         )  # fmt: skip
-        return measure([script, *arguments], run, seconds=seconds, timeout_s=timeout, folder=output)
+        return measure([script, *arguments], run, seconds=seconds, timeout_s=timeout, folder=folder)
 
     runs = []
     for count in counts:
@@ -99,7 +101,8 @@ def bench(
     rows = table(runs)
     found, why = profile(name, solo, [(count, seen) for count, _, seen in runs if count > 1])
 
-    _show(console, rows)
+    if output == TABLE:
+        _show(console, rows)
     if about["load"][0] > BUSY_LOAD * about["cores"]:
         say(console, f"other programs used the machine (load {about['load'][0]:.1f} at the start): repeat it when idle")
     if crowded:
@@ -108,15 +111,17 @@ def bench(
         "script": script, "arguments": list(arguments), "scaling": "weak" if weak else "strong", "seconds": seconds,
         "precision": precision, "compression": compression, "threads": threads,
     }  # fmt: skip
-    document = {"settings": settings, "environment": about, "rows": [asdict(row) for row in rows]}
-    (output / "bench.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    draw(rows, output / "scaling.png", weak=weak)
+    document = {"settings": settings, "environment": about, "rows": [as_document(row) for row in rows]}
+    (folder / "bench.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    draw(rows, folder / "scaling.png", weak=weak)
     if found is None:
         say(console, f"no profile: {why}")
     else:
         text = yaml.safe_dump(found, sort_keys=False)
-        (output / "profile.yaml").write_text(text, encoding="utf-8")
-        say(console, f"{output}: bench.json, scaling.png, profile.yaml ({why})")
+        (folder / "profile.yaml").write_text(text, encoding="utf-8")
+        say(console, f"{folder}: bench.json, scaling.png, profile.yaml ({why})")
+    if output != TABLE:
+        print_document({**document, "profile": found, "profileReason": why}, output)
 
 
 def draw(rows: Sequence[Row], path: Path, *, weak: bool) -> None:

@@ -52,6 +52,14 @@ def table(runs: Sequence[tuple[int, int, Sequence[Observation]]]) -> list[Row]:
     return found
 
 
+def as_document(row: Row) -> dict[str, Any]:
+    """Return the row with the names that documents have."""
+    return {
+        "workers": row.workers, "batchSamples": row.batch_samples, "stepSeconds": row.step_s,
+        "samplesPerSecond": row.samples_per_s, "speedUp": row.speed_up, "efficiency": row.efficiency,
+    }  # fmt: skip
+
+
 def profile(
     name: str, solo: Sequence[Sequence[Observation]], together: Sequence[tuple[int, Sequence[Observation]]]
 ) -> tuple[dict[str, Any] | None, str]:

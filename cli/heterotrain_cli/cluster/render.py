@@ -13,7 +13,7 @@ from rich.text import Text
 
 from heterotrain_cli.cluster.api import event_time
 from heterotrain_cli.cluster.diagnosis import findings
-from heterotrain_cli.cluster.view import UNKNOWN, JobView, cost, duration, number, seconds_since, short
+from heterotrain_cli.cluster.view import UNKNOWN, JobView, cost, cost_until_end, duration, number, seconds_since, short
 from heterotrain_cli.forecast.tables import plain_table
 
 COLOURS = {
@@ -72,8 +72,8 @@ def summary(view: JobView) -> Table:
     table.add_row("workers", f"{status.ready} ready, {status.disruptions} disruptions, {status.restarts} failures")
     spent = cost(view)
     if spent is not None:
-        left_s = status.estimated_remaining_seconds
-        more = f", about {spent * left_s / 3600:.2f} until the end" if left_s is not None and not view.has_ended else ""
+        rest = cost_until_end(view)
+        more = "" if rest is None else f", about {rest:.2f} until the end"
         table.add_row("price", f"{spent:.2f} an hour{more}")
     if status.last_checkpoint is not None:
         ago = duration(seconds_since(status.last_checkpoint.time, view.now))

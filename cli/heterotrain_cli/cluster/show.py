@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import click
-import yaml
 from rich.live import Live
 
 from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.documents import description_document
 from heterotrain_cli.cluster.render import console, description, jobs_table
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.forecast.tables import say
+from heterotrain_cli.output import TABLE, output_option, print_document
 
-OUTPUTS = ["table", "json", "yaml"]
 _LEAST_INTERVAL_S = 0.2
 
 
 @click.command()
 @click.argument("name", required=False)
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Jobs of all namespaces.")
-@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True)
+@output_option
 @target_options
 def get(*, name: str | None, everywhere: bool, output: str, **target: Any) -> None:
     """List jobs, or one job, with speed, progress and price.
@@ -39,8 +38,8 @@ def get(*, name: str | None, everywhere: bool, output: str, **target: Any) -> No
         raise click.UsageError("a name and --all-namespaces exclude each other: remove one of them")
     cluster = Cluster(Target(**target))
     found = [cluster.job(name)] if name is not None else cluster.jobs(everywhere=everywhere)
-    if output != "table":
-        _print(found[0] if name is not None else {"apiVersion": "v1", "kind": "List", "items": found}, output)
+    if output != TABLE:
+        print_document(found[0] if name is not None else {"apiVersion": "v1", "kind": "List", "items": found}, output)
         return
     if not found:
         where = "any namespace" if everywhere else f"namespace {cluster.namespace}"
@@ -51,14 +50,24 @@ def get(*, name: str | None, everywhere: bool, output: str, **target: Any) -> No
 
 @click.command()
 @click.argument("name")
+@output_option
 @target_options
-def describe(*, name: str, **target: Any) -> None:
+def describe(*, name: str, output: str, **target: Any) -> None:
     """Show one job: progress, speed, what holds it up and what to do, workers, events.
 
+    \b
+    Examples:
+      heterotrain describe digits
+      heterotrain describe digits -o json
+
     Exit status: 0 with an answer; 1 without an answer from the cluster; 2 for a job that does not exist.
-    """
+    """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
-    console().print(description(view_of(cluster.job(name)), cluster.events(name)))
+    view, events = view_of(cluster.job(name)), cluster.events(name)
+    if output != TABLE:
+        print_document(description_document(view, events), output)
+        return
+    console().print(description(view, events))
 
 
 @click.command()
@@ -90,10 +99,3 @@ def top(*, name: str, interval: float, **target: Any) -> None:
             pass
     if screen.is_terminal:  # the alternate screen is gone
         screen.print(page)
-
-
-def _print(document: Any, output: str) -> None:
-    if output == "json":
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-    else:
-        click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)

@@ -13,9 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from heterotrain_cli.cluster.api import Cluster, Target, target_options
 from heterotrain_cli.cluster.diagnosis import findings
+from heterotrain_cli.cluster.documents import validation_document
 from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, view_of
-from heterotrain_cli.errors import UnavailableError
+from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_file import read_job_file
+from heterotrain_cli.output import TABLE, output_option, print_document
 
 JOB_FAILED: Final = 3
 """Exit status of a command that waited for a job that failed."""
@@ -27,15 +29,29 @@ LOOK_S: Final = 1.0
 @click.command()
 @click.argument("path", metavar="JOB.YAML")
 @click.option("--cluster", "on_cluster", is_flag=True, help="Let the cluster's API server check it, too (dry run).")
+@output_option
 @target_options
-def validate(*, path: str, on_cluster: bool, **target: Any) -> None:
+def validate(*, path: str, on_cluster: bool, output: str, **target: Any) -> None:
     """Check a job without running it; says what is wrong and what to do.
 
+    \b
+    Examples:
+      heterotrain validate job.yaml
+      heterotrain validate job.yaml --cluster -o json
+
     Exit status: 0 for a valid job; 1 without an answer from the cluster; 2 for a mistake.
-    """
-    job = read_job_file(path)
-    if on_cluster:
-        _cluster_for(job.namespace, target).create(job.body, dry_run=True)
+    """  # noqa: D301  # click reads the character \b
+    try:
+        job = read_job_file(path)
+        if on_cluster:
+            _cluster_for(job.namespace, target).create(job.body, dry_run=True)
+    except InputError as error:
+        if output != TABLE:
+            print_document(validation_document(None, on_cluster=on_cluster, mistake=error.message), output)
+        raise
+    if output != TABLE:
+        print_document(validation_document(job, on_cluster=on_cluster), output)
+        return
     click.echo(f"job {job.name} is valid")
 
 
@@ -45,8 +61,9 @@ def validate(*, path: str, on_cluster: bool, **target: Any) -> None:
 @click.option(
     "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="With --wait: stop waiting after this time."
 )
+@output_option
 @target_options
-def submit(*, path: str, waits: bool, timeout: float | None, **target: Any) -> None:
+def submit(*, path: str, waits: bool, timeout: float | None, output: str, **target: Any) -> None:
     """Create a job on the cluster.
 
     \b
@@ -61,23 +78,27 @@ def submit(*, path: str, waits: bool, timeout: float | None, **target: Any) -> N
         raise click.UsageError("--timeout needs --wait")
     job = read_job_file(path)
     cluster = _cluster_for(job.namespace, target)
-    name = str(cluster.create(job.body)["metadata"]["name"])
-    click.echo(f"job {name} is created in namespace {cluster.namespace}")
+    made = cluster.create(job.body)
+    name = str(made["metadata"]["name"])
+    click.echo(f"job {name} is created in namespace {cluster.namespace}", err=output != TABLE)
     if waits:
-        _wait(cluster, name, timeout_s=timeout)
+        _wait(cluster, name, timeout_s=timeout, output=output)
+    elif output != TABLE:
+        print_document(made, output)
 
 
 @click.command()
 @click.argument("name")
 @click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Stop waiting after this time.")
+@output_option
 @target_options
-def wait(*, name: str, timeout: float | None, **target: Any) -> None:
+def wait(*, name: str, timeout: float | None, output: str, **target: Any) -> None:
     """Show a job's progress until it ends.
 
     Exit status: 0 when the job has succeeded; 1 without an answer from the cluster, or after --timeout; 2 for a job
     that does not exist; 3 when it has failed.
     """
-    _wait(Cluster(Target(**target)), name, timeout_s=timeout)
+    _wait(Cluster(Target(**target)), name, timeout_s=timeout, output=output)
 
 
 def progress_line(view: JobView) -> str:
@@ -145,8 +166,11 @@ def until_ended(
             time.sleep(LOOK_S)
 
 
-def _wait(cluster: Cluster, name: str, *, timeout_s: float | None) -> None:
+def _wait(cluster: Cluster, name: str, *, timeout_s: float | None, output: str) -> None:
     view = until_ended(cluster, name, console=Console(stderr=True), timeout_s=timeout_s)
-    click.echo(f"job {name}: {view.status.state} after {duration(view.runtime_s)}. {view.status.reason}")
+    said = f"job {name}: {view.status.state} after {duration(view.runtime_s)}. {view.status.reason}"
+    click.echo(said, err=output != TABLE)
+    if output != TABLE:
+        print_document(view.body, output)
     if view.status.state != "Succeeded":
         raise SystemExit(JOB_FAILED)

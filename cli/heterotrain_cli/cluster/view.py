@@ -111,3 +111,9 @@ def cost(view: JobView) -> float | None:
         return None if view.status.price_per_hour is None else float(view.status.price_per_hour)
     except ValueError:
         return None
+
+
+def cost_until_end(view: JobView) -> float | None:
+    """Return what the rest of the job costs at its present price and speed; ``None`` where that is unknown."""
+    per_hour, left_s = cost(view), view.status.estimated_remaining_seconds
+    return None if per_hour is None or left_s is None or view.has_ended else per_hour * left_s / 3600

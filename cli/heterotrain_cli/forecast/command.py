@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ from rich.console import Console
 from heterotrain_cli.documents import STANDARD_INPUT, read_document, schema_option
 from heterotrain_cli.forecast.batch import as_document, forecast_batch
 from heterotrain_cli.forecast.tables import show_batch
+from heterotrain_cli.output import TABLE, output_option, print_document
 from heterotrain_cli.profile import Profile
 
 MAX_BATCH = 10**12
@@ -31,7 +31,7 @@ MAX_BATCH = 10**12
 @click.option("-n", "--namespace", help="Namespace of the running job  [default: the file's, else kubectl's]")
 @click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Global batch in samples  [default: the job's]")
 @click.option("--samples-per-epoch", type=click.IntRange(1), help="Size of the data set, for the cost of an epoch.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option
 @schema_option(Profile)
 def forecast(
     *,
@@ -69,8 +69,8 @@ def forecast(
         raise click.UsageError("--mode needs --model FILE")
     if job is not None:
         found = _of_job(job, profile_path, cluster=cluster, namespace=namespace, batch=batch, epoch=samples_per_epoch)
-        if output == "json":
-            click.echo(json.dumps(found.document, indent=2, ensure_ascii=False))
+        if output != TABLE:
+            print_document(found.document, output)
         else:
             found.show(Console())
         return
@@ -82,8 +82,8 @@ def forecast(
         raise click.UsageError("the global batch is missing: add --batch N")
     profile = read_document(profile_path, Profile)
     single = forecast_batch(profile, batch)
-    if output == "json":
-        click.echo(json.dumps(as_document(single), indent=2, ensure_ascii=False))
+    if output != TABLE:
+        print_document(as_document(single), output)
     else:
         show_batch(Console(), profile, batch, single)
 
@@ -97,8 +97,8 @@ def _of_model(path: str, *, batch: int | None, mode: str, output: str) -> None:
     if batch is None:
         raise click.UsageError("the global batch is missing: add --batch N")
     found = forecast_layout(read_document(path, ModelFile).problem(batch), mode=mode)
-    if output == "json":
-        click.echo(json.dumps(as_layouts(found), indent=2, ensure_ascii=False))
+    if output != TABLE:
+        print_document(as_layouts(found), output)
     else:
         show_layout(Console(), found)
 

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from heterotrain_cli.documents import schema_option
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.tables import plain_table, say
+from heterotrain_cli.output import TABLE, output_option, print_document
 from heterotrain_cli.simulate.pictures import draw
 from heterotrain_cli.simulate.scenario_file import POLICIES, Comparison, ScenarioFile, read_scenario, shipped
 from heterotrain_cli.simulate.summary import Summary, as_document, summarize
@@ -56,7 +57,7 @@ def _print_published(context: click.Context, _: click.Parameter, wanted: bool) -
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Write tables and pictures into this folder."
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_print_list, help="List the shipped scenarios."
 )
@@ -89,8 +90,8 @@ def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], o
     runs = run_all(comparison, Console(stderr=True))
     target = comparison.scenario.workload.target_steps
     summaries = [summarize(outcomes, target_steps=target) for outcomes in runs.values()]
-    if output == "json":
-        click.echo(json.dumps(document(comparison, summaries), indent=2, ensure_ascii=False))
+    if output != TABLE:
+        print_document(document(comparison, summaries), output)
     else:
         show(Console(), comparison.scenario, summaries)
     if out is not None:

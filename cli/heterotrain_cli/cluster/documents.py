@@ -1,0 +1,55 @@
+"""What the commands on a cluster print for programs (``-o json|yaml``). The names are documented and stay. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from heterotrain_cli.cluster.api import event_time
+from heterotrain_cli.cluster.diagnosis import findings
+from heterotrain_cli.cluster.view import JobView, cost_until_end
+from heterotrain_cli.job_file import JobFile
+
+
+def description_document(view: JobView, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what ``heterotrain describe`` says of a job: durations in seconds, unknown values as ``None``."""
+    found = findings(view)
+    return {
+        "name": view.name,
+        "namespace": view.namespace,
+        "state": view.status.state or "New",
+        "reason": view.status.reason,
+        "hasProblem": any(each.is_problem for each in found),
+        "findings": [{"what": each.what, "isProblem": each.is_problem} for each in found],
+        "ageSeconds": view.age_s,
+        "runtimeSeconds": view.runtime_s,
+        "costUntilEnd": cost_until_end(view),
+        "events": [_event(each) for each in events],
+        "status": view.body.get("status") or {},
+    }
+
+
+def validation_document(job: JobFile | None, *, on_cluster: bool, mistake: str | None = None) -> dict[str, Any]:
+    """Return what ``heterotrain validate`` says: of a valid job, or of one with a mistake, whose names may be unknown.
+
+    Args:
+        job: the valid job; ``None`` with a mistake.
+        on_cluster: whether the API server was asked, too.
+        mistake: one sentence; ``None`` for a valid job.
+    """
+    return {
+        "valid": mistake is None,
+        "mistake": mistake,
+        "name": None if job is None else job.name,
+        "namespace": None if job is None else job.namespace,
+        "checkedByCluster": on_cluster,
+    }
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "time": event_time(event),
+        "type": str(event.get("type") or "Normal"),
+        "reason": str(event.get("reason") or ""),
+        "message": " ".join(str(event.get("message") or event.get("note") or "").split()),
+    }
