@@ -12,11 +12,12 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 URI = "https://example.com/v1.2.3/kubectl-htj.tar.gz"
+HOMEPAGE = "https://example.com/heterotrain"
 
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    subprocess.run([ROOT / "deploy/krew/build.sh", "1.2.3", URI, tmp_path / "out"], check=True)
+    subprocess.run([ROOT / "deploy/krew/build.sh", "1.2.3", URI, HOMEPAGE, tmp_path / "out"], check=True)
     with tarfile.open(tmp_path / "out/kubectl-htj.tar.gz") as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     return tmp_path
@@ -27,7 +28,7 @@ def test_the_manifest_names_archive_checksum_and_version(built: Path) -> None:
     assert (manifest["metadata"]["name"], manifest["spec"]["version"]) == ("htj", "v1.2.3")
     (platform,) = manifest["spec"]["platforms"]
     assert platform["sha256"] == hashlib.sha256((built / "out/kubectl-htj.tar.gz").read_bytes()).hexdigest()
-    assert platform["uri"] == URI
+    assert (platform["uri"], manifest["spec"]["homepage"]) == (URI, HOMEPAGE)
     assert (built / "unpacked" / platform["bin"]).exists()
     assert "@" not in (built / "out/htj.yaml").read_text()
     assert len(manifest["spec"]["shortDescription"]) <= 50, "krew's own limit"

@@ -55,14 +55,24 @@ def test_toolchains_are_installed_by_hash() -> None:
 
 def test_a_release_is_scanned_before_it_is_built_and_all_of_it_is_signed() -> None:
     release = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
-    assert release["image"]["needs"] == "vulnerabilities"
-    assert release["files"]["needs"] == "image"
-    texts = {name: "\n".join(step.get("run", "") for step in release[name]["steps"]) for name in ("image", "files")}
-    assert texts["image"].index("docker push") < texts["image"].index("cosign sign")
-    assert "syft" in texts["image"]
-    assert "cosign attest" in texts["image"]
-    assert "cosign sign-blob" in texts["files"]
-    assert "cosign sign --yes" in texts["files"]
+    assert release["image"]["needs"] == ["version", "vulnerabilities"]
+    assert [release[name]["needs"] for name in ("files", "pypi", "release")] == ["image", "files", ["files", "pypi"]]
+    text = "\n".join(step.get("run", "") for step in release["files"]["steps"])
+    assert text.index("cosign sign-blob") < text.index("sha256sum") < text.index("helm push")
+    assert "cosign sign --yes" in text
+
+
+def test_a_job_of_a_release_has_only_the_rights_that_it_uses() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    sign = {"contents": "read", "packages": "write", "id-token": "write"}
+    assert {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job} == {
+        "image": sign,
+        "files": sign,
+        "pypi": {"contents": "read", "id-token": "write"},
+        "release": {"contents": "write"},
+    }
+    assert workflow["jobs"]["pypi"]["environment"] == "pypi"
 
 
 def test_a_known_vulnerability_fails_the_scan() -> None:

@@ -1,0 +1,238 @@
+"""A release fits together: chart, manifest, plugin and wheel name what the same workflow publishes.
+
+The steps of the workflow run here as they are, on a copy of the sources. Programs that push or sign are recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from heterotrain_core.version import __version__
+from lab import release_names
+from support.helm import HELM, helm, of_kind
+
+ROOT = Path(__file__).parents[2]
+JOBS = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
+SOURCE = "https://github.com/Some-Owner/heterotrain"
+ENVIRONMENT = {
+    "GITHUB_REF_NAME": f"v{__version__}",
+    "GITHUB_REPOSITORY": "Some-Owner/heterotrain",
+    "GITHUB_REPOSITORY_OWNER": "Some-Owner",
+    "GITHUB_SERVER_URL": "https://github.com",
+    "REGISTRY": "ghcr.io",
+}
+"""What GitHub gives to a workflow. Registries refuse the capital letters of this owner."""
+DIGEST = f"sha256:{7:064}"
+RECORDER = f"""#!{sys.executable}
+import json, os, pathlib, sys
+words = [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]
+with open(os.environ["RECORD"], "a") as record:
+    record.write(json.dumps(words) + "\\n")
+if "--metadata-file" in words:
+    described = {{"containerimage.descriptor": {{"digest": "sha256:other"}}, "containerimage.digest": "{DIGEST}"}}
+    pathlib.Path(words[words.index("--metadata-file") + 1]).write_text(json.dumps(described))
+"""
+
+
+def step(job: str, name: str) -> str:
+    """Return the script of a workflow's step whose name begins with ``name``."""
+    (found,) = [each for each in JOBS[job]["steps"] if each.get("name", "").startswith(name)]
+    return str(found["run"])
+
+
+def recorded(tmp_path: Path, script: str, *programs: str, **environment: str) -> list[list[str]]:
+    """Run a script as GitHub does, and return the calls of programs that only write down how they were called."""
+    (tmp_path / "bin").mkdir()
+    for name in programs:
+        (tmp_path / "bin" / name).write_text(RECORDER)
+        (tmp_path / "bin" / name).chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    variables = {**ENVIRONMENT, **environment, "PATH": path, "RECORD": str(tmp_path / "calls")}
+    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=variables, check=True)
+    return [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+
+
+def calls_for(tmp_path: Path, entry: dict[str, str]) -> list[list[str]]:
+    """Return what the job of an image calls for one entry of its matrix."""
+    (found,) = [each for each in JOBS["image"]["steps"] if each.get("name", "").startswith("Build, push")]
+    known = {"env.REGISTRY": "ghcr.io", "github.repository_owner": "Some-Owner"}
+    known |= {f"matrix.{key}": value for key, value in entry.items()}
+    environment: dict[str, str] = {}
+    for name, text in found["env"].items():
+        environment[name] = re.sub(r"\$\{\{ (\S+) \}\}", lambda word: known[word[1]], text)
+    tmp_path.mkdir()
+    return recorded(tmp_path, str(found["run"]), "docker", "syft", "cosign", **environment)
+
+
+@pytest.fixture
+def pushed(tmp_path: Path) -> set[str]:
+    """All images that the release pushes, with their tags."""
+    entries = JOBS["image"]["strategy"]["matrix"]["include"]
+    calls = [call for n, entry in enumerate(entries) for call in calls_for(tmp_path / str(n), entry)]
+    builds = [call for call in calls if call[:3] == ["docker", "buildx", "build"] and "--push" in call]
+    assert len(builds) == len(entries)
+    return {build[build.index("-t") + 1] for build in builds}
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources after the step that gives them the names of the release."""
+    root = tmp_path_factory.mktemp("released")
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for path in tracked.stdout.split():
+        if not path.startswith(("tests/", "docs/benchmarks")) and (ROOT / path).is_file():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / path, root / path)
+    script = step("files", "Give the sources the names")
+    assert ".venv/bin/python" in script
+    script = script.replace("make setup-core", "").replace(".venv/bin/python", sys.executable)
+    done = subprocess.run(
+        ["bash", "-e", "-c", script], cwd=root, env={**os.environ, **ENVIRONMENT},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def images_of(objects: list[dict[str, Any]]) -> set[str]:
+    """Return the images of all pods that these objects are or make."""
+    pods = [each["spec"]["template"]["spec"] for each in of_kind(objects, "Deployment")]
+    pods += [each["spec"] for each in of_kind(objects, "Pod")]
+    assert pods
+    return {container["image"] for pod in pods for container in pod["containers"]}
+
+
+@pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
+def test_a_default_install_pulls_an_image_that_the_release_pushes(released: Path, pushed: set[str]) -> None:
+    done = helm("template", "heterotrain", str(released / "helm/heterotrain"), "--kube-version", "1.36.0")
+    assert done.returncode == 0, done.stderr
+    found = images_of([each for each in yaml.safe_load_all(done.stdout) if each])
+    assert found == {f"ghcr.io/some-owner/heterotrain-operator:{__version__}"}
+    assert found <= pushed
+
+
+def test_manifest_and_metadata_name_the_same_image(released: Path, pushed: set[str]) -> None:
+    objects = list(yaml.safe_load_all((released / "out/heterotrain.yaml").read_text()))
+    about = yaml.safe_load((released / "helm/heterotrain/Chart.yaml").read_text())
+    listed = {each["image"] for each in yaml.safe_load(about["annotations"]["artifacthub.io/images"])}
+    assert images_of(objects) == listed
+    assert listed <= pushed
+
+
+def test_nothing_of_a_release_keeps_a_name_without_a_registry(released: Path) -> None:
+    published = [*(released / "helm").rglob("*"), *(released / "out").glob("*.yaml"), released / "README.md"]
+    names = re.compile(rf"(?<![\w./-]){release_names.SOURCE_IMAGE}\b")
+    assert [str(path) for path in published if path.is_file() and names.search(path.read_text())] == []
+    assert any(names.search(path.read_text()) for path in (ROOT / "helm").rglob("*") if path.is_file())
+
+
+def test_every_image_has_both_platforms_and_is_signed_and_listed_by_the_digest_of_its_index(tmp_path: Path) -> None:
+    for n, entry in enumerate(JOBS["image"]["strategy"]["matrix"]["include"]):
+        build, *after = calls_for(tmp_path / str(n), entry)
+        assert build[build.index("--platform") + 1] == "linux/amd64,linux/arm64"
+        assert ("--build-arg" in build) == bool(entry["requirements"])
+        name = f"ghcr.io/some-owner/{entry['image']}@{DIGEST}"
+        assert after[0] == ["cosign", "sign", "--yes", "--recursive", name]
+        assert [call[1:4] for call in after if call[0] == "syft"] == [
+            [f"registry:{name}", "--platform", platform] for platform in ("linux/amd64", "linux/arm64")
+        ]
+        assert [call[-1] for call in after if call[:2] == ["cosign", "attest"]] == [name, name]
+
+
+def test_the_plugin_installs_the_package_that_the_release_publishes(released: Path) -> None:
+    manifest = yaml.safe_load((released / "out/htj.yaml").read_text())
+    (platform,) = manifest["spec"]["platforms"]
+    attached = urlsplit(platform["uri"]).path.rpartition("/")[2]
+    assert platform["uri"] == f"{SOURCE}/releases/download/v{__version__}/{attached}"
+    assert (released / "out" / attached).exists(), "the release attaches all files of this folder"
+    assert "out/*" in step("release", "Publish")
+    publish = step("pypi", "Publish")
+    assert "uv publish --trusted-publishing always out/*.whl" in publish
+    project = tomllib.loads((released / "pyproject.toml").read_text())["project"]
+    assert f"{project['name']}[cli]==" in (released / "deploy/krew/kubectl-htj").read_text()
+
+
+def test_the_published_wheel_names_pages_that_exist(released: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=released, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        text = archive.read(metadata).decode()
+    assert f"Project-URL: Homepage, {SOURCE}\n" in text
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert_pages_exist(links)
+
+
+def test_the_pages_of_the_chart_exist(released: Path) -> None:
+    about = yaml.safe_load((released / "helm/heterotrain/Chart.yaml").read_text())
+    readme = (released / "helm/heterotrain/README.md").read_text()
+    listed = [each["url"] for each in yaml.safe_load(about["annotations"]["artifacthub.io/links"])]
+    assert (about["home"], about["sources"]) == (SOURCE, [SOURCE])
+    assert_pages_exist([about["icon"], *listed, *re.findall(r"\]\(([^)\s]+)\)", readme)])
+    assert "oci://ghcr.io/some-owner/charts/heterotrain -n heterotrain-system --create-namespace" in readme
+    assert f"--version {__version__}" in readme
+    assert "oci://${CHARTS,,}" in step("files", "Push the chart")
+
+
+def assert_pages_exist(links: list[str]) -> None:
+    """Check that each address of this version's files belongs to a file of the sources."""
+    files = re.compile(rf"{SOURCE}/(?:blob|raw)/v{re.escape(__version__)}/([^#]+)")
+    own = [known[1] for link in links if (known := files.match(link))]
+    assert own
+    assert [path for path in own if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "reason"),
+    [
+        ("core/heterotrain_core/version.py", __version__, "9.9.9", "has 9.9.9"),
+        ("helm/heterotrain/Chart.yaml", f"\nversion: {__version__}", "\nversion: 9.9.9", "version of helm"),
+        ("helm/heterotrain/values.yaml", "heterotrain/operator", "other/operator", "occurs 0 times instead of once"),
+        ("pyproject.toml", "[project.scripts]", "[project.urls]\n[project.scripts]", "start from a new checkout"),
+    ],
+)
+def test_sources_that_cannot_become_this_release_are_refused(
+    tmp_path: Path, path: str, old: str, new: str, reason: str
+) -> None:
+    for each in (
+        "core/heterotrain_core/version.py", "helm/heterotrain/Chart.yaml", "helm/heterotrain/values.yaml",
+        "helm/heterotrain/README.md", "deploy/manifest/heterotrain.yaml", "pyproject.toml", "README.md",
+    ):  # fmt: skip
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / each, tmp_path / each)
+    assert old in (tmp_path / path).read_text()
+    (tmp_path / path).write_text((tmp_path / path).read_text().replace(old, new))
+    before = {each: each.read_text() for each in tmp_path.rglob("*") if each.is_file()}
+    release = release_names.Release(version=__version__, registry="ghcr.io/o", source=SOURCE)
+    with pytest.raises(release_names.ReleaseError, match=reason):
+        release_names.rename(tmp_path, release)
+    assert {each: each.read_text() for each in tmp_path.rglob("*") if each.is_file()} == before
+
+
+def test_a_tag_that_is_not_the_version_stops_the_release_before_anything_is_pushed() -> None:
+    script = step("version", "The tag is the version")
+    for tag, code in ((f"v{__version__}", 0), ("v9.9.9", 1)):
+        done = subprocess.run(["bash", "-e", "-c", script], cwd=ROOT, env={"GITHUB_REF_NAME": tag}, check=False)
+        assert done.returncode == code
+    assert "version" in JOBS["image"]["needs"]
