@@ -16,12 +16,15 @@ from typing import Annotated, Any, TypeVar
 import click
 import yaml
 from heterotrain_operator.api.explain import explain
+from heterotrain_operator.api.text import quoted
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict, ValidationError
 from pydantic.alias_generators import to_camel
 
 from heterotrain_cli.errors import InputError
 
 STANDARD_INPUT = "-"
+_REPEATED = "the key "
+"""First words of the message for a key that appears twice."""
 
 
 def _integral(value: Any) -> Any:
@@ -108,7 +111,7 @@ Loader.add_constructor("tag:yaml.org,2002:int", _int)
 
 
 def _repeated(key: object) -> str:
-    return f"the key {key!r} appears twice: keep one"
+    return f"{_REPEATED}{quoted(str(key))} appears twice: keep one"
 
 
 def place(path: str) -> str:
@@ -124,8 +127,12 @@ def read_text(path: str) -> str:
     """
     try:
         return sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise InputError(f"{place(path)}: there is no such file: check the path") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{place(path)}: is a folder: name a file in it") from error
     except OSError as error:
-        raise InputError(f"{place(path)}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{place(path)}: cannot be read ({error.strerror}): check its permissions") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{place(path)}: is not UTF-8 text: write it as YAML or JSON") from error
 
@@ -168,11 +175,15 @@ def parse_documents(text: str, *, where: str) -> list[Any]:
     try:
         return list(yaml.load_all(text, Loader=Loader))  # derived from SafeLoader
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
-        raise InputError(f"{where}: is neither YAML nor JSON: {error.problem}{at}") from error
+        mark, problem = error.problem_mark, str(error.problem)
+        if problem.startswith(_REPEATED):
+            line = f" (line {mark.line + 1})" if mark is not None else ""
+            raise InputError(f"{where}: {problem}{line}") from error
+        at = f"correct line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "correct it"
+        raise InputError(f"{where}: is neither YAML nor JSON: {at} ({quoted(problem)})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{where}: is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+        said = quoted(" ".join(str(error).split()))
+        raise InputError(f"{where}: is neither YAML nor JSON: correct it ({said})") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from heterotrain_core.extras import missing_extra
 from heterotrain_core.version import __version__
 
+_PLUGIN = "kubectl-htj"
+"""Name of the program as kubectl finds it; people write it as two words."""
 _BARE_HELP = f"""heterotrain {__version__}: one PyTorch training job on mixed GPUs
 
 This installation has no extra, so it has none of the commands. Install what you need:
@@ -34,4 +37,4 @@ def main() -> None:
             case _:
                 sys.exit(sentence)
         return
-    command()
+    command(prog_name="kubectl htj" if Path(sys.argv[0]).name == _PLUGIN else "heterotrain")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_operator.api.admission import job_name, read_new_job
 from heterotrain_operator.api.reading import SpecError
+from heterotrain_operator.api.text import listed, quoted
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import template_patches
 from heterotrain_operator.decide.objects.pods import problem_of_templates
 
+from heterotrain_cli.convert.sources import format_of
 from heterotrain_cli.documents import parse_documents, place, read_text
 from heterotrain_cli.errors import InputError
 
@@ -45,8 +47,7 @@ def read_job_file(path: str) -> JobFile:
     documents = parse_documents(read_text(path), where=where)
     jobs = [d for d in documents if isinstance(d, Mapping) and d.get("kind") == keys.KIND]
     if len(jobs) != 1:
-        kinds = ", ".join(str(d["kind"]) for d in documents if isinstance(d, Mapping) and "kind" in d) or "no object"
-        raise InputError(f"{where}: must hold exactly one {keys.KIND}, but holds {kinds}")
+        raise InputError(f"{where}: {_not_one(documents, path)}")
     body = jobs[0]
     if body.get("apiVersion") != API_VERSION:
         raise InputError(f"{where}: apiVersion is {body.get('apiVersion')!r}, but must be {API_VERSION}")
@@ -58,3 +59,18 @@ def read_job_file(path: str) -> JobFile:
         raise InputError(f"{where}: {problem}")
     metadata = body["metadata"]
     return JobFile(name=job_name(metadata), namespace=metadata.get("namespace"), body=body, spec=spec)
+
+
+def _not_one(documents: Sequence[Any], path: str) -> str:
+    """Return why the documents are not one job, and the next step."""
+    objects = [each for each in documents if isinstance(each, Mapping)]
+    kinds = [quoted(str(each["kind"])) for each in objects if "kind" in each]
+    if (count := kinds.count(keys.KIND)) > 1:
+        return f"holds {count} objects of kind {keys.KIND}: give one file for each"
+    convertible = [format_of(each) for each in objects if format_of(each)]
+    if convertible:
+        return f"holds a {convertible[0]}: `heterotrain init --from {path}` writes a {keys.KIND} from it"
+    if any({"members", "units", "workload"} & each.keys() for each in objects):
+        return f"must hold one {keys.KIND}, but this is a file for `heterotrain forecast` or `simulate`"
+    held = listed(kinds, most=4) if kinds else "no object"
+    return f"must hold exactly one {keys.KIND}, but holds {held}: `heterotrain init SCRIPT.PY` writes one"

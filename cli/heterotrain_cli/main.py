@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 from heterotrain_core.version import __version__
+
+from heterotrain_cli.usage import one_sentence
 
 COMMANDS: Final[Mapping[str, str]] = {
     "init": "convert.command", "validate": "cluster.submit", "submit": "cluster.submit", "wait": "cluster.submit",
@@ -35,8 +38,30 @@ class Commands(click.Group):
         found: click.Command = getattr(import_module(f"heterotrain_cli.{COMMANDS[cmd_name]}"), cmd_name)
         return found
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Return the context of the program; a mistake in its options becomes one sentence."""
+        with _one_sentence():
+            return super().make_context(info_name, args, parent, **extra)
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a mistake in its options becomes one sentence."""
+        with _one_sentence():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            raise  # the help is the answer
+        raise one_sentence(error, list(COMMANDS)) from error
+
+
+@click.group("heterotrain", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="heterotrain")
 def main() -> None:
     """Run, watch, forecast and simulate PyTorch training jobs on mixed GPUs."""

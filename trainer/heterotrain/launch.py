@@ -17,10 +17,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from heterotrain_core.contract import env
 from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_outcome, encode_outcome
+from heterotrain_core.version import __version__
 
 from heterotrain.error_output import ErrorOutput
 from heterotrain.telemetry.logs import set_up_logs
@@ -31,6 +33,9 @@ KILL_AFTER_S = 20
 """After one rank has failed, the others are killed unless they end within this time."""
 MOST_DESCRIPTORS = 65_536
 """Descriptors that a process may open, where the limit of the container allows it."""
+
+_MOST_SHOWN = 60
+_MISTAKE = 2
 
 _LEFT_EARLY = Outcome(ending=Ending.LEFT, reason="received SIGTERM before it had joined", epoch=0, step=0)
 
@@ -159,9 +164,8 @@ class Launcher:
             ended_well = self._codes[rank] == 0 or (self._told and self._codes[rank] == -signal.SIGTERM)
             if not ended_well and not self._ending:
                 self._ending, self._first = True, rank
-                _log.error(
-                    "rank %d of the pod ended with %s: terminating the other ranks", rank, _how(self._codes[rank])
-                )
+                if self._ranks > 1:
+                    _log.error("rank %d ended with %s: terminating the other ranks", rank, _how(self._codes[rank]))
                 self._signal(signal.SIGTERM)
                 signal.alarm(KILL_AFTER_S)
         signal.alarm(0)
@@ -176,7 +180,7 @@ class Launcher:
         self._signal(number)
 
     def _on_alarm(self, _number: int, _frame: FrameType | None) -> None:
-        _log.error("%d ranks of the pod did not end within %d s: killing them", len(self._children), KILL_AFTER_S)
+        _log.error("%d ranks did not end within %d s: killing them", len(self._children), KILL_AFTER_S)
         self._signal(signal.SIGKILL)
 
 
@@ -193,6 +197,39 @@ def _read(file: Path) -> Outcome | None:
         return decode_outcome(file.read_text(encoding="utf-8"))
     except OSError:
         return None
+
+
+def problem_of(arguments: Sequence[str]) -> str:
+    """Return what is wrong with a command line and what to do, in one sentence; empty for one that can be started.
+
+    Args:
+        arguments: a script or ``torchrun`` with its own arguments; before a script, options of Python of one letter.
+    """
+    first = arguments[0]
+    if first in ("--nproc", "--nproc-per-node", "--nproc_per_node", "--nnodes"):
+        return f"{first} is an option of torchrun, which starts several ranks on one machine: run torchrun {first} N …"
+    if first.startswith("--"):
+        return f"{first[:_MOST_SHOWN]} is not an option: name the script first, and its own options after it"
+    if first.startswith("-") or not first.endswith(".py"):
+        return ""  # python -m and the like, torchrun, a folder
+    if not Path(first).is_file():
+        return f"there is no file {first[:_MOST_SHOWN]} in {Path.cwd()}: check the path, or whether the image has it"
+    return ""
+
+
+def _refuse(problem: str, environ: Mapping[str, str]) -> NoReturn:
+    """End with one sentence; in a job, it is also the pod's outcome.
+
+    Raises:
+        SystemExit: always, with status 2.
+    """
+    if env.JOB_UID in environ:
+        outcome = Outcome(ending=Ending.FAILED, reason=f"heterotrain-run: {problem}", epoch=0, step=0)
+        with contextlib.suppress(OSError):
+            path = Path(environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH))
+            path.write_text(encode_outcome(outcome), encoding="utf-8")
+    print(f"heterotrain-run: {problem}", file=sys.stderr)  # noqa: T201  # output of a command
+    raise SystemExit(_MISTAKE)
 
 
 def _allow_descriptors() -> None:
@@ -220,6 +257,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         print(usage)  # noqa: T201  # output of a command
         raise SystemExit(0 if given else 2)
+    if given[0] == "--version":
+        print(f"heterotrain-run, version {__version__}")  # noqa: T201  # output of a command
+        raise SystemExit(0)
+    if problem := problem_of(given):
+        _refuse(problem, os.environ)
     _allow_descriptors()
     if Runtime(os.environ.get(env.RUNTIME, Runtime.HETEROTRAIN)) is Runtime.TORCHRUN:
         from heterotrain.torchrun.launcher import run  # noqa: PLC0415  # needs a package of the extra `trainer`

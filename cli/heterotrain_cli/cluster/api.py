@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 import click
 from heterotrain_core.contract import keys
 
-from heterotrain_cli.errors import InputError, UnavailableError
+from heterotrain_cli.cluster.refusals import refusal, said
+from heterotrain_cli.errors import UnavailableError
 
 TIMEOUT_S: Final = 30
 PAGE_SIZE: Final = 500
@@ -25,9 +26,8 @@ READ_TRIES: Final = 3
 """An API server that restarts does not end a command that watches a job."""
 RETRY_S: Final = 1.0
 _CHUNK_BYTES: Final = 1 << 16
-_FIRST_ERROR, _FIRST_FAILURE = 400, 500
-"""The first HTTP status that is an error, and the first that is the server's own failure."""
-_SHORT = 200
+_FIRST_ERROR = 400
+"""The first HTTP status that is an error."""
 _ROOT = f"/apis/{keys.GROUP}/{keys.VERSION}"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -94,7 +94,7 @@ class Cluster:
                 namespace = chosen["context"].get("namespace") or "default"
         except (config.ConfigException, OSError, KeyError) as error:
             raise UnavailableError(
-                f"no access to a cluster ({_short(str(error))}): set KUBECONFIG, or give --kubeconfig and --context"
+                f"no access to a cluster ({said(str(error))}): set KUBECONFIG, or give --kubeconfig and --context"
             ) from error
         configuration.retries = False
         self.namespace = target.namespace or namespace.strip()
@@ -213,7 +213,7 @@ class Cluster:
         with _no_answer():
             response = self._send("GET", path, query=query, timeout_s=None if follow else TIMEOUT_S)
             if response.status >= _FIRST_ERROR:
-                raise _refusal(response.status, response.data, what, self.namespace)
+                raise refusal(response.status, response.data, what, self.namespace)
             try:
                 rest = b""
                 for chunk in response.stream(_CHUNK_BYTES, decode_content=True):
@@ -257,7 +257,7 @@ class Cluster:
         with _no_answer():
             response = self._send(method, path, query=query, body=body, timeout_s=TIMEOUT_S)
             if response.status >= _FIRST_ERROR:
-                raise _refusal(response.status, response.data, what, self.namespace)
+                raise refusal(response.status, response.data, what, self.namespace)
             found: dict[str, Any] = json.loads(response.data)
             return found
 
@@ -285,9 +285,13 @@ def _no_answer() -> Iterator[None]:
     try:
         yield
     except (HTTPError, OSError) as error:
-        raise UnavailableError(f"the cluster does not answer: {_short(str(error))}") from error
+        raise UnavailableError(
+            f"the cluster does not answer ({said(str(error))}): check it with kubectl cluster-info"
+        ) from error
     except ValueError as error:
-        raise UnavailableError(f"the cluster's answer is not JSON: {_short(str(error))}") from error
+        raise UnavailableError(
+            f"the cluster's answer is not JSON ({said(str(error))}): check the address in the kubeconfig"
+        ) from error
 
 
 def event_time(event: Mapping[str, Any]) -> str:
@@ -297,40 +301,6 @@ def event_time(event: Mapping[str, Any]) -> str:
         series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
         or event["metadata"].get("creationTimestamp") or ""
     )  # fmt: skip
-
-
-def _refusal(status: int, raw: bytes, what: str, namespace: str) -> click.ClickException:
-    """Return the error for an answer of the API server that is not a success."""
-    try:
-        message = str(json.loads(raw)["message"])
-    except (TypeError, ValueError, KeyError):  # a proxy's answer, for example
-        message = raw.decode(errors="replace") or f"HTTP {status}"
-    match status:
-        case 404 if "could not find the requested resource" in message:
-            return InputError("this cluster has no HeteroTrainJobs: install the operator's chart first")
-        case 404:
-            return InputError(f"there is no {what} in namespace {namespace}: `heterotrain get -A` lists all jobs")
-        case 409:
-            return InputError(f"{what} exists already: choose another name, or delete it first")
-        case 401 | 403:
-            return InputError(f"not allowed to read or change {what}: {_short(message)}")
-        case _ if status >= _FIRST_FAILURE:
-            return UnavailableError(f"the API server failed: {_short(message)}")
-        case _:
-            return InputError(_plain(message))
-
-
-def _plain(message: str) -> str:
-    """Return the API server's reasons without the words around them."""
-    kind, _, rest = message.partition(" is invalid: ")
-    reasons = rest if rest and kind.startswith(keys.KIND) else message
-    return " ".join(reasons.split())
-
-
-def _short(text: str) -> str:
-    """Return the text on one line, cut to what is useful in a sentence."""
-    line = " ".join(text.split())
-    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"
 
 
 def _index(pod: str) -> tuple[int, str]:

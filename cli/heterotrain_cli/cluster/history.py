@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -13,11 +14,13 @@ from typing import Any, Final
 
 import numpy as np
 from heterotrain_core.contract import metrics as names
+from heterotrain_operator.api.text import quoted
 from numpy.typing import NDArray
 
 from heterotrain_cli.cluster.api import Cluster
+from heterotrain_cli.cluster.refusals import said
 from heterotrain_cli.cluster.view import JobView
-from heterotrain_cli.errors import UnavailableError
+from heterotrain_cli.errors import InputError, UnavailableError
 
 Arrays = dict[str, NDArray[np.float64]]
 MOST_READINGS: Final = 100_000
@@ -25,6 +28,7 @@ TIMEOUT_S: Final = 30
 MOST_POINTS: Final = 10_000
 """Prometheus refuses ranges with more than 11,000 points."""
 
+_SERVICE: Final = re.compile(r"[a-z0-9.-]+/[a-z0-9.-]+:[a-z0-9-]+")
 QUERY_RANGE: Final = "/api/v1/query_range"
 _SERIES: Final = {
     "epoch": names.EPOCH,
@@ -110,9 +114,15 @@ def answer_of(cluster: Cluster, where: str, query: Mapping[str, str], *, path: s
         path: of the request.
 
     Raises:
+        InputError: the address has neither of its two forms.
         UnavailableError: there is none.
     """
     if not where.startswith(("http://", "https://")):
+        if not _SERVICE.fullmatch(where):
+            raise InputError(
+                f"--prometheus {quoted(where)} is neither a URL such as http://prometheus:9090 nor "
+                "NAMESPACE/SERVICE:PORT"
+            )
         return cluster.proxied(where, path, query)
     url = f"{where.rstrip('/')}{path}?{urllib.parse.urlencode(query)}"
     try:
@@ -120,4 +130,6 @@ def answer_of(cluster: Cluster, where: str, query: Mapping[str, str], *, path: s
             found: dict[str, Any] = json.load(reply)
             return found
     except (urllib.error.URLError, OSError, ValueError) as error:
-        raise UnavailableError(f"Prometheus at {where} does not answer: {error}") from error
+        raise UnavailableError(
+            f"Prometheus at {where} does not answer ({said(str(error))}): check the address"
+        ) from error

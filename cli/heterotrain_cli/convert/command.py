@@ -104,7 +104,7 @@ def _from_file(source: str) -> Draft:
     if len(known) > 1:
         raise InputError(f"{where}: holds {len(known)} jobs: give one at a time")
     if not documents:
-        raise InputError(f"{where}: holds no manifest")
+        raise InputError(f"{where}: holds no manifest: give a PyTorchJob, TrainJob, RayJob or SkyPilot task")
     return draft_of((known or documents)[0], where=where)
 
 

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from heterotrain_core.contract import keys
+from heterotrain_operator.api.text import quoted
+
 from heterotrain_cli.convert.draft import GPU, Draft, DraftPool, plain_name, split_template, whole
 from heterotrain_cli.convert.launching import converted
 from heterotrain_cli.errors import InputError
@@ -26,15 +29,24 @@ def draft_of(document: Mapping[str, Any], *, where: str) -> Draft:
     Raises:
         InputError: its format is not known, or an essential part is missing.
     """
-    kind = document.get("kind")
-    if kind is None and ("run" in document or "resources" in document):
-        kind = _TASK
-    if kind not in _BY_KIND:
-        raise InputError(f"{where}: kind {kind!r} cannot be converted: known are {', '.join(_BY_KIND)}")
+    kind = format_of(document)
+    if document.get("kind") == keys.KIND:
+        raise InputError(f"{where}: is a {keys.KIND} already: `heterotrain submit {where}` creates it")
+    if not kind:
+        named = quoted(str(document.get("kind")))
+        raise InputError(f"{where}: kind {named} cannot be converted: known are {', '.join(_BY_KIND)}")
     try:
-        return _BY_KIND[str(kind)](document)
+        return _BY_KIND[kind](document)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{where}: not a complete {kind} ({type(error).__name__}: {error}): correct it") from error
+
+
+def format_of(document: Mapping[str, Any]) -> str:
+    """Return the name of a manifest's format; empty for one that cannot be converted."""
+    kind = document.get("kind")
+    if kind is None and ("run" in document or "resources" in document):
+        return _TASK
+    return str(kind) if kind in _BY_KIND else ""
 
 
 def _of(document: Mapping[str, Any]) -> Draft:

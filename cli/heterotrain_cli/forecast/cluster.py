@@ -26,27 +26,29 @@ class RunningJob:
     """The plan and the measurements of a running job.
 
     Attributes:
+        body: the job's object.
         plan: the plan in force.
         speeds: time models in the job's status, by pool; for pools without workers.
         measured_step_s: the job's measured step time; ``None`` before the first measurement.
         exchange: the exchange in the job's status, with all numbers of members that it was measured with.
     """
 
+    body: Mapping[str, Any]
     plan: Plan
     speeds: Mapping[str, ComputeTime]
     measured_step_s: float | None
     exchange: MeasuredExchange = field(default_factory=MeasuredExchange)
 
 
-def read_running_job(job: Job, *, namespace: str | None) -> RunningJob:
-    """Return the running job with the name of the given one.
+def read_running_job(name: str, *, namespace: str | None) -> RunningJob:
+    """Return the running job of a name.
 
     Raises:
         UnavailableError: the cluster does not answer, or the job has no plan yet.
         InputError: there is no such job, or this version cannot use its plan.
     """
     cluster = Cluster(Target(namespace=namespace))
-    return running_job(cluster, job.name, cluster.job(job.name))
+    return running_job(cluster, name, cluster.job(name))
 
 
 def running_job(cluster: Cluster, name: str, body: Mapping[str, Any]) -> RunningJob:
@@ -67,6 +69,7 @@ def running_job(cluster: Cluster, name: str, body: Mapping[str, Any]) -> Running
     step_s = status.get("stepSeconds")
     internal = read_tolerantly(InternalStatus, status.get("internal"))
     return RunningJob(
+        body=body,
         plan=plan,
         speeds={pool.name: compute_time(pool.speed) for pool in internal.pools if pool.speed is not None},
         exchange=measured_exchange(internal.exchange),

@@ -13,11 +13,12 @@ from heterotrain_cli.forecast.tables import show_batch
 from heterotrain_cli.output import TABLE, output_option, print_document
 from heterotrain_cli.profile import Profile
 
-MAX_BATCH = 10**12
+MAX_BATCH = 10_000_000
+"""As in the API."""
 
 
 @click.command()
-@click.argument("job", required=False, metavar="[JOB.YAML]")
+@click.argument("job", required=False, metavar="[JOB.YAML|JOB]")
 @click.option("--profile", "profile_path", metavar="FILE", help="File with speeds, YAML or JSON; - is standard input.")
 @click.option("--model", "model_path", metavar="FILE", help="Model in units and devices to divide it over.")
 @click.option(
@@ -55,6 +56,7 @@ def forecast(
       heterotrain forecast --profile gpus.yaml --batch 512
       heterotrain forecast job.yaml --profile pools.yaml
       heterotrain forecast job.yaml --cluster
+      heterotrain forecast digits --cluster --batch 1024
       heterotrain forecast --model gpt.yaml --batch 256
 
     Exit status: 0 with an answer, also for an impossible batch; 1 without an answer from the cluster; 2 for a wrong
@@ -111,6 +113,8 @@ def _of_job(
 
     if cluster and profile_path is not None:
         raise click.UsageError("--profile and --cluster both give speeds: remove one of them")
+    if namespace is not None and not cluster:
+        raise click.UsageError("--namespace belongs to --cluster: a profile has no namespace")
     if not cluster and profile_path is None:
         raise click.UsageError("no source of speeds: give either --profile FILE or --cluster")
     if path == profile_path == STANDARD_INPUT:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from heterotrain_core.contract.plan import Prediction
+from heterotrain_operator.api.reading import SpecError, read_spec
 from rich.console import Console
 
 from heterotrain_cli.documents import place, read_document
+from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.allocations import AllocationForecast, JobForecast, PoolForecast, forecast_job
 from heterotrain_cli.forecast.cluster import RunningJob, exchange, read_running_job, with_measured_speeds
-from heterotrain_cli.forecast.job import Job, read_job, with_profile
+from heterotrain_cli.forecast.job import Job, job_of, read_job, with_profile
 from heterotrain_cli.forecast.tables import headline, plain_table, say
 from heterotrain_cli.profile import Profile
 
 _SHOWN_ALTERNATIVES = 8
+_NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+"""A job's name; a file's name usually has a dot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,12 +203,27 @@ def report_from_cluster(
 ) -> JobReport:
     """Return the forecast of a job with the measured speeds of the running job of the same name.
 
+    Args:
+        path: of a file, or the name of the running job, which is then forecast as it is.
+        namespace: of the running job; ``None`` for that of the file, or of the kubeconfig's context.
+        batch: another global batch in samples.
+        samples_per_epoch: size of the data set.
+
     Raises:
         InputError: the file or the running job's plan cannot be used.
         UnavailableError: the cluster or the job is not available.
     """
-    written = read_job(path)
-    found = read_running_job(written, namespace=namespace or written.namespace)
+    if _NAME.fullmatch(path) and not Path(path).exists():
+        found = read_running_job(path, namespace=namespace)
+        where = f"job {path}"
+        try:
+            spec = read_spec(found.body)
+        except SpecError as error:
+            raise InputError(f"{where}: {error}") from error
+        written = job_of(spec, name=path, namespace=namespace, body=found.body, where=where)
+    else:
+        written = read_job(path)
+        found = read_running_job(written.name, namespace=namespace or written.namespace)
     return report_of_running(written, found, batch=batch, samples_per_epoch=samples_per_epoch)
 
 

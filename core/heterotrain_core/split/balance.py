@@ -120,14 +120,14 @@ def _limit_problem(total: int, least: int, most: int, unit: int) -> Infeasible |
         )
     if total < least:
         return Infeasible(
-            reason=f"the global batch of {total} is below the sum of all floors, {least}: use fewer members or a "
-            "larger batch",
+            reason=f"the global batch of {total} is below {least}, the sum of the smallest shares: use fewer members "
+            "or a larger batch",
             limit=least,
         )
     if total > most:
         return Infeasible(
-            reason=f"the global batch of {total} is above the sum of all caps, {most}: use more members or a smaller "
-            "batch",
+            reason=f"the global batch of {total} is above {most}, the sum of the largest shares: use more members or a "
+            "smaller batch",
             limit=most,
         )
     if total % unit:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from heterotrain_operator.api.crd import NAME_RULE, crd
-from heterotrain_operator.api.explain import KINDS, explain, hint, quotes, shown
+from heterotrain_operator.api.explain import KINDS, explain, hint, remedy, shown
 from heterotrain_operator.api.reading import SpecError, beyond_rules
 from heterotrain_operator.api.schema import PRESERVE, broken_rules
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
@@ -87,7 +87,7 @@ def _check_metadata(metadata: Any) -> None:
             raise SpecError(f"metadata.{kind} must be a mapping, not {shown(entries)}")
         for name, value in entries.items():
             if not isinstance(value, str):
-                raise SpecError(f"metadata.{kind}.{name} must be text, not {shown(value)}{quotes('text', value)}")
+                raise SpecError(f"metadata.{kind}.{name} must be text, not {shown(value)}{remedy('text', value, name)}")
             if kind == "labels" and not _LABEL_VALUE.fullmatch(value):
                 raise SpecError(
                     f"metadata.labels.{name} is {shown(value)}, but must be at most 63 letters, digits, - _ ."
@@ -127,7 +127,7 @@ def _typed(value: Any, node: Mapping[str, Any], here: str) -> Any:
     allowed = (int, str) if either else _TYPES.get(kind, (object,))
     if not isinstance(value, allowed) or (isinstance(value, bool) and not {bool, object} & set(allowed)):
         name = "a whole number or text" if either else KINDS[kind]
-        raise SpecError(f"{here} must be {name}, not {shown(value)}{quotes(name, value)}")
+        raise SpecError(f"{here} must be {name}, not {shown(value)}{remedy(name, value, here)}")
     choices = node.get("enum")
     if choices and value not in choices:
         raise SpecError(f"{here} is {shown(value)}, but must be one of {', '.join(choices)}")

@@ -39,6 +39,8 @@ _SENTENCES = {
     "int_from_float": "{here} must be a whole number, not {value}",
     "value_error": "{here}: {error}",
 }
+_DURATION = re.compile(r"([0-9]{1,9}) ?(s|m|min|h|d)")
+_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _FORMS = {
     "^[a-z][a-z0-9+.-]*://.+$": "a URI such as file:///checkpoints",
     r"^[0-9]+(\.[0-9]+)?$": 'a number such as "3.67", without a currency',
@@ -65,16 +67,25 @@ def _sentence(details: ErrorDetails, here: str) -> str:
     kind = next((kind for name, kind in KINDS.items() if details["type"].startswith(f"{name}_")), None)
     if kind is None:
         return f"{here}: {details['msg']}"
-    return f"{here} must be {kind}, not {shown(value)}{quotes(kind, value)}"
+    return f"{here} must be {kind}, not {shown(value)}{remedy(kind, value, here)}"
 
 
-def quotes(kind: str, value: Any) -> str:
-    """Return the remedy for text in place of a number, or a number in place of text."""
+def remedy(kind: str, value: Any, here: str) -> str:
+    """Return the remedy for text in place of a number, or a number in place of text; empty without one.
+
+    Args:
+        kind: of ``KINDS``, what the value must be.
+        value: what it is.
+        here: its place; fields in seconds end with ``Seconds``.
+    """
     if kind == "text" and isinstance(value, int | float) and not isinstance(value, bool):
         return f': put it in quotes, "{value}"'
     short = isinstance(value, str) and len(value) <= _MOST_SHOWN
     number = kind.endswith("number") and short and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]+)?", value)
-    return f": remove the quotes, {value}" if number else ""
+    if number:
+        return f": remove the quotes, {value}"
+    duration = _DURATION.fullmatch(value) if short and here.endswith("Seconds") else None
+    return f": write {int(duration[1]) * _UNITS_S[duration[2]]}" if duration else ""
 
 
 def hint(name: str, known: Collection[str]) -> str:

@@ -323,13 +323,21 @@ def test_mistakes_get_one_sentence(stub: ApiStub, arguments: tuple[str, ...], st
 
 def test_refusals_of_the_api_server(stub: ApiStub) -> None:
     path = f"{JOBS}/digits"
-    long = 'HeteroTrainJob.heterotrain.dev "digits" is invalid: spec: Invalid value: "object": training is immutable'
+    rule = "adaptiveBatch.min is larger than adaptiveBatch.max: lower min or raise max"
+    ours = f'HeteroTrainJob.heterotrain.dev "digits" is invalid: spec.training: Invalid value: "object": {rule}'
+    forbidden = 'not allowed to read or change job digits ("users is forbidden")'
+    foreign = f'HeteroTrainJob.heterotrain.dev "digits" is invalid: spec: {"a webhook says " * 9}'
+    webhook = 'the API server refuses job digits ("spec: a webhook says a webhook says a webhook says a webhoo…")'
     for answer, status, said in (
-        ((403, "users is forbidden"), 2, "not allowed to read or change job digits: users is forbidden"),
-        ((422, long), 2, 'spec: Invalid value: "object": training is immutable'),
+        ((401, "Unauthorized"), 2, 'the cluster does not accept your credentials ("Unauthorized"): log in to it again'),
+        ((403, "users is forbidden"), 2, f"{forbidden}: ask for the role view or edit in namespace ml"),
+        ((409, "the object has been modified"), 2,
+         "job digits was changed by another program at the same time: try again"),
+        ((422, ours), 2, rule),
+        ((422, foreign), 2, f"{webhook}: `kubectl apply` shows its whole answer"),
         ((404, "the server could not find the requested resource"), 2,
          "this cluster has no HeteroTrainJobs: install the operator's chart first"),
-        ((500, "etcd is down"), 1, "the API server failed: etcd is down"),
+        ((500, "etcd is down"), 1, 'the API server failed ("etcd is down"): try again later'),
     ):  # fmt: skip
         stub.refusals[("PATCH", path)] = [answer]
         assert refused("resume", "digits", status=status) == said
@@ -349,7 +357,7 @@ def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(api, "RETRY_S", 0.0)
     write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9", namespace="ml")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    assert refused("get", status=1).startswith("the cluster does not answer: ")
+    assert refused("get", status=1).startswith("the cluster does not answer (")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     assert "set KUBECONFIG" in refused("get", status=1)
 

@@ -288,7 +288,7 @@ def test_wrong_jobs_and_profiles_are_one_sentence(folder: Path) -> None:
     changed["spec"]["elasticPolicy"]["minReplicas"] = 99
     assert refusal(folder, changed).startswith("job.yaml: spec.elasticPolicy: minReplicas is larger than maxReplicas")
     assert refusal(folder, {**JOB, "kind": "PyTorchJob"}) == (
-        "job.yaml: must hold exactly one HeteroTrainJob, but holds PyTorchJob"
+        "job.yaml: holds a PyTorchJob: `heterotrain init --from job.yaml` writes a HeteroTrainJob from it"
     )
     assert refusal(folder, {**JOB, "apiVersion": "heterotrain.dev/v9"}) == (
         "job.yaml: apiVersion is 'heterotrain.dev/v9', but must be heterotrain.dev/v1alpha1"

@@ -123,7 +123,7 @@ def test_a_script_and_the_answers_to_two_questions_give_a_job(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("kind: Deployment\n", "kind 'Deployment' cannot be converted: known are PyTorchJob, TrainJob, RayJob"),
+        ("kind: Deployment\n", "kind Deployment cannot be converted: known are PyTorchJob, TrainJob, RayJob"),
         ("kind: PyTorchJob\nspec: {}\n", "not a complete PyTorchJob"),
         ("kind: PyTorchJob\nspec: []\n", "not a complete PyTorchJob"),
         ("kind: RayJob\nspec: {rayClusterSpec: {}}\n", "not a complete RayJob"),

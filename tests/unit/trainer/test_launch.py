@@ -190,7 +190,7 @@ def test_a_failed_rank_terminates_the_others(tmp_path: Path) -> None:
     running = launch(tmp_path, PREAMBLE + body, ranks=3)
     assert running.wait(timeout=30) == 7
     assert running.stderr is not None
-    assert "rank 1 of the pod ended with exit code 7" in running.stderr.read()
+    assert "rank 1 ended with exit code 7" in running.stderr.read()
     found = outcome_of(tmp_path)
     assert found is not None
     assert found.ending is Ending.FAILED

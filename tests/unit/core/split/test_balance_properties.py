@@ -175,7 +175,8 @@ def test_a_table_is_linear_between_points_and_ends_at_the_last() -> None:
     assert found.step_s == 2.0
     refused = balance(20, [SplitMember(compute=falling), SplitMember(compute=falling)])
     assert refused == Infeasible(
-        reason="the global batch of 20 is above the sum of all caps, 16: use more members or a smaller batch", limit=16
+        reason="the global batch of 20 is above 16, the sum of the largest shares: use more members or a smaller batch",
+        limit=16,
     )
     exact = balance(16, [SplitMember(compute=falling)] * 2, communication=CommunicationTime(last_bucket_s=0.5))
     assert isinstance(exact, Split)
