@@ -27,7 +27,7 @@ help: ## list the targets
 demo: cluster-running ## run the main job on a real cluster; prints a table and draws a picture
 	@$(LAB) -m lab.demo
 
-test: setup ## every tier, from lint to end-to-end tests on a real cluster; SIDE_BY_SIDE=no runs one at a time
+test: setup $(VENV)/stores/.installed ## every tier, from lint to end-to-end tests on a real cluster; SIDE_BY_SIDE=no runs one at a time
 	@$(LAB) -m lab.all_tests
 
 ##@ Python environment (each target installs what it needs; VENV=folder chooses another environment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -11,12 +12,15 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from unittest.mock import patch
 
 import fsspec
 
 from support.ports import free_port
 
+PACKAGES = Path(sys.prefix) / "stores"
+"""The folder with the packages."""
 HAS_S3 = find_spec("s3fs") is not None and find_spec("moto") is not None
 """Whether the packages of client and server are there."""
 

@@ -87,7 +87,10 @@ def draw(panels: Sequence[Mapping[str, Any]], contents: Sequence[Sequence[Line]]
             times_s = [at_s - start_s for at_s, _ in line.points]
             axes.plot(times_s, [value for _, value in line.points], linewidth=1.2, label=line.legend)
         if shown:
-            axes.legend(fontsize=7, loc="upper left", ncols=2, framealpha=0.6)
+            # Beside the title, not over the curves.
+            axes.legend(
+                fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=6, frameon=False, borderaxespad=0.0
+            )
             axes.set_xlabel("seconds", fontsize=8)
         else:
             axes.text(0.5, 0.5, "No data", ha="center", va="center", transform=axes.transAxes)

@@ -1,0 +1,244 @@
+"""The language model of the guide, small: 16 ranks in 2 pods, S3 in the cluster, submitted and watched from Python.
+
+The server of S3 and its client are Python packages of ``make test-stores``, which the pods mount.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from heterotrain_client import HeteroTrainClient, TrainingJob
+from lab import dashboard_picture
+from lab.cluster import REPOSITORY, Cluster, wait_for
+from lab.jobs import Job, fresh_folder
+from lab.telemetry import Prometheus
+from support.on_cluster import diagnostics, remove_namespace
+from support.s3_server import PACKAGES
+
+pytestmark = pytest.mark.timeout(900)
+EXAMPLE = REPOSITORY / "deploy/examples/language-model"
+RANKS_PER_WORKER = 8
+RANKS = 2 * RANKS_PER_WORKER
+BATCH = 64
+BUCKET = "s3://bucket"
+PORT = 9000
+SMALL = ["--files", "8", "--length", "16", "--width", "16", "--blocks", "1", "--heads", "2"]
+NO_DATA = {
+    "Units of the model by worker": "the model is not divided",
+    "Seconds lost to membership changes": "no worker is lost",
+    "Peak memory of the device": "there are no GPUs",
+    "GPU utilisation": "there are no GPUs",
+    "Network of the workers": "this cluster's kubelets have no cAdvisor figures of the network",
+}
+"""Panels of the job's dashboard that stay empty in this job, and why; all others have data."""
+
+
+def variables(address: str) -> dict[str, str]:
+    """Return the environment of a client of S3."""
+    return {
+        "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+
+
+def named(values: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return variables as a container's ``env``."""
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+@pytest.fixture
+def namespace(installed: Cluster) -> Iterator[Cluster]:
+    """Yield the cluster with a namespace of this module's own."""
+    cluster = Cluster(environment=installed.environment, namespace="e2e-language-model")
+    remove_namespace(cluster)
+    cluster.run("kubectl", "create", "namespace", cluster.namespace)
+    yield cluster
+    remove_namespace(cluster, waits=False)
+
+
+@pytest.fixture
+def packages() -> Iterator[dict[str, Any]]:
+    """Yield a volume with the packages of S3's server and client."""
+    folder = fresh_folder("language-model-packages")
+    shutil.copytree(PACKAGES, folder / "packages")
+    yield {"name": "packages", "hostPath": {"path": str(folder / "packages")}}
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def store(namespace: Cluster, packages: dict[str, Any]) -> str:
+    """Start a server of S3 with one bucket that holds the shards; return its address in the cluster."""
+    guide = yaml.safe_load((EXAMPLE / "job-s3.yaml").read_text())["spec"]
+    container = {
+        "name": "s3",
+        "image": guide["template"]["spec"]["containers"][0]["image"],
+        "command": ["python", "-m", "moto.server", "--host", "::", "--port", str(PORT)],
+        # Otherwise the server takes the first part of its own host name for a bucket.
+        "env": named(
+            {"PYTHONPATH": "/packages", "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true"}
+            | variables(f"http://127.0.0.1:{PORT}")
+        ),
+        "volumeMounts": [{"name": "packages", "mountPath": "/packages"}, {"name": "script", "mountPath": "/script"}],
+        "readinessProbe": {"httpGet": {"path": "/moto-api/", "port": PORT}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "100m"}},
+    }
+    volumes = [packages, {"name": "script", "configMap": {"name": "write-shards"}}]
+    labels = {"app": "s3"}
+    namespace.apply(
+        {
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "write-shards"},
+            "data": {"train.py": (EXAMPLE / "train.py").read_text()},
+        },
+        {
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "s3", "labels": labels},
+            "spec": {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0},
+        },
+        {
+            "apiVersion": "v1", "kind": "Service", "metadata": {"name": "s3"},
+            "spec": {"selector": labels, "ports": [{"port": PORT}]},
+        },
+    )  # fmt: skip
+    namespace.kubectl("wait", "--for=condition=Ready", "pod/s3", "--timeout=120s", timeout_s=130)
+    make = "import fsspec; fsspec.filesystem('s3').mkdir('bucket')"
+    namespace.kubectl("exec", "s3", "--", "python", "-c", make, timeout_s=120)
+    write = ["python", "/script/train.py", *SMALL, "--write-shards", f"{BUCKET}/text"]
+    namespace.kubectl("exec", "s3", "--", *write, timeout_s=180)
+    return f"http://s3.{namespace.namespace}.svc:{PORT}"
+
+
+def test_a_language_model_on_16_ranks_from_a_script_to_a_file(
+    namespace: Cluster, store: str, packages: dict[str, Any], tmp_path: Path
+) -> None:
+    """The client submits, forecasts, reads metrics and waits; the dashboard has data; the checkpoint becomes a file."""
+    job = submit(namespace, store, packages)
+    on_cluster = Job(namespace, job.name)
+    try:
+        started_s = time.time()
+        plan = on_cluster.wait_members(RANKS, timeout_s=240)
+        assert sorted(rank.local_rank for rank in plan.ranks) == sorted([*range(RANKS_PER_WORKER)] * 2)
+        assert len({rank.worker for rank in plan.ranks}) == 2
+        on_cluster.wait_true("PreflightPassed", timeout_s=120)
+        # Learned speeds come with the first scrapes of a job that trains.
+        on_cluster.wait_epoch(1, timeout_s=240)
+        wait_for(lambda: job.status().cost_per_step, "the cost of a step", timeout_s=60)
+        lines = {line.worker for line in job.logs(tail=5)}
+        assert lines == {rank.worker for rank in plan.ranks}
+        forecast = job.forecast(samples_per_epoch=10_000)
+        status = job.wait(timeout_s=400, progress=False)
+        assert status.epoch is not None
+        assert status.restarts == 0
+        history = job.metrics(prometheus="monitoring/prometheus:9090", every_s=1.0)
+        check_history(history)
+        check_forecast(forecast.document)
+        check_dashboard(namespace, job, start_s=started_s)
+        export(namespace, job, tmp_path)
+    except BaseException:
+        print(diagnostics(on_cluster))
+        raise
+
+
+def submit(namespace: Cluster, store: str, packages: dict[str, Any]) -> TrainingJob:
+    """Submit the guide's script and its two pools, on CPUs."""
+    guide = yaml.safe_load((EXAMPLE / "job-s3.yaml").read_text())["spec"]
+    sizes = {"cpu": "900m", "memory": "6Gi"}
+    fields = ("maxReplicas", "capacityType", "pricePerHour", "nodeSelector")
+    pools = {
+        pool["name"]: {key: pool[key] for key in fields if key in pool}
+        | {"numProcPerWorker": RANKS_PER_WORKER, "resources": {"requests": sizes, "limits": sizes}}
+        for pool in guide["workerPools"]
+    }
+    container = guide["template"]["spec"]["containers"][0]
+    client = HeteroTrainClient(namespace=namespace.namespace, kubeconfig=namespace.environment["KUBECONFIG"])
+    return client.train(
+        EXAMPLE / "train.py",
+        name="language-model",
+        arguments=[*SMALL, "--shards", f"{BUCKET}/text", "--cache", "/cache"],
+        pools=pools,
+        image=container["image"],
+        global_batch_size=BATCH,
+        epochs=4,
+        checkpoint=f"{BUCKET}/language-model",
+        training={"precision": "FP32"},
+        spec={"elasticPolicy": {"minReplicas": 2, "maxReplicas": 2}},
+        pod={
+            "container": {
+                "env": named({"PYTHONPATH": "/packages"} | variables(store)),
+                "volumeMounts": [
+                    {"name": "packages", "mountPath": "/packages"},
+                    {"name": "cache", "mountPath": "/cache"},
+                ],
+            },
+            "volumes": [packages, {"name": "cache", "emptyDir": {}}],
+        },
+    )
+
+
+def check_history(history: Mapping[str, Any]) -> None:
+    """Check arrays of the whole training: loss falls."""
+    loss = [float(value) for value in history["loss"] if value == value]  # noqa: PLR0124  # without missing values
+    assert len(loss) > 1
+    assert loss[-1] < loss[0]
+
+
+def check_forecast(document: Mapping[str, Any]) -> None:
+    """Check that the answer has a price and a time for an epoch."""
+    assert document["costPerEpoch"] > 0
+    assert document["secondsPerEpoch"] > 0
+
+
+def check_dashboard(namespace: Cluster, job: TrainingJob, *, start_s: float) -> None:
+    """Check every panel of the job's dashboard on this job's telemetry, with eight ranks in each pod."""
+    prometheus, uid = Prometheus(namespace), str(job.body()["metadata"]["uid"])
+    panels = dashboard_picture.document("job")["panels"]
+    shown = {
+        panel["title"]: dashboard_picture.lines(prometheus, panel, job=job.name, uid=uid, start_s=start_s)
+        for panel in panels
+    }
+    assert {title for title, lines in shown.items() if not any(line.points for line in lines)} == set(NO_DATA)
+    for line in shown["Efficiency"]:
+        assert all(0 <= value < 1.5 for _, value in line.points), line
+    first, second = (dict(line.points) for line in shown["Share of each worker (samples per step)"])
+    # Means over some seconds, in which the shares may change and epochs end with a smaller step.
+    assert max(first[at_s] + second[at_s] for at_s in first.keys() & second.keys()) == pytest.approx(BATCH, rel=0.1)
+
+
+def export(namespace: Cluster, job: TrainingJob, folder: Path) -> None:
+    """Write the newest checkpoint of the bucket as a safetensors file with a model card."""
+    uri = f"{BUCKET}/language-model/{namespace.namespace}-{job.name}-{job.body()['metadata']['uid']}"
+    command = "from heterotrain_cli.entry import main; main()"
+    with forwarded(namespace) as address:
+        environment = os.environ | variables(address) | {"PYTHONPATH": str(PACKAGES)}
+        subprocess.run(
+            [sys.executable, "-c", command, "export", uri, str(folder / "model.safetensors"), "--card"],
+            env=environment, check=True, timeout=180,
+        )  # fmt: skip
+    header = (folder / "model.safetensors").read_bytes()
+    names = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
+    assert any(name.startswith("blocks.0.") for name in names), names
+
+
+@contextmanager
+def forwarded(namespace: Cluster) -> Iterator[str]:
+    """Yield the address of the server of S3 on this machine."""
+    command = ["kubectl", "-n", namespace.namespace, "port-forward", "service/s3", f":{PORT}"]
+    process = subprocess.Popen(command, env=dict(namespace.environment), stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
+        assert found is not None, "kubectl port-forward names its port"
+        yield f"http://127.0.0.1:{found[1]}"
+    finally:
+        process.terminate()
+        process.wait()
