@@ -7,6 +7,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -216,13 +217,13 @@ def _shares(
     gain = _gain(found, now, variations, hiccups, exchange.overhead_s)
     needed = max(request.least_gain_ratio, request.trust_ratio * false_positive_gain(models, now))
     if gain <= 0 or gain < needed:
+        limit = "a change waits until each member is measured"
+        if math.isfinite(needed):
+            limit = f"a change has to save {needed:.1%}"
         return (
             current,
             0.0,
-            (
-                f"the current shares stay ({sure}): the optimal ones would save {max(gain, 0.0):.1%} of a step, "
-                f"a change has to save {needed:.1%}"
-            ),
+            (f"the current shares stay ({sure}): the optimal ones would save {max(gain, 0.0):.1%} of a step, {limit}"),
         )
     return best.shares, gain, f"optimal shares save {gain:.1%} of a step ({sure}): {why}"
 

@@ -145,14 +145,14 @@ class PeerService:
         Peers that did not answer are left out, as are those that are given up meanwhile: a host that falls silent would
         hold up a vote for the whole time limit.
         """
-        asked = (self._unless_lost(peer, self.request(peer, op, body, timeout_s=timeout_s)) for peer in peers)
+        asked = (self._request_unless_lost(peer, op, body, timeout_s=timeout_s) for peer in peers)
         replies = await asyncio.gather(*asked)
         return {key_of(peer): reply for peer, reply in zip(peers, replies, strict=True) if reply is not None}
 
-    async def _unless_lost(
-        self, peer: Rank, request: Coroutine[Any, Any, dict[str, Any] | None]
+    async def _request_unless_lost(
+        self, peer: Rank, op: str, body: Mapping[str, Any], *, timeout_s: float
     ) -> dict[str, Any] | None:
-        answer = self.loop.create_task(request)
+        answer = self.loop.create_task(self.request(peer, op, body, timeout_s=timeout_s))
         lost = self.loop.create_task(self.heartbeats.until_lost(key_of(peer)))
         try:
             await asyncio.wait({answer, lost}, return_when=asyncio.FIRST_COMPLETED)

@@ -54,7 +54,11 @@ class Heartbeat:
 
 
 class Heartbeats:
-    """One heartbeat connection to each watched peer; every reply is passed on."""
+    """One heartbeat connection to each watched peer; every reply is passed on.
+
+    Attributes:
+        ends_expected: whether peers end because everything is done, so that their ends are no warning.
+    """
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class Heartbeats:
             credentials: of the job.
         """
         self.on_lost: Callable[[PeerKey, str], None] = lambda _key, _reason: None
+        self.ends_expected = False
         self._timeout_s = timeout_s
         self._message = message
         self._on_reply = on_reply
@@ -200,7 +205,8 @@ class Heartbeats:
         heartbeat.pong.set()
         heartbeat.gone.set()  # wakes all who wait now
         heartbeat.gone.clear()
-        _log.warning("peer %s/%d %s", heartbeat.peer.worker, heartbeat.peer.local_rank, reason)
+        level = logging.DEBUG if self.ends_expected else logging.WARNING
+        _log.log(level, "peer %s/%d %s", heartbeat.peer.worker, heartbeat.peer.local_rank, reason)
         self.on_lost(key, reason)
         self._changed.set()
 

@@ -70,6 +70,20 @@ def pace_of(compute: ComputeTime | None) -> tuple[float, float]:
     return compute_s(compute, 50), compute_s(compute, 200)
 
 
+def test_shares_stay_while_a_member_is_not_measured_and_the_reason_has_no_infinite_figure() -> None:
+    """A member without steps has the speed of its pool; no gain that rests on that is large enough."""
+    alike = SimulatedMembers(truth=[three_pools()[0]] * 3, variation=0.01)
+    job = Job(alike)
+    alike.run((171, 171, 170), 20)
+    job.learn()
+    *measured, last = job.request.members
+    members = (*measured, replace(last, observations=()))
+    job.request = replace(job.request, members=members, current_shares=job.decision.division.shares)
+    decision = job.decide()
+    assert not decision.changed
+    assert "a change waits until each member is measured" in decision.reason
+
+
 def test_a_batch_beyond_trusted_shares_follows_observed_paces() -> None:
     """After one epoch of even shares, a batch six times as large is not shared evenly."""
     job = Job(SimulatedMembers(truth=three_pools(), variation=0.05))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
+import gc
 import queue
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -105,6 +109,41 @@ def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
     two.close()
     assert lost.get(timeout=20) == ("b-uid", 0)
     assert not one.heartbeats.is_up(key_of(other))
+
+
+@pytest.mark.parametrize("expected", [False, True])
+def test_the_end_of_a_peer_is_a_warning_only_before_everything_is_done(
+    make: Make, caplog: pytest.LogCaptureFixture, *, expected: bool
+) -> None:
+    (one, _), (two, other) = make("a"), make("b")
+    lost: queue.Queue[tuple[str, int]] = queue.Queue()
+    one.heartbeats.on_lost = lambda key, _reason: lost.put(key)
+    watch(one, other)
+    wait_until(lambda: one.heartbeats.is_up(key_of(other)), "heartbeats are up", timeout_s=20)
+    one.heartbeats.ends_expected = expected
+    two.close()
+    assert lost.get(timeout=20) == ("b-uid", 0)
+    warned = [record.getMessage() for record in caplog.records if record.name.endswith("heartbeat")]
+    assert [text for text in warned if text.startswith("peer b/0 ")] == warned
+    assert bool(warned) != expected
+
+
+def test_requests_that_end_before_they_are_sent_leave_nothing_behind(make: Make) -> None:
+    """The service ends like this after a training; Python would print a warning about each of them."""
+    (one, _), (_, other) = make("a"), make("b")
+
+    async def ask_and_end() -> None:
+        asked = asyncio.ensure_future(one.ask_all([other] * 8, "plan", {}))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asked
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        one.call(ask_and_end()).result()
+        gc.collect()
+    assert [str(each.message) for each in seen] == []
 
 
 def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:

@@ -92,6 +92,7 @@ class Rendezvous:
     def finish(self) -> None:
         """Report to peers from now on that this rank has committed everything."""
         self._state.finished = True
+        self._peers.heartbeats.ends_expected = True
 
     # -- the way to a formation --------------------------------------------------------------------------------------
 
