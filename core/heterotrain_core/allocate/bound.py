@@ -15,9 +15,6 @@ from heterotrain_core.allocate.capacity import PoolCapacity
 from heterotrain_core.allocate.prices import find_prices
 from heterotrain_core.allocate.unlisted import most_net_score
 
-USELESS = 1.0
-"""Gaps above it are not stated: twice as good would be possible as far as the bound knows."""
-
 
 def most_gain(candidates: Sequence[Candidate], choice: Choice, capacity: PoolCapacity) -> float:
     """Return the most that the best options for the jobs that run could gain: 0.003 for 0.3 %.
@@ -44,19 +41,3 @@ def most_gain(candidates: Sequence[Candidate], choice: Choice, capacity: PoolCap
     reached = sum(option.score for _, option in running)
     weight = sum(candidate.job.weight * candidate.job.exponent for candidate, _ in running)
     return math.expm1(min(700.0, max(0.0, most - reached) / max(weight, 1e-300)))
-
-
-def distance_text(gain: float, *, exact: bool) -> str:
-    """Return in words how far an allocation may be from the best one, rounded up.
-
-    Args:
-        gain: from ``most_gain``.
-        exact: whether it is proved as well that no more jobs could run.
-    """
-    if gain <= 0:
-        return "no allocation is better" if exact else "no allocation is better for the jobs that run"
-    if gain > USELESS:
-        return "no useful bound on the best possible is known"
-    tenths = math.ceil(1000 * gain - 1e-9)
-    percent = f"{tenths / 10:.1f}" if tenths < 100 else f"{math.ceil(tenths / 10)}"  # noqa: PLR2004  # 10 %
-    return f"at most {percent} % from the best possible"

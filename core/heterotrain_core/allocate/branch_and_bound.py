@@ -12,9 +12,18 @@ MOST_TRIALS = 20_000
 """Options that are tried before the search takes over: about a fifth of a second."""
 
 
-def best_choice(candidates: Sequence[Candidate], capacity: PoolCapacity) -> Choice | None:
-    """Return the best choice of all, ``None`` when ``MOST_TRIALS`` did not suffice to prove it."""
-    occupancy = Occupancy(capacity)
+def best_choice(
+    candidates: Sequence[Candidate], capacity: PoolCapacity, *, occupancy: Occupancy | None = None
+) -> Choice | None:
+    """Return the best choice of all, ``None`` when ``MOST_TRIALS`` did not suffice to prove it.
+
+    Args:
+        candidates: the jobs, in the order of admission.
+        capacity: of the pools.
+        occupancy: an empty one, used for all trials. If it is uncertain afterwards, there may be a better choice, by a
+            packing that was not found.
+    """
+    occupancy = Occupancy(capacity) if occupancy is None else occupancy
     size = len(candidates)
     best_after = [0.0] * (size + 1)
     for i in range(size - 1, -1, -1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from heterotrain_core.allocate.distance import Distance
 from heterotrain_core.contract.choices import Choice
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.layout.rates import LayoutRates
@@ -206,14 +207,18 @@ class Proposal:
 
     Attributes:
         grants: one for each job.
-        exact: whether it is proved that no allocation has a better score; otherwise it is the result of a search.
-        most_gain: how much better the best allocation for the jobs that run may be: 0.003 for 0.3 %; see ``bound``.
-        distance: the same in words.
+        exact: whether it is proved that no allocation has a better score; otherwise it is the result of a search, or
+            there may be packings that were not found. Jobs that wait by the rules of sharing are not part of it.
+        distance: from the best allocation.
         reason: how it was found, in one sentence.
     """
 
     grants: tuple[Grant, ...]
     exact: bool
-    most_gain: float
-    distance: str
+    distance: Distance
     reason: str
+
+    @property
+    def most_gain(self) -> float:
+        """How much better the best allocation for the jobs that run may be: 0.003 for 0.3 %; see ``bound``."""
+        return self.distance.gain

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from heterotrain_core.allocate.bound import distance_text, most_gain
+from heterotrain_core.allocate.bound import most_gain
 from heterotrain_core.allocate.branch_and_bound import best_choice
 from heterotrain_core.allocate.candidate import Candidate, Choice
-from heterotrain_core.allocate.capacity import PoolCapacity
+from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_core.allocate.distance import Distance
 from heterotrain_core.allocate.fair_share import beyond_share, exponents, starting_on_free_nodes
 from heterotrain_core.allocate.problem import Grant, JobDemand, Proposal
 from heterotrain_core.allocate.rate_cache import RateCache
@@ -77,14 +78,16 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
         for job in ordered
         if job.key in left_out
     }
-    gain = 0.0 if exact else most_gain(candidates, choice, capacity)
-    distance = distance_text(gain, exact=exact)
+    running = sum(option is not None for option in choice)
+    distance = Distance(
+        gain=0.0 if exact else most_gain(candidates, choice, capacity),
+        proved=running == len(jobs) or (exact and not left_out),
+    )
     return Proposal(
         grants=tuple(grants[job.key] for job in jobs),
         exact=exact,
-        most_gain=gain,
         distance=distance,
-        reason=f"{sum(option is not None for option in choice)} of {len(jobs)} jobs run; {distance}",
+        reason=f"{running} of {len(jobs)} jobs run; {distance.text}",
     )
 
 
@@ -93,8 +96,9 @@ def _chosen(
 ) -> tuple[Sequence[Candidate], Choice, bool]:
     """Return the candidates, possibly with further options, one option for each, and whether none is better."""
     # 1. Few jobs: try to prove the best choice of all.
-    choice = best_choice(candidates, capacity) if len(candidates) <= EXACT_JOBS else None
-    exact = choice is not None
+    occupancy = Occupancy(capacity)
+    choice = best_choice(candidates, capacity, occupancy=occupancy) if len(candidates) <= EXACT_JOBS else None
+    exact = choice is not None and not occupancy.uncertain
 
     # 2. Otherwise: search for a good choice that stays the same once it is carried out.
     if choice is None:

@@ -41,7 +41,7 @@ class Placement:
         *,
         now_s: float,
     ) -> None:
-        self._distance, self._now_s = proposal.distance, now_s
+        self._distance, self._now_s = proposal.distance.text, now_s
         self._open_to = groups_of
         self._lowest = _lowest_priorities(competitors, groups_of)
         self._occupancy = occupancy = Occupancy(capacity)

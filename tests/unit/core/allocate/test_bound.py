@@ -10,9 +10,10 @@ from itertools import product
 import numpy as np
 import pytest
 from heterotrain_core.allocate import unlisted, value
-from heterotrain_core.allocate.bound import distance_text, most_gain
+from heterotrain_core.allocate.bound import most_gain
 from heterotrain_core.allocate.candidate import Candidate, Choice
 from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_core.allocate.distance import Distance
 from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Pool
 from heterotrain_core.allocate.propose import build_candidates, propose
 from heterotrain_core.allocate.search import search
@@ -271,8 +272,15 @@ def best_product_of_sums(speed_JP: np.ndarray, nodes_P: np.ndarray) -> float:
 
 
 def test_distances_in_words_are_rounded_up() -> None:
-    assert distance_text(0.0, exact=True) == "no allocation is better"
-    assert distance_text(0.0, exact=False) == "no allocation is better for the jobs that run"
-    assert distance_text(0.00301, exact=False) == "at most 0.4 % from the best possible"
-    assert distance_text(0.101, exact=False) == "at most 11 % from the best possible"
-    assert "no useful bound" in distance_text(3.0, exact=False)
+    """Where it is not proved which jobs should run, the words say so."""
+
+    def words(gain: float, *, proved: bool = True) -> str:
+        return Distance(gain=gain, proved=proved).text
+
+    assert words(0.0) == "no allocation is better"
+    assert words(0.0, proved=False) == "no allocation is better for the jobs that run"
+    assert words(0.00301) == "at most 0.4 % from the best possible"
+    assert words(0.00301, proved=False) == "at most 0.4 % from the best possible for the jobs that run"
+    assert words(0.0999) == "at most 10 % from the best possible"
+    assert words(0.101) == "at most 11 % from the best possible"
+    assert "no useful bound" in words(3.0)
