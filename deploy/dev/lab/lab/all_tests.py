@@ -1,8 +1,9 @@
-"""Run all tiers of tests: those on the cluster and, at the same time, those that need no cluster.
+"""Run all tiers of tests: those on the cluster and, at the same time, lint and unit tests; then the distributed ones.
 
-Tests on the cluster wait for pods, nodes and scrapes most of the time, and the other tiers use the processors
-meanwhile. Each lane runs its fastest tiers first; the first failure stops both. ``SIDE_BY_SIDE=no`` runs the lanes one
-after the other. If no cluster is running, one is started for the tests.
+Tests on the cluster wait for pods, nodes and scrapes most of the time, and unit tests use the processors meanwhile. The
+distributed tests run alone: their limits for a silent peer are fractions of a second, which a loaded machine exceeds.
+Each lane runs its fastest tiers first; the first failure stops all. ``SIDE_BY_SIDE=no`` runs the lanes one after the
+other. If no cluster is running, one is started for the tests.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ PARALLEL = ("-n", "auto", "--maxprocesses", "4")
 
 @dataclass(slots=True)
 class Tiers:
-    """The two lanes; ``was_running`` tells whether there was a cluster before."""
+    """The lanes; ``was_running`` tells whether there was a cluster before."""
 
     programs: Programs
     was_running: bool = field(default_factory=lambda: local_cluster("status") == 0)
 
     def without_cluster(self) -> None:
-        """Run the tiers that need no cluster; while programs and images are built, these take what is left."""
+        """Run the tiers that only compute; while programs and images are built, these take what is left."""
         self.programs.run("lint", *MAKE, "lint", yields=True)
         self.tests("unit", *PARALLEL, "tests/unit", "tests/shell", yields=True)
-        # Several processes each, which wait for one another for much of the time.
-        self.tests("distributed", "-n", "2", "tests/distributed", yields=True)
+
+    def distributed(self) -> None:
+        """Run the tests of several processes each, which wait for one another for much of the time."""
+        self.tests("distributed", "-n", "2", "tests/distributed")
 
     def on_cluster(self) -> None:
         """Start the cluster and run the tiers that need it."""
@@ -99,12 +102,10 @@ def main() -> int:
         programs = Programs(Path(folder))
         tiers = Tiers(programs)
         lanes = [tiers.without_cluster, tiers.on_cluster]
+        groups = [[lane] for lane in lanes] if os.environ.get("SIDE_BY_SIDE") == "no" else [lanes]
         try:
-            if os.environ.get("SIDE_BY_SIDE") == "no":
-                for lane in lanes:
-                    programs.side_by_side([lane])
-            else:
-                programs.side_by_side(lanes)
+            for group in (*groups, [tiers.distributed]):
+                programs.side_by_side(group)
         except Failed as failed:
             programs.say(f"stopped: {failed} failed")
             return 1
