@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 from heterotrain_core.version import __version__
 
 from heterotrain_cli.usage import one_sentence
@@ -37,6 +38,12 @@ class Commands(click.Group):
             return None
         found: click.Command = getattr(import_module(f"heterotrain_cli.{COMMANDS[cmd_name]}"), cmd_name)
         return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options of these first letters, without loading the modules of all commands."""
+        if incomplete and not incomplete[0].isalnum():
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

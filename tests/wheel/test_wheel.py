@@ -36,6 +36,7 @@ COMMANDS = {
         ["heterotrain", "forecast", "--profile", "profile.yaml", "--batch", "64"],
         ["heterotrain", "simulate", "--list"],
         ["kubectl-htj", "--help"],
+        ["kubectl_complete-htj", "ge"],
         ["-c", "import heterotrain_client"],
     ],
     "operator": [["heterotrain-operator", "--help"], ["-m", "heterotrain_operator.api.crd"]],

@@ -67,8 +67,13 @@ class Cluster:
         namespace: where the commands look by default.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, timeout_s: float = TIMEOUT_S, read_tries: int = READ_TRIES) -> None:
         """Read the kubeconfig; nothing is sent yet.
+
+        Args:
+            target: which cluster, and where in it.
+            timeout_s: longest wait for each answer.
+            read_tries: how often a read is sent until it is answered.
 
         Raises:
             UnavailableError: there is no usable kubeconfig, or the official client is not installed.
@@ -98,6 +103,7 @@ class Cluster:
             ) from error
         configuration.retries = False
         self.namespace = target.namespace or namespace.strip()
+        self._timeout_s, self._read_tries = timeout_s, read_tries
         self._client = client.ApiClient(configuration)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
@@ -211,7 +217,7 @@ class Cluster:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         what = f"log of pod {pod}"
         with _no_answer():
-            response = self._send("GET", path, query=query, timeout_s=None if follow else TIMEOUT_S)
+            response = self._send("GET", path, query=query, timeout_s=None if follow else self._timeout_s)
             if response.status >= _FIRST_ERROR:
                 raise refusal(response.status, response.data, what, self.namespace)
             try:
@@ -243,7 +249,7 @@ class Cluster:
     def _json(
         self, method: str, path: str, *, what: str, query: Mapping[str, str] | None = None, body: Any = None
     ) -> dict[str, Any]:
-        tries = READ_TRIES if method == "GET" else 1  # a write may have been done although its answer is lost
+        tries = self._read_tries if method == "GET" else 1  # a write may have been done although its answer is lost
         for left in reversed(range(tries)):
             try:
                 return self._once(method, path, what=what, query=query or {}, body=body)
@@ -255,7 +261,7 @@ class Cluster:
 
     def _once(self, method: str, path: str, *, what: str, query: Mapping[str, str], body: Any) -> dict[str, Any]:
         with _no_answer():
-            response = self._send(method, path, query=query, body=body, timeout_s=TIMEOUT_S)
+            response = self._send(method, path, query=query, body=body, timeout_s=self._timeout_s)
             if response.status >= _FIRST_ERROR:
                 raise refusal(response.status, response.data, what, self.namespace)
             found: dict[str, Any] = json.loads(response.data)

@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.names import complete_pools, job_argument
 from heterotrain_cli.errors import InputError
 
 
 @click.command()
-@click.argument("name")
+@job_argument()
 @target_options
 def suspend(*, name: str, **target: Any) -> None:
     """Stop a job and free its nodes. Checkpoints stay, and `heterotrain resume` continues from the newest one.
@@ -28,7 +29,7 @@ def suspend(*, name: str, **target: Any) -> None:
 
 
 @click.command()
-@click.argument("name")
+@job_argument()
 @target_options
 def resume(*, name: str, **target: Any) -> None:
     """Continue a suspended job.
@@ -41,9 +42,16 @@ def resume(*, name: str, **target: Any) -> None:
 
 
 @click.command()
-@click.argument("name")
+@job_argument()
 @click.argument("replicas", type=click.IntRange(1), required=False, metavar="[N]")
-@click.option("--pool", "pools", multiple=True, metavar="POOL=N", help="Most workers in a pool; may be repeated.")
+@click.option(
+    "--pool",
+    "pools",
+    multiple=True,
+    metavar="POOL=N",
+    shell_complete=complete_pools,
+    help="Most workers in a pool; may be repeated.",
+)
 @target_options
 def scale(*, name: str, replicas: int | None, pools: tuple[str, ...], **target: Any) -> None:
     """Change how many workers a running job may have: N over all pools, or N in single pools.
@@ -75,7 +83,7 @@ def scale(*, name: str, replicas: int | None, pools: tuple[str, ...], **target: 
 
 
 @click.command()
-@click.argument("name")
+@job_argument()
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @target_options
 def delete(*, name: str, yes: bool, **target: Any) -> None:

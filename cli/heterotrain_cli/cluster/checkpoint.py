@@ -16,6 +16,7 @@ from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import CheckpointStatus
 
 from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 
@@ -25,7 +26,7 @@ TRAINING_STATES: Final = ("Running", "Degraded", "Resizing")
 
 
 @click.command()
-@click.argument("name")
+@job_argument()
 @click.option(
     "--timeout", type=click.FloatRange(0), default=TIMEOUT_S, show_default=True, metavar="SECONDS",
     help="Stop waiting after this time.",

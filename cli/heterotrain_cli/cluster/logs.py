@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 
 from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.names import complete_workers, job_argument
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 
@@ -37,8 +38,8 @@ Read = Callable[[Mapping[str, Any], Callable[[Line], None]], None]
 
 
 @click.command()
-@click.argument("name")
-@click.argument("workers", nargs=-1, metavar="[WORKER]...")
+@job_argument()
+@click.argument("workers", nargs=-1, metavar="[WORKER]...", shell_complete=complete_workers)
 @click.option("-f", "--follow", is_flag=True, help="Wait for new lines and new workers until the job ends.")
 @click.option("--tail", type=click.IntRange(0), help="Lines from the end of each worker's log  [default: all]")
 @click.option("--since", type=click.IntRange(1), metavar="SECONDS", help="Only lines of the last SECONDS.")

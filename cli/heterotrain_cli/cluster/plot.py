@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from heterotrain_cli.cluster.api import Cluster, Target, target_options
 from heterotrain_cli.cluster.history import Arrays, from_prometheus
 from heterotrain_cli.cluster.layout_picture import draw_layout, layout_of
+from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.errors import InputError
 
@@ -22,7 +23,7 @@ _NOT_DRAWN = frozenset({"time_s", "epoch", "step", "samples", "noise_scale_sampl
 
 
 @click.command()
-@click.argument("name")
+@job_argument()
 @click.option("-o", "--output", metavar="FILE", required=True, help="Picture to write: .png, .svg or .pdf.")
 @click.option("--prometheus", metavar="ADDRESS", default="monitoring/prometheus:9090", show_default=True,
               help="NAMESPACE/SERVICE:PORT, reached through the API server, or a URL.")  # fmt: skip

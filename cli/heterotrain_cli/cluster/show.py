@@ -10,6 +10,7 @@ from rich.live import Live
 
 from heterotrain_cli.cluster.api import Cluster, Target, target_options
 from heterotrain_cli.cluster.documents import description_document
+from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.render import console, description, jobs_table
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.forecast.tables import say
@@ -19,7 +20,7 @@ _LEAST_INTERVAL_S = 0.2
 
 
 @click.command()
-@click.argument("name", required=False)
+@job_argument(required=False)
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Jobs of all namespaces.")
 @output_option
 @target_options
@@ -49,7 +50,7 @@ def get(*, name: str | None, everywhere: bool, output: str, **target: Any) -> No
 
 
 @click.command()
-@click.argument("name")
+@job_argument()
 @output_option
 @target_options
 def describe(*, name: str, output: str, **target: Any) -> None:
@@ -71,7 +72,7 @@ def describe(*, name: str, output: str, **target: Any) -> None:
 
 
 @click.command()
-@click.argument("name")
+@job_argument()
 @click.option("--interval", type=click.FloatRange(_LEAST_INTERVAL_S, 3600), default=2.0, show_default=True,
               help="Seconds between two readings.")  # fmt: skip
 @target_options

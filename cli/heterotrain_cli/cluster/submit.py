@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from heterotrain_cli.cluster.api import Cluster, Target, target_options
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.documents import validation_document
+from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_file import read_job_file
@@ -88,7 +89,7 @@ def submit(*, path: str, waits: bool, timeout: float | None, output: str, **targ
 
 
 @click.command()
-@click.argument("name")
+@job_argument()
 @click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Stop waiting after this time.")
 @output_option
 @target_options

@@ -1,0 +1,160 @@
+"""Completion in shells and for kubectl: commands, options, and names from the API server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+from heterotrain_cli import entry
+from heterotrain_cli.cluster import names
+from heterotrain_cli.completion import SHELLS, candidates
+from heterotrain_cli.main import COMMANDS, main
+from support.api_stub import ApiStub, serve
+
+ML = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
+OTHER = "/apis/heterotrain.dev/v1alpha1/namespaces/other/heterotrainjobs"
+
+
+def job(name: str) -> dict[str, Any]:
+    pools = [{"name": "a100", "maxReplicas": 2}, {"name": "t4", "maxReplicas": 6}]
+    return {"metadata": {"name": name}, "spec": {"workerPools": pools}, "status": {"state": "Running"}}
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+    """An API server with jobs in two namespaces."""
+    found = ApiStub(objects={f"{ML}/digits": job("digits")})
+    found.lists = {
+        ML: [job("digits"), job("diffusion"), job("text")],
+        OTHER: [job("speech")],
+        "/api/v1/namespaces/ml/pods": [
+            {"metadata": {"name": f"digits-w{i}"}, "status": {"phase": "Running"}} for i in range(2)
+        ],
+    }
+    with serve(found, tmp_path, namespace="ml") as kubeconfig:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        yield found
+
+
+def completed(line: str) -> list[str]:
+    """Return the candidates for a command line whose last word is incomplete."""
+    *before, incomplete = line.split(" ")
+    found = ShellComplete(main, {}, "heterotrain", "_X").get_completions(before, incomplete)
+    return [str(each.value) for each in found]
+
+
+@pytest.mark.parametrize(
+    "command", ["get", "describe", "top", "logs", "wait", "suspend", "resume", "checkpoint", "scale", "plot", "delete"]
+)
+def test_every_command_on_a_job_completes_its_name(stub: ApiStub, command: str) -> None:
+    assert completed(f"{command} di") == ["digits", "diffusion"]
+
+
+def test_names_are_those_of_the_chosen_namespace(stub: ApiStub) -> None:
+    assert completed("get -n other ") == ["speech"]
+
+
+def test_pools_have_their_present_limit(stub: ApiStub) -> None:
+    assert completed("scale digits --pool ") == ["a100=2", "t4=6"]
+    assert completed("scale digits --pool t") == ["t4=6"]
+
+
+def test_workers_of_a_job(stub: ApiStub) -> None:
+    assert completed("logs digits ") == ["digits-w0", "digits-w1"]
+
+
+def test_commands_and_options() -> None:
+    assert completed("") == list(COMMANDS)
+    assert completed("desc") == ["describe"]
+    assert "--version" in completed("--")
+    assert completed("get --out") == ["--output"]
+    assert completed("get -o ") == ["table", "json", "yaml"]
+
+
+@pytest.mark.parametrize("line", ["get di", "scale digits --pool ", "scale nosuch --pool ", "logs nosuch "])
+def test_a_cluster_that_refuses_completes_nothing(stub: ApiStub, line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    stub.lists.clear()
+    stub.objects.clear()
+    assert completed(line) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_a_cluster_nothing_is_completed_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    assert completed("get di") == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_wait_for_names_is_short(stub: ApiStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One try with a limit; a server that answers too late is not waited for."""
+    asked = list[dict[str, Any]]()
+    real = names.Cluster
+
+    class Watched(real):  # type: ignore[misc, valid-type]  # a class of the module
+        def __init__(self, target: Any, **limits: Any) -> None:
+            asked.append(limits)
+            super().__init__(target, **{**limits, "timeout_s": 0.05})
+
+    answer = stub.answer
+
+    def late(*request: Any) -> tuple[int, Any]:
+        time.sleep(0.5)  # longer than the limit
+        return answer(*request)
+
+    monkeypatch.setattr(names, "Cluster", Watched)
+    monkeypatch.setattr(stub, "answer", late)
+    assert completed("get di") == []
+    assert asked == [{"timeout_s": names.LIMIT_S, "read_tries": 1}]
+
+
+def test_kubectl_gets_a_candidate_on_each_line_and_a_number(stub: ApiStub) -> None:
+    assert candidates(main, ["get", "di"]) == ["digits\tRunning", "diffusion\tRunning", ":4"]
+    assert candidates(main, ["descr"]) == ["describe", ":4"]
+    assert candidates(main, []) == [*COMMANDS, ":4"]
+    assert candidates(main, ["bench", ""]) == [":0"], "a file"
+
+
+@pytest.mark.parametrize("argv", [["kubectl_complete-htj", "des"], ["heterotrain", "__complete", "des"]])
+def test_the_program_of_kubectl_and_the_word_behind_it(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    entry.main()
+    assert capsys.readouterr().out == "describe\n:4\n"
+
+
+def test_the_script_for_krew_asks_the_plugin(tmp_path: Path) -> None:
+    script = tmp_path / "kubectl_complete-htj"
+    script.write_text(CliRunner().invoke(main, ["completion", "kubectl"]).output)
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n')
+    for program in (script, kubectl):
+        program.chmod(0o755)
+    done = subprocess.run([script, "get", ""], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["<htj>", "<__complete>", "<get>", "<>"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_scripts_of_shells(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert ("_HETEROTRAIN_COMPLETE" in result.output) == (shell != "kubectl")
+
+
+def test_every_argument_that_is_a_job_is_completed() -> None:
+    for name in COMMANDS:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        for parameter in command.params:
+            if isinstance(parameter, click.Argument) and parameter.name == "name":
+                assert parameter._custom_shell_complete is names.complete_jobs, name
