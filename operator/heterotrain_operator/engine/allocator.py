@@ -211,7 +211,7 @@ class Allocator:
             if _relevant(grant) != _relevant(before):
                 self._queue.add(key)
             if grant.limits != before.limits and grant.reason:
-                log.info("allocated", job=key.name, namespace=key.namespace, reason=grant.reason)
+                log.info("allocated", job=key.name, namespace=key.namespace, reason=grant.message)
 
     def _count_moves(self, spec: HeteroTrainJobSpec, before: JobGrant, after: JobGrant) -> None:
         """Count workers that have to leave, and new workers that are granted."""
@@ -288,7 +288,7 @@ def _declared_shape(job: ValidJob, pool: WorkerPool) -> Shape:
 def _relevant(grant: JobGrant) -> tuple[object, ...]:
     """Return the parts of a grant that a job's pass acts on."""
     late = grant.spare_s is not None and grant.spare_s < 0
-    return (grant.limits, grant.leave, grant.may_wait, grant.undecided, grant.reason, late)
+    return (grant.limits, grant.leave, grant.may_wait, grant.undecided, grant.message, late)
 
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:

@@ -17,7 +17,7 @@ from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.decide.allocation.demand import Competitor, job_pool_key
 from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup, PoolKey
-from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.grants.grant import JobGrant, restated
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 
@@ -41,7 +41,7 @@ class Placement:
         *,
         now_s: float,
     ) -> None:
-        self._distance, self._now_s = proposal.distance.text, now_s
+        self._distance, self._now_s = proposal.distance, now_s
         self._open_to = groups_of
         self._lowest = _lowest_priorities(competitors, groups_of)
         self._occupancy = occupancy = Occupancy(capacity)
@@ -92,7 +92,8 @@ class Placement:
             short_since_s=before.short_since_s,
             exhausted=before.exhausted,
             tries=before.tries,
-            reason=before.reason if same else _reason(competitor, proposed, kept_since_s, self._distance),
+            reason=before.reason if same else _reason(competitor, proposed, kept_since_s),
+            distance=restated(before.distance if same else None, self._distance, now_s=self._now_s),
             kept_since_s=kept_since_s,
             kept_out=proposed.kept_out,
         )
@@ -219,12 +220,11 @@ def _lowest_priorities(competitors: Sequence[Competitor], groups_of: GroupsByPoo
     return lowest
 
 
-def _reason(competitor: Competitor, proposed: Grant, kept_since_s: float | None, distance: str) -> str:
+def _reason(competitor: Competitor, proposed: Grant, kept_since_s: float | None) -> str:
     exhausted = ", ".join(sorted(competitor.before.exhausted))
     parts = (
         proposed.reason,
         f"nodes are kept for it since {rfc3339(kept_since_s)}" if kept_since_s is not None else "",
         f"pools without free nodes: {exhausted}" if exhausted else "",
-        f"allocation: {distance}" if proposed.workers else "",
     )
     return "; ".join(filter(None, parts))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from heterotrain_core.allocate.distance import Distance
 from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.perf.exchange_sizes import ExchangeSeen, MeasuredExchange
@@ -13,6 +14,9 @@ from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+
+STATED_FOR_S = 600.0
+"""Seconds after which a smaller distance is stated: distances come and go with new measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,24 @@ class Exhausted(NamedTuple):
     placed: int
 
 
+class StatedDistance(NamedTuple):
+    """How far the allocation may be from the best one, as the status states it, and when it last was so far."""
+
+    distance: Distance
+    seen_s: float
+
+
+def restated(before: StatedDistance | None, now: Distance, *, now_s: float) -> StatedDistance:
+    """Return the distance to state: a larger one at once, a smaller one once it stays smaller for ``STATED_FOR_S``.
+
+    The statement is always true, and the status of every job of an allocation does not change with each scrape.
+    """
+    coarse = now.coarse
+    if before is None or before.distance == coarse or not before.distance.covers(now):
+        return StatedDistance(coarse, now_s)
+    return before if now_s - before.seen_s < STATED_FOR_S else StatedDistance(coarse, now_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGrant:
     """What a job may use.
@@ -63,6 +85,7 @@ class JobGrant:
         tries: by pool, how many times in a row it was exhausted; reset once the granted workers have nodes.
         undecided: whether the allocation has not decided yet: no worker comes or goes.
         reason: why, in one sentence; empty without limits.
+        distance: how far the allocation may be from the best one; ``None`` without limits or while undecided.
         kept_since_s: since when nodes are kept for the job, which waits; ``None`` where none are.
         kept_out: whether free nodes are kept for another job, so that this one waits.
         spare_s: seconds between the expected end and the job's deadline, negative when it is late; ``None`` without a
@@ -79,11 +102,18 @@ class JobGrant:
     tries: Mapping[str, int] = field(default_factory=dict)
     undecided: bool = False
     reason: str = ""
+    distance: StatedDistance | None = None
     kept_since_s: float | None = None
     kept_out: bool = False
     spare_s: float | None = None
     in_time: bool = False
     throughput: ThroughputModel = field(default_factory=ThroughputModel)
+
+    @property
+    def message(self) -> str:
+        """The reason, and how far the allocation may be from the best one."""
+        distance = "" if self.distance is None else f"allocation: {self.distance.distance.text}"
+        return "; ".join(filter(None, (self.reason, distance)))
 
     @property
     def granted(self) -> int | None:

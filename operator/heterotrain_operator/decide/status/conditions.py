@@ -194,7 +194,7 @@ def _limited(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=holds, reason=before.reason, message=before.message)
     reason = why_limited(context.spec, grant)
     holds = None if grant.undecided else reason not in ("NotLimited", "FullyGranted")
-    return ConditionValue(type=kind, holds=holds, reason=reason, message=grant.reason)
+    return ConditionValue(type=kind, holds=holds, reason=reason, message=grant.message)
 
 
 def _layout(context: JobContext, state: LayoutState) -> ConditionValue:

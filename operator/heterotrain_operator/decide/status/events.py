@@ -137,7 +137,7 @@ def _allocation_events(
         return []
     return [
         _event(
-            "WorkersAllocated", context.grant.reason or "no other job wants its nodes any more: it uses all that fit"
+            "WorkersAllocated", context.grant.message or "no other job wants its nodes any more: it uses all that fit"
         )
     ]
 
