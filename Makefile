@@ -159,6 +159,9 @@ $(VENV)/stores/.installed: requirements/stores.txt | $(VENV)/.installed
 test-stores: setup $(VENV)/stores/.installed ## checkpoints and shards in S3, with a real client and server
 	@PYTHONPATH=$(VENV)/stores $(PYTEST) tests/stores tests/unit/trainer/checkpoints/test_checkpoint.py -k "not unknown_protocol"
 
+test-kueue: setup ## jobs in queues of the real Kueue, on a control plane of its own; compiles Kueue
+	@$(PYTEST) tests/kueue
+
 OLDEST := $(VENV)-oldest-torch
 test-oldest-torch: setup ## the trainer's tests with the lowest PyTorch that it accepts, in an environment of 6 GB of its own
 	@test -x $(OLDEST)/bin/python || $(UV) venv --quiet --python $(PY) $(OLDEST)
@@ -256,7 +259,7 @@ bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
-  test-operator test-trainer test-unit test-distributed histories test-guides chaos test-wheel test-cuda images cluster cluster-running \
+  test-operator test-trainer test-unit test-distributed histories test-guides test-kueue chaos test-wheel test-cuda images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
   bench-mathematics bench-pipeline-picture \
   bench-trainer bench-simulated pictures

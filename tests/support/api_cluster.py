@@ -7,8 +7,10 @@ which makes every fault easy to stage.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,18 @@ async def scale(client: KubeClient, deployment: Body, replicas: int) -> None:
     """Set a Deployment's number of replicas."""
     metadata = deployment["metadata"]
     await client.merge(DEPLOYMENTS, metadata["namespace"], metadata["name"], {"spec": {"replicas": replicas}})
+
+
+@asynccontextmanager
+async def own_namespace(kube: KubeClient) -> AsyncIterator[str]:
+    """Create a namespace of a test's own, and remove it in the end."""
+    name = f"ht-{secrets.token_hex(4)}"
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "namespace": ""}}
+    await kube.create(NAMESPACES, body)
+    try:
+        yield name
+    finally:
+        await remove_namespace(kube, name)
 
 
 async def remove_namespace(kube: KubeClient, name: str) -> None:

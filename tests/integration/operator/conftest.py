@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,10 +18,9 @@ from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import (
     CRDS,
-    NAMESPACES,
     Cluster,
     Operator,
-    remove_namespace,
+    own_namespace,
     scale,
     served,
     silence_installed_operators,
@@ -81,14 +79,8 @@ async def kube(quiet_cluster: None) -> AsyncIterator[KubeClient]:
 @pytest.fixture
 async def namespace(kube: KubeClient) -> AsyncIterator[str]:
     """The test's own namespace."""
-    name = f"ht-{secrets.token_hex(4)}"
-    await kube.create(
-        NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "namespace": ""}}
-    )
-    try:
+    async with own_namespace(kube) as name:
         yield name
-    finally:
-        await remove_namespace(kube, name)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
-"""A control plane without nodes, on loopback: the real etcd, API server, controller manager and scheduler, and KWOK.
+"""A control plane without nodes, on loopback: the real etcd, API server, controller manager and scheduler.
 
-It serves measurements with thousands of nodes and pods in which no program runs. KWOK simulates every node's kubelet
-by rules of the caller. It does not need root, and it can run next to a cluster of ``kind-config.yaml``.
+It serves measurements with thousands of nodes and pods in which no program runs. There, KWOK simulates every node's
+kubelet by rules of the caller. It also serves tests with controllers whose webhooks must not meet other tests' pods:
+programs on this machine can be webhooks, behind a Service of type ExternalName. It does not need root, and it can run
+next to a cluster of ``kind-config.yaml``.
 """
 
 from __future__ import annotations
@@ -92,12 +94,12 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane(folder: Path, *, stages: Path) -> Iterator[ControlPlane]:
+def control_plane(folder: Path, *, stages: Path | None) -> Iterator[ControlPlane]:
     """Run a control plane in an empty folder; nothing of it runs afterwards.
 
     Args:
         folder: for certificates, data and logs.
-        stages: KWOK's rules for nodes and pods.
+        stages: KWOK's rules for nodes and pods; ``None`` for no KWOK, where the caller acts as the kubelets.
 
     Raises:
         Problem: a program is missing or does not start.
@@ -114,21 +116,24 @@ def control_plane(folder: Path, *, stages: Path) -> Iterator[ControlPlane]:
         },
         "kube-apiserver": {
             "bind-address": LOOPBACK, "secure-port": api, "etcd-servers": clients, "cert-dir": folder / "serving",
+            # Without pods, a webhook is at the address of its Service.
+            "enable-aggregator-routing": "false",
         },
         "kube-controller-manager": {"secure-port": 0, "node-monitor-grace-period": f"{GRACE_S}s"},
         "kube-scheduler": {"secure-port": 0},
     }  # fmt: skip
     plane = ControlPlane(folder, {name: _with(command, flags[name]) for name, command in commands.items()})
-    plane.commands["kwok"] = [
-        f"{paths.programs()}/kwok", f"--kubeconfig={plane.kubeconfig}", f"--config={stages}",
-        "--manage-all-nodes=true", f"--node-lease-duration-seconds={GRACE_S // 2}", "--cidr=10.128.0.0/9",
-        f"--server-address={LOOPBACK}:{simulator}",
-    ]  # fmt: skip
+    if stages is not None:
+        plane.commands["kwok"] = [
+            f"{paths.programs()}/kwok", f"--kubeconfig={plane.kubeconfig}", f"--config={stages}",
+            "--manage-all-nodes=true", f"--node-lease-duration-seconds={GRACE_S // 2}", "--cidr=10.128.0.0/9",
+            f"--server-address={LOOPBACK}:{simulator}",
+        ]  # fmt: skip
     try:
         for name in ("etcd", "kube-apiserver"):
             plane.start(name)
         plane.wait_ready()
-        for name in ("kube-controller-manager", "kube-scheduler", "kwok"):
+        for name in ("kube-controller-manager", "kube-scheduler", *(["kwok"] if stages else [])):
             plane.start(name)
         say(f"    control plane: export KUBECONFIG={plane.kubeconfig}")
         yield plane

@@ -83,6 +83,8 @@ PROGRAMS = (
 )
 SIMULATOR = Program(package="sigs.k8s.io/kwok/cmd/kwok", module=paths.LOCAL / "kwok")
 """Simulates kubelets; built only on request."""
+KUEUE = Program(package="sigs.k8s.io/kueue/cmd/kueue", module=paths.LOCAL / "kueue")
+"""Admits pods by queues and quotas; built only for the tests with it."""
 
 
 def install_packages() -> None:
@@ -125,6 +127,17 @@ def build_programs(*also: Program) -> None:
         link.symlink_to("kubernetes")
 
 
+def sources(program: Program) -> Path:
+    """Return the folder of the module that a program comes from: some programs need their manifests at run time.
+
+    Raises:
+        Problem: the module could not be fetched.
+    """
+    go, environment = _go_command()
+    where = run(*go, "list", "-f", "{{.Module.Dir}}", program.package, cwd=program.module, environment=environment)
+    return Path(where.strip())
+
+
 def _found(program: str) -> str | None:
     return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
@@ -141,11 +154,7 @@ def _mark(program: Program) -> str:
 
 def _compile(module: Path, programs: Sequence[Program]) -> None:
     """Compile programs of one module with one command, which keeps every core busy while the large ones are linked."""
-    root = _go()
-    go = niced([f"{root}/bin/go" if root else "go"])
-    environment = {"CGO_ENABLED": "0", "GOWORK": "off"}
-    if root:
-        environment |= {"GOROOT": str(root), "GOTOOLCHAIN": "local"}
+    go, environment = _go_command()
     packages = [program.package for program in programs]
     listed = run(*go, "list", "-deps", *OPTIONS, *packages, cwd=module, environment=environment, timeout_s=1800)
     draft = paths.programs() / "draft"
@@ -165,6 +174,15 @@ def _compile(module: Path, programs: Sequence[Program]) -> None:
         # A running program's file cannot be overwritten, but it can be replaced.
         (draft / program.name).replace(paths.programs() / program.name)
     draft.rmdir()
+
+
+def _go_command() -> tuple[list[str | Path], dict[str, str]]:
+    """Return the words that begin a command line of Go, and its environment."""
+    root = _go()
+    environment = {"CGO_ENABLED": "0", "GOWORK": "off"}
+    if root:
+        environment |= {"GOROOT": str(root), "GOTOOLCHAIN": "local"}
+    return niced([f"{root}/bin/go" if root else "go"]), environment
 
 
 def _go() -> Path | None:

@@ -7,7 +7,7 @@ from heterotrain_core.contract.outcome import Cause
 from heterotrain_core.contract.plan import SCHEMA_VERSION
 
 from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition
-from heterotrain_operator.api.text import duration_text
+from heterotrain_operator.api.text import duration_text, listed
 from heterotrain_operator.api.v1alpha1 import Checkpoint
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.decide.grants.grant import why_limited
@@ -25,6 +25,7 @@ from heterotrain_operator.decide.workers.failures import mismatch_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 _MISMATCH = Cause.VERSION_MISMATCH.value
+_MOST_NAMED = 3
 _LATE_CHECKPOINTS = 2
 _CHECKPOINT_SLACK_S = 60.0
 
@@ -102,12 +103,18 @@ def _scheduled(context: JobContext) -> ConditionValue:
     refused = context.refusal or context.inputs.blocked
     why = refused or context.replicas.reason
     reason = "PodsRejected" if refused else ("Unschedulable" if why else "Scheduling")
-    gated = [worker for worker in context.workers if worker.state is WorkerState.WAITING and worker.pod.gated]
-    if gated and not refused:
-        reason, why = "SchedulingGated", "; ".join(filter(None, (f"{gated[0].pod.name}: {gated[0].reason}", why)))
+    if (gated := _gated(context)) and not refused:
+        reason, why = "SchedulingGated", "; ".join(filter(None, (gated, why)))
     below = f"; pools below their minReplicas: {', '.join(short)}" if short else ""
     detail = f"{f': {why}' if why else ''}{_describe_hint(context, WorkerState.WAITING)}"
     return ConditionValue(type=kind, holds=False, reason=reason, message=f"{have}{below}{detail}")
+
+
+def _gated(context: JobContext) -> str:
+    """Return which workers wait behind scheduling gates, and why; empty without any."""
+    found = [worker for worker in context.workers if worker.state is WorkerState.WAITING and worker.pod.gated]
+    names = listed(sorted(worker.pod.name for worker in found), most=_MOST_NAMED)
+    return f"{names}: {found[0].reason}" if found else ""
 
 
 def _running(context: JobContext) -> ConditionValue:
@@ -178,10 +185,11 @@ def _degraded(context: JobContext) -> ConditionValue:
         message = f"{message}; {worker.pod.name}: {worker.reason}"
         return ConditionValue(type=kind, holds=True, reason=worker.pod.waiting_reason, message=message)
     why = context.refusal or context.replicas.reason
+    reason = "InsufficientCapacity" if why else "WorkersStarting"
+    if (gated := _gated(context)) and not context.refusal:
+        reason, why = "SchedulingGated", "; ".join(filter(None, (gated, why)))
     message = f"{message}{f'; {why}' if why else ''}"
-    return ConditionValue(
-        type=kind, holds=True, reason="InsufficientCapacity" if why else "WorkersStarting", message=message
-    )
+    return ConditionValue(type=kind, holds=True, reason=reason, message=message)
 
 
 def _limited(context: JobContext) -> ConditionValue:

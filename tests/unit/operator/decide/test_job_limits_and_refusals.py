@@ -306,6 +306,8 @@ def test_a_job_with_a_part_of_its_pods_admitted_trains_with_these() -> None:
     cluster.now_s += 60.0
     cluster.settle()
     assert cluster.status["state"] == "Degraded", "it trains, with one of two"
+    assert cluster.condition("Degraded") == ("True", "SchedulingGated")
+    assert f"1 of 2 workers train; job-w1: its scheduling gates {GATE} wait" in cluster.message("Degraded")
     assert [member["worker"] for member in cluster.plan_json["ranks"]] == ["job-w0"]
     assert set(cluster.pods) == {"job-w0", "job-w1"}
 
