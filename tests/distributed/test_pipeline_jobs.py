@@ -208,6 +208,24 @@ def test_a_job_is_cut_anew_and_goes_on_from_a_checkpoint_under_other_cuts(
     check(operator, [rest], epochs=5)
 
 
+def test_a_plan_may_change_nothing_but_the_cut_or_who_is_in_which_member(operate: Callable[..., Operator]) -> None:
+    """The same ranks in the same order, first with another cut, then in other members."""
+    operator = operate(batch_samples=BATCH, epochs=3, parallelism="Pipeline")
+    gates = [Gate(operator.folder, step) for step in (3, 8)]
+    w = [
+        start(operator, "w0", fault=gates[0].fault),
+        start(operator, "w1", fault=gates[1].fault),
+        start(operator, "w2"),
+    ]
+    operator.until_ready(*w)
+    plan_members(operator, [(w[:2], (4,), 9, 3), ([w[2]], (), 8, 2)])
+    at_gate(operator, gates[0], lambda: plan_members(operator, [(w[:2], (2,), 9, 3), ([w[2]], (), 8, 2)]))
+    at_gate(operator, gates[1], lambda: plan_members(operator, [([w[0]], (), 9, 3), (w[1:], (2,), 8, 2)]))
+    check(operator, [[w[0]], w[1:]], epochs=3)
+    assert "stage 1 of 2: units 0 to 1 of 7" in w[0].log()
+    assert "stage 1 of 2: units 0 to 1 of 7" in w[1].log()
+
+
 def test_a_stage_out_of_memory_makes_its_member_use_smaller_micro_batches(operate: Callable[..., Operator]) -> None:
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")
     fault = {"place": "in loss", "step": 2, "do": "exhaust"}

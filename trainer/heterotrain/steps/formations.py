@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.plan import Plan, Rank
+from heterotrain_core.contract.plan import Layout, Plan, Rank
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
@@ -21,7 +21,7 @@ from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import may_adopt, roster_of, workers_of
 from heterotrain.network.control import StepDecision
-from heterotrain.network.heartbeat import key_of
+from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.state.hand_over import hand_over
 from heterotrain.state.training import Training
@@ -213,11 +213,12 @@ class Formations:
     def _continues(self, active_group: ActiveGroup) -> bool:
         """Adopt a newer generation with the members of this formation, and return whether that was possible.
 
-        Connections and state stay. Every member that has committed the step does the same; one that has lost its last
+        Members that hold the model in another way, such as with other cuts, are not the same ones. Connections and
+        state stay. Every member that has committed the step does the same; one that has lost its last
         message finds the others in the new generation's first formation, and votes with them on the next one.
         """
         before, after = active_group.membership, first_membership(active_group.agreed)
-        if [key_of(rank) for rank in before.ranks] != [key_of(rank) for rank in after.ranks]:
+        if _places(before) != _places(after):
             return False
         if self.is_broken or not self._membership.adopt(after):
             return False
@@ -271,6 +272,13 @@ class Formations:
         self.active_group = None
         self.last_membership = replace(active_group.membership, leaving=leaving)
         self._shutdown.announced = active_group.roster.plan_ranks[active_group.rank] in leaving
+
+
+def _places(membership: FormationMembership) -> list[tuple[PeerKey, int, int, Layout]]:
+    """Return each rank with its member, counted in the order of ranks, its stage, and the member's layout."""
+    members = list(dict.fromkeys(rank.member for rank in membership.ranks))
+    layouts = {member.index: member.layout for member in membership.plan.members}
+    return [(key_of(rank), members.index(rank.member), rank.stage, layouts[rank.member]) for rank in membership.ranks]
 
 
 def _is_named(rank: Rank, held: HeldPlan) -> bool:
