@@ -21,7 +21,7 @@ from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard
 from heterotrain.layouts.sharded_model import ShardedModel
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.units import Units, units_of
-from heterotrain.layouts.usable_memory import usable_bytes
+from heterotrain.layouts.usable_memory import leave_out_what_is_loaded, usable_bytes
 from heterotrain.layouts.weight_files import PretrainedWeights
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
@@ -173,3 +173,4 @@ class ModelSetup:
         profiles = model.profile(inputs, kind=kind, limit_s=PROFILE_S)
         usable = usable_bytes(self.device, ranks=self.identity.local_world_size)
         report_units(self.report, profiles, kind=kind, memory_bytes=usable)
+        leave_out_what_is_loaded()

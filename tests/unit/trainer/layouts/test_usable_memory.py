@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from heterotrain.layouts import usable_memory
-from heterotrain.layouts.usable_memory import usable_bytes
+from heterotrain.layouts.usable_memory import give_back, leave_out_what_is_loaded, usable_bytes
 
 CPU = torch.device("cpu")
 
@@ -33,3 +35,25 @@ def test_a_process_that_uses_everything_has_a_byte_left(tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text("4096")
     assert usable_bytes(CPU, ranks=1, limits=[limit]) == 1
+
+
+class _Circle:
+    """An object that only a collection ends."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_is_loaded_costs_later_collections_nothing_and_later_parts_are_given_back() -> None:
+    before, after = _Circle(), None
+    try:
+        leave_out_what_is_loaded()
+        assert not any(found is before for found in gc.get_objects())
+        after = _Circle()
+        ended = weakref.ref(after)
+        del after
+        give_back(CPU)
+        assert ended() is None
+    finally:
+        gc.unfreeze()
+    assert any(found is before for found in gc.get_objects())
