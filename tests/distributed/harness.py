@@ -234,9 +234,12 @@ class Operator:
         for worker in running:
             worker.signal(signal.SIGUSR1)
         time.sleep(1.0)
-        logs = {w: w.log() for w in self.workers.values()}
-        short = {w: log if len(log) <= 12_000 else f"{log[:6000]}\n[…]\n{log[-6000:]}" for w, log in logs.items()}
-        return "\n".join(f"--- {w.uid} (code {w.poll()})\n{short[w]}" for w in logs)
+        found = []
+        for worker in self.workers.values():
+            log = worker.log()
+            short = log if len(log) <= 12_000 else f"{log[:6000]}\n[…]\n{log[-6000:]}"
+            found.append(f"--- {worker.uid} (code {worker.poll()})\n{short}")
+        return "\n".join(found)
 
     def until_ready(self, *workers: Worker) -> None:
         """Wait until these workers have reached ``job.steps``."""
