@@ -7,8 +7,9 @@ import threading
 from dataclasses import replace
 
 import pytest
+from heterotrain_core.contract import keys
 from heterotrain_core.perf.counters import MeanVariance, Observation
-from heterotrain_operator.cluster_state.parse import parse_job
+from heterotrain_operator.cluster_state.parse import parse_job, parse_pod
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.decision import Decision
@@ -18,8 +19,9 @@ from heterotrain_operator.decide.plan.revision import BoundaryDistance
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.planning import LANE_PARTS, PlanningSlots
+from heterotrain_operator.engine.reconcile import LARGE_JOB
 from heterotrain_operator.settings import Settings
-from support.fake_cluster import job_body
+from support.fake_cluster import FakeCluster, job_body
 from support.fakes import FakeKube
 
 WAIT_S = 30.0
@@ -121,3 +123,28 @@ def test_jobs_near_their_boundary_do_not_wait_for_the_others() -> None:
     assert far == pytest.approx([10.0, 11.0, 12.0])
     assert slots.reserve(BoundaryDistance.NEAR, takes_s=0.1, now_s=10.0) == 10.0
     assert slots.reserve(BoundaryDistance.FAR, takes_s=0.1, now_s=20.0) == 20.0, "unused slots are not saved up"
+
+
+async def test_only_a_large_job_is_decided_in_a_thread_without_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = JobKey("ns", "large"), JobKey("ns", "small")
+    app = an_app({large: Telemetry(), small: Telemetry()})
+    cluster = FakeCluster().with_nodes("a", "b", "c")
+    cluster.settle()
+    body = next(iter(cluster.pods.values()))
+    for key, number in ((small, LARGE_JOB), (large, LARGE_JOB + 1)):
+        for index in range(number):
+            labels = {**body["metadata"]["labels"], keys.LABEL_JOB: key.name, keys.LABEL_WORKER_INDEX: str(index)}
+            metadata = {"name": f"{key.name}-worker-{index}", "uid": f"{key.name}-{index}", "labels": labels}
+            pod = parse_pod({**body, "metadata": {**body["metadata"], **metadata}})
+            assert pod is not None
+            app.store.pods.put(pod)
+    in_loop: dict[JobKey, bool] = {}
+
+    def noted(inputs: JobInputs) -> Decision:
+        in_loop[inputs.job.key] = threading.current_thread() is threading.main_thread()
+        return Decision()
+
+    monkeypatch.setattr("heterotrain_operator.engine.reconcile.decide", noted)
+    for key in (large, small):
+        await app.reconciler.run_once(key)
+    assert in_loop == {small: True, large: False}

@@ -131,7 +131,8 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     avoid = nodes_to_avoid(inputs, job, blamed)
     # A pod's affinity can't be changed, so one that still waits and excludes other nodes is made again.
     outdated = [w for w in workers if _waits(w) and set(w.pod.avoids) != set(avoid.get(w.pod.pool, ()))]
-    current = [worker for worker in workers if worker not in outdated]
+    outdated_uids = {worker.pod.uid for worker in outdated}
+    current = [worker for worker in workers if worker.pod.uid not in outdated_uids]
     replicas = faults.guard(
         "the number of workers",
         lambda: decide_replicas(spec, current, grant=inputs.grant, free_slots_of=free_slots_of, now_s=now_s),

@@ -26,14 +26,14 @@ def pods_to_touch(workers: Sequence[Worker], plan: Plan | None) -> tuple[PodView
     if plan is None or plan.drain or not plan.members:
         return tuple(w.pod for w in outdated)
     named = {rank.worker_uid for rank in plan.ranks}
-    in_step = [
-        w
+    in_step = {
+        w.pod.uid: w
         for w in running
         if w.state is WorkerState.READY and w.pod.uid in named and _generation(w.pod) == plan.generation
-    ]
-    told = sum(w.pod.plan_version == version for w in in_step)
-    others = [w for w in outdated if w not in in_step]
-    messengers = [w for w in outdated if w in in_step][: max(0, MESSENGERS - told)]
+    }
+    told = sum(w.pod.plan_version == version for w in in_step.values())
+    others = [w for w in outdated if w.pod.uid not in in_step]
+    messengers = [w for w in outdated if w.pod.uid in in_step][: max(0, MESSENGERS - told)]
     return tuple(w.pod for w in (*messengers, *others))
 
 

@@ -66,8 +66,9 @@ def decide_membership(
         if uid not in by_uid or not (by_uid[uid].placed or by_uid[uid].state is WorkerState.LEAVING)
     )
     others = [w for w in workers if w.state is WorkerState.READY and w.pod.address and w.pod.uid not in names]
-    spares = [worker for worker in others if plan is not None and worker.pod.name in plan.spares]
-    joiners = [worker for worker in others if worker not in spares]
+    resting_names = frozenset(plan.spares if plan is not None else ())
+    spares = [worker for worker in others if worker.pod.name in resting_names]
+    joiners = [worker for worker in others if worker.pod.name not in resting_names]
     resting = tuple(sorted(worker.pod.name for worker in spares))
     drain = tuple(worker.pod.name for worker in leaving)
     draining = f"{_names(leaving)} will leave: {leaving[0].reason}" if leaving else ""

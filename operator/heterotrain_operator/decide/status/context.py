@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from heterotrain_core.contract.plan import Plan
 
@@ -38,9 +39,12 @@ HOPELESS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that what follows from the fields is computed once
 class JobContext:
     """The inputs of a pass, and what it decided.
+
+    Conditions, rows and events ask for the same values many times, and each takes a look at every worker or rank. So
+    these are computed at the first question and kept, as the fields never change.
 
     Attributes:
         inputs: what the pass looked at.
@@ -106,40 +110,40 @@ class JobContext:
         acceptance = self.inputs.acceptance
         return self.inputs.refusal or ("" if acceptance.ok else acceptance.message)
 
-    @property
+    @cached_property
     def desired(self) -> int:
         """Workers that should exist now, over all pools."""
         return sum(self.replicas.desired.values())
 
-    @property
+    @cached_property
     def alive(self) -> list[Worker]:
         """Workers that wait for a node, start or are ready."""
         return [worker for worker in self.workers if worker.alive]
 
-    @property
+    @cached_property
     def placed(self) -> list[Worker]:
         """Workers that start or are ready on a node."""
         return [worker for worker in self.workers if worker.placed]
 
-    @property
+    @cached_property
     def ready(self) -> int:
         """Number of workers that are ready to train."""
         return sum(worker.state is WorkerState.READY for worker in self.workers)
 
-    @property
+    @cached_property
     def training(self) -> list[Worker]:
         """Workers that are members of the plan and still run."""
         named = {rank.worker_uid for rank in self.plan.ranks} if self.plan else set()
         return [w for w in self.workers if w.pod.uid in named and (w.placed or w.state is WorkerState.LEAVING)]
 
-    @property
+    @cached_property
     def runs(self) -> bool:
         """Whether training goes on: enough members of the plan are running."""
         if self.spec is None or self.life.stage not in (Stage.ACTIVE, Stage.FINISHING):
             return False
         return self.life.stage is Stage.FINISHING or self.members_left >= least_to_go_on(self.spec)
 
-    @property
+    @cached_property
     def members_left(self) -> int:
         """How many replicas of the plan still run: members that have lost no rank, as ``minReplicas`` counts them."""
         if self.plan is None:
@@ -147,10 +151,10 @@ class JobContext:
         running = {worker.pod.uid for worker in self.training}
         return self.plan.replicas([rank.rank for rank in self.plan.ranks if rank.worker_uid in running])
 
-    @property
+    @cached_property
     def spares(self) -> list[Worker]:
         """Ready workers that are in no member, because the others are faster without them."""
-        names = self.plan.spares if self.plan is not None else ()
+        names = frozenset(self.plan.spares if self.plan is not None else ())
         return [worker for worker in self.workers if worker.state is WorkerState.READY and worker.pod.name in names]
 
     @property
@@ -158,19 +162,19 @@ class JobContext:
         """Whether training has begun since the job was started or resumed."""
         return self.job.status.training_since is not None
 
-    @property
+    @cached_property
     def draining(self) -> list[Worker]:
         """Members that are about to leave."""
         return [worker for worker in self.training if worker.state is WorkerState.LEAVING]
 
-    @property
+    @cached_property
     def blocked_worker(self) -> Worker | None:
         """The first worker that has a node but cannot start until someone corrects the cause."""
         return next(
             (w for w in self.workers if w.state is WorkerState.STARTING and w.pod.waiting_reason in HOPELESS), None
         )
 
-    @property
+    @cached_property
     def solo_samples_per_s(self) -> dict[int, float]:
         """Samples per second of each member's own work, by index; that of its slowest rank, once all have one."""
         if self.plan is None:
@@ -180,7 +184,7 @@ class JobContext:
         known = [[rate for rate in each if rate is not None] for each in rates]
         return {index: min(found) for index, found in enumerate(known) if found and len(found) == len(rates[index])}
 
-    @property
+    @cached_property
     def applied(self) -> tuple[int, int] | None:
         """The version that every rank of the plan reports to be in force; ``None`` while one has not reported."""
         if self.plan is None or not self.plan.members:

@@ -258,7 +258,7 @@ def _granted(context: JobContext, known: PoolStatus | None, name: str) -> int | 
 
 def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
     """Return a row for each worker; if there are too many, workers that are not ready take precedence."""
-    training = {worker.pod.uid for worker in context.training}
+    training, runs = {worker.pod.uid for worker in context.training}, context.runs
     shares: dict[str, int] = {}
     solo: dict[str, float] = {}
     prediction = context.plan.prediction if context.plan else None
@@ -281,7 +281,7 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
         WorkerStatus(
             name=worker.pod.name,
             pool=worker.pod.pool,
-            state="Training" if worker.pod.uid in training and worker.placed and context.runs else worker.state.value,
+            state="Training" if worker.pod.uid in training and worker.placed and runs else worker.state.value,
             node=worker.pod.node or None,
             share_samples=shares.get(worker.pod.uid) if worker.pod.uid in training else None,
             binding=bindings.get(worker.pod.uid) if worker.pod.uid in training else None,

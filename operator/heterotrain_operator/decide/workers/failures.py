@@ -90,7 +90,7 @@ def account(
     known = {each.uid: each for each in (*departed, *named)}
     failed = tuple(w for w in workers if w.state is WorkerState.FAILED and w.pod.uid not in before)
     mismatched = [w for w in failed if w.cause is Cause.VERSION_MISMATCH]
-    failed = tuple(w for w in failed if w not in mismatched)  # nobody's failure: see ``mismatch_of``
+    failed = tuple(w for w in failed if w.cause is not Cause.VERSION_MISMATCH)  # nobody's: see ``mismatch_of``
     lost = [
         w
         for w in workers
