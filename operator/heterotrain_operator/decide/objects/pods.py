@@ -35,6 +35,7 @@ LOST_NODE_TOLERATION_S = 10
 """Seconds that a pod stays bound to an unreachable node; the cluster's default is 300."""
 _GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
 _PEER_PORT_NAME_PREFIX = "ht-peer-"
+_DNS_ON_HOST = "ClusterFirstWithHostNet"
 _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
 
 
@@ -226,6 +227,8 @@ def build_pod(
     spec["restartPolicy"] = "Never"
     if (scheduler := scheduler_name(job)) and not spec.get("schedulerName"):
         spec["schedulerName"] = scheduler
+    if spec.get("hostNetwork"):  # by default such a pod asks the node's DNS, which has no Service of the cluster
+        spec.setdefault("dnsPolicy", _DNS_ON_HOST)
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("hostname", name)
     spec.setdefault("subdomain", keys.service_name(job.key.name))

@@ -433,6 +433,13 @@ def test_on_the_node_s_network_the_scheduler_knows_all_ports() -> None:
     assert [(port["name"], port["containerPort"]) for port in ports] == [("ht-metrics-0", 9400), ("ht-peer-0", 20000)]
 
 
+def test_on_the_node_s_network_workers_find_services_of_the_cluster() -> None:
+    """By default such a pod asks the node's DNS; a policy of the user's own stays."""
+    assert with_network(a_template(hostNetwork=True))["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert with_network(a_template(hostNetwork=True, dnsPolicy="Default"))["spec"]["dnsPolicy"] == "Default"
+    assert "dnsPolicy" not in with_network(a_template())["spec"]
+
+
 def test_rdma_devices_of_a_pool_reach_its_pods_and_are_no_ranks() -> None:
     """The devices, the capability to lock memory, and NCCL's variables, beside GPUs that make the ranks."""
     rdma = {
