@@ -28,7 +28,7 @@ from heterotrain_operator.kube.resources import JOBS, NODES, PODS, Resource
 from heterotrain_operator.kube.verbs import Body
 from local_cluster import toolchain
 from local_cluster.bare import ControlPlane
-from local_cluster.process import Problem, say, wait_until
+from local_cluster.process import say, wait_until
 
 from lab.scale.exporters import SCRAPE_S
 from lab.scale.place import Replica, cpu_s, exporters, peak_mib, quantile, replica, running, wait_leads
@@ -91,8 +91,11 @@ async def ready_pods(plane: ControlPlane) -> int:
         await kube.close()
 
 
-def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> list[Row]:
-    """Create all jobs at once, and wait until nearly every slot has a ready worker and nearly every job trains."""
+def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica, *, longest_s: float) -> list[Row]:
+    """Create all jobs at once, and wait until nearly every slot has a ready worker and nearly every job trains.
+
+    On a machine that is too slow for that, the rows say how far it came, and the measurements after it go on.
+    """
     pids = {name: process.pid for name, process in plane.processes.items()}
     pids |= {
         f"operator, {role}": each.process.pid
@@ -110,9 +113,10 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> 
         say(f"    {took_s:4.0f} s: {ready:6,} of {size.slots:,} workers ready, {training:5,} of {size.jobs:,} training")
         if ready >= SETTLED * size.slots and training >= SETTLED * size.jobs:
             break
-        if took_s > LONGEST_S:
-            raise Problem(f"not all ready after {LONGEST_S:.0f} s: {plane.folder}/*.log")
+        if took_s > longest_s:
+            break
         time.sleep(LOOK_S)
+    complete = ready >= SETTLED * size.slots and training >= SETTLED * size.jobs
     real = asyncio.run(ready_pods(plane))
     used = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
     metrics = leader.metrics()
@@ -120,7 +124,11 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> 
     assert leader.process is not None  # noqa: S101  # it was started
     peak = max(peak_mib(each.process.pid) for each in (leader, standby) if each.process is not None)
     rows = [
-        Row(f"{size.jobs:,} jobs to {real:,} ready pods", f"{took_s:.0f} s", "≤ 240 s"),
+        Row(
+            f"{size.jobs:,} jobs to {real:,} ready pods",
+            f"{took_s:.0f} s" if complete else f"not in {took_s:.0f} s: {training:,} jobs train",
+            "≤ 240 s",
+        ),
         Row("operator's memory, peak", f"{peak:.0f} MiB", "≤ 300 MiB"),
         Row(
             "a pass over one job, p99",
@@ -256,7 +264,7 @@ def longest(metrics: dict[str, float], name: str) -> str:
     return f"≤ {seconds(quantile(metrics, name, 1.0))}"
 
 
-def measure(plane: ControlPlane, size: Size, *, outage_s: float) -> Iterator[Row]:
+def measure(plane: ControlPlane, size: Size, *, outage_s: float, fill_s: float) -> Iterator[Row]:
     """Yield each result as soon as it is measured."""
     for name in teams():
         plane.kubectl("create", "namespace", name)
@@ -268,17 +276,17 @@ def measure(plane: ControlPlane, size: Size, *, outage_s: float) -> Iterator[Row
     wait_until(ready, "nodes", timeout_s=120, every_s=1)
     say(f"    {sum(size.nodes.values()):,} nodes are ready")
     with exporters(plane) as (url, _):
-        yield from with_operators(plane, size, url, outage_s=outage_s)
+        yield from with_operators(plane, size, url, outage_s=outage_s, fill_s=fill_s)
 
 
-def with_operators(plane: ControlPlane, size: Size, url: str, *, outage_s: float) -> Iterator[Row]:
+def with_operators(plane: ControlPlane, size: Size, url: str, *, outage_s: float, fill_s: float) -> Iterator[Row]:
     """Yield what two replicas do: they fill the cluster, use its telemetry, and take over from each other."""
     first, second = replica(plane, "first", url), replica(plane, "second", url)
     try:
         first.start()
         wait_leads(first)
         second.start()
-        yield from fill(plane, size, first, second)
+        yield from fill(plane, size, first, second, longest_s=fill_s)
         yield from with_news(first, size)
         yield crash(plane, first, 0)
         wait_idle(second)
@@ -306,6 +314,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=10_000)
     parser.add_argument("--outage-seconds", type=float, default=60.0, help="0 skips the outage of the API server")
+    parser.add_argument("--fill-seconds", type=float, default=LONGEST_S, help="longest wait until all jobs train")
     parser.add_argument("--keep", action="store_true", help="keep logs and data")
     options = parser.parse_args()
     size = Size(jobs=options.jobs, pods=options.pods)
@@ -319,7 +328,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="heterotrain-scale-"))
     signal.signal(signal.SIGTERM, _interrupt)
     with running(folder) as plane:
-        for row in measure(plane, size, outage_s=options.outage_seconds):
+        for row in measure(plane, size, outage_s=options.outage_seconds, fill_s=options.fill_seconds):
             print(f"| {row.what} | {row.value} | {row.target} |", flush=True)
     if not options.keep:
         shutil.rmtree(folder)
