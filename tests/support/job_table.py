@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from heterotrain_operator.api.failures import MAX_WINDOW_S
+
 Body = dict[str, Any]
 
 GOOD: Body = {
@@ -136,6 +138,10 @@ ACCEPTED: dict[str, Change] = {
             }
         }
     ),
+    "the shortest window of failures": spec(failurePolicy={"windowSeconds": 60}),
+    "the longest window of failures": spec(failurePolicy={"windowSeconds": MAX_WINDOW_S}),
+    "nodes that are never avoided": spec(failurePolicy={"nodeFailureLimit": 0}),
+    "nodes that are avoided after 100 failures": spec(failurePolicy={"nodeFailureLimit": 100}),
     "rules about failures": failures(
         {"action": "Fail", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}},
         {"action": "AvoidNode", "onReasons": ["OOMKilled"]},
@@ -291,6 +297,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "an unknown action": (failures({"action": "Retry", "onReasons": ["Error"]}), "must be one of"),
     "exit code 0": (failures({"action": "Ignore", "onExitCodes": {"values": [0]}}), "values[0]"),
     "a window of no length": (spec(failurePolicy={"windowSeconds": 0}), "windowSeconds"),
+    "a window of less than a minute": (spec(failurePolicy={"windowSeconds": 59}), "windowSeconds"),
+    "too long a window": (spec(failurePolicy={"windowSeconds": MAX_WINDOW_S + 1}), "windowSeconds"),
+    "a window that is a text": (spec(failurePolicy={"windowSeconds": "1d"}), "windowSeconds"),
+    "fewer than no failures on a node": (spec(failurePolicy={"nodeFailureLimit": -1}), "nodeFailureLimit"),
+    "too many failures on a node": (spec(failurePolicy={"nodeFailureLimit": 101}), "nodeFailureLimit"),
     "a group without a scheduler": (spec(podGroup={}), "spec.podGroup.scheduler is missing"),
     "a group of an unknown scheduler": (spec(podGroup={"scheduler": "Slurm"}), "must be one of Volcano, KAI"),
     "a group of KAI without a queue": (spec(podGroup={"scheduler": "KAI"}), "places pods of queues only"),
