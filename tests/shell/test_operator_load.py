@@ -172,8 +172,51 @@ async def test_a_lost_node_queues_the_jobs_on_it_before_all_others() -> None:
     gone = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": {"unschedulable": True}}
     load.app.node_event(gone, deleted=False)
     order = [await load.app.queue.get() for _ in range(len(load.app.queue))]
-    assert len(order) == FEW
     assert affected <= set(order[: len(affected) + len(affected) // 4 + 1]), "every fifth may be another one"
+    kind, placed = node["metadata"]["labels"]["gpu"], load.app.store.pods.placed
+    jobs = [job for job in load.app.store.jobs.all().values() if job.spec is not None]
+    short = {
+        job.key
+        for job in jobs
+        if job.spec is not None
+        and placed(job.key) < sum(pool.max_replicas for pool in job.spec.worker_pools)
+        and any(pool.node_selector == {"gpu": kind} for pool in job.spec.worker_pools)
+    }
+    assert short - affected, "some other job may use the node"
+    assert len({job.key for job in jobs} - short - affected) > 0, "some jobs are not concerned"
+    assert set(order) == affected | short
+
+
+async def test_a_changed_node_takes_a_look_at_no_pod_of_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = await filled_cluster(FEW)
+    pods = load.app.store.pods
+    counts: Counter[str] = Counter()
+    held = {pod.node for pod in pods.all().values() if pod.node}
+    monkeypatch.setattr(pods, "all", lambda: CountedMapping(pods._views, counts))
+    monkeypatch.setattr(pods, "of_job", lambda key: counts.update(reads=len(pods._of_job[key])))
+    for name in sorted(held):
+        node = load.kube.objects["nodes", "", name]
+        gone = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": {"unschedulable": True}}
+        load.app.node_event(gone, deleted=False)
+    assert counts["reads"] == 0
+
+
+async def test_the_jobs_on_a_node_are_those_of_its_pods() -> None:
+    load = await filled_cluster(FEW)
+    pods = load.app.store.pods
+    views = list(pods.all().values())
+    pods.discard((views[0].key.namespace, views[0].name))
+    pods.put(replace(views[1], phase="Failed", resource_version="1000000"))
+    listed = [replace(pod, node="elsewhere", resource_version="1000000") for pod in views[2::5]]
+    pods.replace([*listed, *views[3::5]], since=pods.begin_list())
+    rest = list(pods.all().values())
+    nodes = {pod.node for pod in views if pod.node} | {"elsewhere"}
+    assert {node: set(pods.jobs_on(node)) for node in nodes} == {
+        node: {pod.key for pod in rest if pod.node == node} for node in nodes
+    }
+    assert {pod.key: pods.placed(pod.key) for pod in views} == {
+        pod.key: sum(each.key == pod.key and bool(each.node) and not each.phase_ended for each in rest) for pod in views
+    }
 
 
 async def test_a_restarted_operator_changes_no_pod_before_its_first_allocation() -> None:

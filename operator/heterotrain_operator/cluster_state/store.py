@@ -9,7 +9,7 @@ sequence number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -103,12 +103,14 @@ class Kind(Generic[_Key, _View]):
 
 
 class PodKind(Kind[tuple[str, str], PodView]):
-    """Pods, also found by their job, with running sums of what they request on each node."""
+    """Pods, also found by their job and by their node, with running sums of what they request on each node."""
 
     def __init__(self, sequence: Sequence, changes: NodeChanges) -> None:
         super().__init__(lambda pod: (pod.key.namespace, pod.name), sequence)
         self._changes = changes
         self._of_job: dict[JobKey, dict[str, PodView]] = {}
+        self._on_node: dict[str, Counter[JobKey]] = {}
+        self._placed: Counter[JobKey] = Counter()
         self._used: dict[str, Counter[str]] = {}
 
     @property
@@ -119,6 +121,14 @@ class PodKind(Kind[tuple[str, str], PodView]):
     def of_job(self, key: JobKey) -> tuple[PodView, ...]:
         """Return the job's pods by worker index."""
         return tuple(sorted(self._of_job.get(key, {}).values(), key=lambda pod: pod.index))
+
+    def jobs_on(self, node: str) -> Collection[JobKey]:
+        """Return the jobs with pods on this node."""
+        return self._on_node.get(node, {}).keys()
+
+    def placed(self, key: JobKey) -> int:
+        """Return how many pods of the job have a node and have not ended."""
+        return self._placed[key]
 
     def put(self, view: PodView) -> bool:
         """Store a state of a pod; see ``Kind.put``."""
@@ -164,6 +174,9 @@ class PodKind(Kind[tuple[str, str], PodView]):
         if pod.node and not pod.phase_ended:
             self._changes.note((pod.node,))
             self._used.setdefault(pod.node, Counter()).update(pod.requests)
+            self._placed[pod.key] += 1
+        if pod.node:
+            self._on_node.setdefault(pod.node, Counter())[pod.key] += 1
 
     def _unlink(self, pod: PodView) -> None:
         pods = self._of_job.get(pod.key, {})
@@ -173,6 +186,12 @@ class PodKind(Kind[tuple[str, str], PodView]):
         if pod.node and not pod.phase_ended:
             self._changes.note((pod.node,))
             self._used.setdefault(pod.node, Counter()).subtract(pod.requests)
+            _less_one(self._placed, pod.key)
+        if pod.node:
+            jobs = self._on_node[pod.node]
+            _less_one(jobs, pod.key)
+            if not jobs:
+                del self._on_node[pod.node]
 
 
 class NodeKind(Kind[str, NodeView]):
@@ -297,6 +316,13 @@ class Store:
             self._used = {**self._used, **newer}
             self._used_at = self.node_changes.count
         return self._used
+
+
+def _less_one(counts: Counter[JobKey], key: JobKey) -> None:
+    """Lower a count by one, without a key for 0."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 def _newer(new: str, old: str) -> bool:

@@ -26,6 +26,7 @@ from heterotrain_operator.cluster_state.parse import (
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
 from heterotrain_operator.decide.allocation.competition import takes_part
+from heterotrain_operator.decide.node_interest import wants_one_of
 from heterotrain_operator.decide.objects.pods import selector_keys
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.admitted import AdmittedPods
@@ -217,14 +218,21 @@ class App:
             self.store.nodes.put(view)
         stored = self.store.nodes.get(view.name) or view  # with its hold, if it flaps
         if deleted or before is None or self._changes_decisions(before, stored):
-            self._nodes_changed({view.name})
+            self._nodes_changed([each for each in (before, stored) if each is not None])
         self.metrics.held_nodes.set(len(self.store.nodes.held))
 
-    def _nodes_changed(self, names: Collection[str]) -> None:
-        """Look at all jobs, first at those with workers on these nodes."""
-        for key in {pod.key for pod in self.store.pods.all().values() if pod.node in names}:
+    def _nodes_changed(self, nodes: Collection[NodeView]) -> None:
+        """Look at jobs with workers on these nodes, and then at those that miss workers which these nodes may take.
+
+        Args:
+            nodes: the nodes before and after the change.
+        """
+        for key in {key for node in nodes for key in self.store.pods.jobs_on(node.name)}:
             self._enqueue(key)
-        self._enqueue_later(self.store.jobs.all())
+        placed = self.store.pods.placed
+        self._enqueue_later(
+            key for key, job in self.store.jobs.all().items() if wants_one_of(job, nodes, placed=placed(key))
+        )
         self.allocator.changed()
 
     def _inherit(self, notes: Mapping[str, str]) -> None:
@@ -236,7 +244,7 @@ class App:
     async def _release_nodes(self) -> None:
         if names := self.store.nodes.release():
             log.info("nodes are used again", nodes=sorted(names))
-            self._nodes_changed(names)
+            self._nodes_changed([node for name in names if (node := self.store.nodes.get(name)) is not None])
         self.metrics.held_nodes.set(len(self.store.nodes.held))
 
     def _changes_decisions(self, before: NodeView, after: NodeView) -> bool:
