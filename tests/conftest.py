@@ -1,13 +1,25 @@
-"""Settings for every tier: hypothesis runs the same examples every time."""
+"""Settings for every tier: hypothesis runs the same examples every time, and CI skips no test of a missing program."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+from support import programs
 
 settings.register_profile(
     "default", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("many", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test without its programs (``needs_program``); where the variable CI is set, fail it."""
+    needed = [name for mark in item.iter_markers("needs_program") for name in mark.args]
+    if not (problem := programs.missing(needed)):
+        return
+    if os.environ.get("CI"):
+        pytest.fail(f"{problem}, and continuous integration skips no tests", pytrace=False)
+    pytest.skip(problem)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -13,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.helm import CHART, HELM, of_kind, render
+from support.helm import CHART, of_kind, render
+from support.programs import program
 
-CACHED = Path(os.environ.get("HETEROTRAIN_CACHE") or Path.home() / ".cache/heterotrain") / "bin/promtool"
-PROMTOOL = shutil.which("promtool") or (str(CACHED) if CACHED.exists() else None)
+PROMTOOL = program("promtool")
 
-pytestmark = pytest.mark.skipif(
-    PROMTOOL is None or HELM is None, reason="promtool or helm is not installed: run `make cluster` once"
-)
+pytestmark = pytest.mark.needs_program("promtool", "helm")
 
 SCRAPED = "monitoring.serviceMonitor.enabled=true"
 

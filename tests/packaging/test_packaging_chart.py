@@ -19,7 +19,7 @@ from heterotrain_operator.settings import namespace_weights
 from support import pod_security
 from support.helm import CHART, HELM, helm, of_kind, render
 
-pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
+pytestmark = pytest.mark.needs_program("helm")
 
 
 EVERYTHING = (

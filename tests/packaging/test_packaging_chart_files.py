@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 from lab import chart_files
-from support.helm import CHART, HELM, of_kind
+from support.helm import CHART, of_kind
 
 HOW = "run `make chart-files`"
 
@@ -28,7 +28,7 @@ def test_comments_belong_to_the_value_below_them() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
+@pytest.mark.needs_program("helm")
 def test_the_manifest_is_what_the_chart_renders() -> None:
     assert chart_files.MANIFEST.read_text() == chart_files.manifest(), HOW
 

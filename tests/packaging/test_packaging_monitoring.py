@@ -12,7 +12,7 @@ import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from lab import dashboards as lab_dashboards
-from support.helm import HELM, of_kind, render
+from support.helm import of_kind, render
 
 CHART = Path(__file__).parents[2] / "helm/heterotrain"
 
@@ -70,7 +70,7 @@ def test_the_dashboards_are_current() -> None:
         )
 
 
-@pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
+@pytest.mark.needs_program("helm")
 def test_the_chart_installs_every_dashboard_unchanged() -> None:
     (found,) = [
         each["data"]

@@ -27,7 +27,7 @@ def test_every_block_of_yaml_is_tested() -> None:
     assert [name for name, _ in blocks("values")] == PLATFORM.findall(TEXT)
 
 
-@pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
+@pytest.mark.needs_program("helm")
 @pytest.mark.parametrize(("platform", "text"), blocks("values"), ids=[name for name, _ in blocks("values")])
 def test_the_chart_takes_the_values(platform: str, text: str) -> None:
     assert HELM is not None

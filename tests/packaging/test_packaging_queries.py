@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.helm import CHART, HELM
-from support.real_prometheus import PROMETHEUS, START_S, RealPrometheus, real_prometheus
+from support.helm import CHART
+from support.real_prometheus import START_S, RealPrometheus, real_prometheus
 
-pytestmark = pytest.mark.skipif(
-    PROMETHEUS is None or HELM is None, reason="prometheus or helm is not installed: run `make cluster` once"
-)
+pytestmark = pytest.mark.needs_program("prometheus", "helm")
 
 Labels = tuple[tuple[str, str], ...]
 Series = dict[Labels, Callable[[float], float]]

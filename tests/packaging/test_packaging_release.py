@@ -21,7 +21,7 @@ import pytest
 import yaml
 from heterotrain_core.version import __version__
 from lab import release_names
-from support.helm import HELM, helm, of_kind
+from support.helm import helm, of_kind
 
 ROOT = Path(__file__).parents[2]
 JOBS = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
@@ -120,7 +120,7 @@ def images_of(objects: list[dict[str, Any]]) -> set[str]:
     return {container["image"] for pod in pods for container in pod["containers"]}
 
 
-@pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
+@pytest.mark.needs_program("helm")
 def test_a_default_install_pulls_an_image_that_the_release_pushes(released: Path, pushed: set[str]) -> None:
     done = helm("template", "heterotrain", str(released / "helm/heterotrain"), "--kube-version", "1.36.0")
     assert done.returncode == 0, done.stderr

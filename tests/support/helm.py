@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from support.programs import program
+
 CHART = Path(__file__).parents[2] / "helm/heterotrain"
-CACHED = Path(os.environ.get("HETEROTRAIN_CACHE") or Path.home() / ".cache/heterotrain") / "bin/helm"
-HELM = shutil.which("helm") or (str(CACHED) if CACHED.exists() else None)
+HELM = program("helm")
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:

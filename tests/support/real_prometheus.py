@@ -6,8 +6,6 @@ Samples come by remote write, so no test waits for a scrape: queries are evaluat
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import struct
 import subprocess
 import urllib.error
@@ -18,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support.ports import free_port
+from support.programs import program
 from support.waiting import wait_until
 
-CACHED = Path(os.environ.get("HETEROTRAIN_CACHE") or Path.home() / ".cache/heterotrain") / "bin/prometheus"
-PROMETHEUS = shutil.which("prometheus") or (str(CACHED) if CACHED.exists() else None)
+PROMETHEUS = program("prometheus")
 START_S = 1_700_000_000
 """Time of the first sample."""
 

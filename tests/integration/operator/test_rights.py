@@ -21,10 +21,10 @@ from heterotrain_operator.kube.errors import Conflict, KubeError, Rejected
 from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, PODS, SERVICES, Resource
 from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import CRDS, Cluster, Operator, served
-from support.helm import HELM, render
+from support.helm import render
 from support.waiting import until
 
-pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
+pytestmark = pytest.mark.needs_program("helm")
 
 RBAC, ADMISSION = "rbac.authorization.k8s.io/v1", "admissionregistration.k8s.io/v1"
 INSTALLED = {

@@ -1,0 +1,64 @@
+"""CI runs what `make test` leaves out, on every supported Python, and no missing program skips a test there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+JOBS = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())["jobs"]
+TEST = """
+import pytest
+
+@pytest.mark.needs_program("sh")
+def test_with_a_program():
+    pass
+
+@pytest.mark.needs_program("sh", "no-such-program")
+def test_without_one():
+    raise AssertionError("it ran")
+"""
+
+
+@pytest.mark.parametrize(("ci", "code", "outcome"), [("", 0, "1 passed, 1 skipped"), ("true", 1, "1 passed, 1 error")])
+def test_a_missing_program_skips_a_test_and_fails_it_in_ci(tmp_path: Path, ci: str, code: int, outcome: str) -> None:
+    (tmp_path / "test_programs.py").write_text(TEST)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-p", "conftest", tmp_path / "test_programs.py"],
+        env={**os.environ, "CI": ci, "PYTHONPATH": str(ROOT / "tests")},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, outcome in done.stdout) == (code, True), done.stdout + done.stderr
+    assert "no-such-program not found: run `make cluster` once" in done.stdout
+
+
+def test_ci_calls_every_target_of_tests_that_needs_no_device() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = {line.partition(":")[0] for line in makefile.splitlines() if line.startswith("test-")}
+    called = {word for job in JOBS.values() for step in job["steps"] for word in step.get("run", "").split()}
+    by_hand = {"test-cuda", "test-kueue", "test-oldest-torch", "test-unit"}
+    """A GPU, programs of the emulated cluster (CI has kind), 6 GB of packages, and the sum of three others."""
+    assert targets - called == by_hand
+
+
+def test_the_wheel_is_tried_on_every_python_that_it_claims() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    claimed = [c.removeprefix(prefix) for c in project["classifiers"] if c.startswith(prefix)]
+    for job in ("wheel", "core"):
+        assert JOBS[job]["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in claimed]
+    assert "continue-on-error" not in JOBS["wheel"]
+
+
+def test_the_job_of_the_chart_has_the_programs_of_its_tests() -> None:
+    scripts = "\n".join(step.get("run", "") for step in JOBS["operator"]["steps"])
+    for name in ("prometheus", "promtool"):
+        assert f'"$RUNNER_TEMP/bin/{name}" "$package/{name}"' in scripts
+    assert scripts.index("GITHUB_PATH") < scripts.index("make test-operator")
