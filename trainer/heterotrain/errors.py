@@ -4,7 +4,8 @@
 
     HeterotrainError
     ├── UsageError    the script or its environment asks for something impossible; the message includes the remedy
-    │   └── VersionMismatch    the job needs what this image's version does not have
+    │   ├── VersionMismatch    the job needs what this image's version does not have
+    │   └── OutOfMemory        a single sample does not fit into memory
     ├── NonFinite     the loss, the gradient or the weights became infinite or NaN, and the job is to fail then
     ├── Diverged      the ranks' copies of the training state differ, and the job is to fail then
     ├── PeerLost      the formation is broken; the remaining ranks repeat the step (a script never sees it)
@@ -46,6 +47,12 @@ class VersionMismatch(UsageError):  # noqa: N818  # names the event
     """The image and the operator differ in version, and the job needs what the image does not have."""
 
     cause = Cause.VERSION_MISMATCH
+
+
+class OutOfMemory(UsageError):  # noqa: N818  # names the event
+    """A single sample does not fit into this rank's memory, whatever is spared."""
+
+    cause = Cause.OUT_OF_DEVICE_MEMORY
 
 
 class NonFinite(HeterotrainError):  # noqa: N818  # names the event

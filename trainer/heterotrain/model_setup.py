@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from heterotrain.layouts.initial_weights import Filling, built
 from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard
 from heterotrain.layouts.sharded_model import ShardedModel
 from heterotrain.layouts.unit_draws import UnitDraws
+from heterotrain.layouts.unit_wrappers import checkpoint_more
 from heterotrain.layouts.units import Units, units_of
 from heterotrain.layouts.usable_memory import leave_out_what_is_loaded, usable_bytes
 from heterotrain.layouts.weight_files import PretrainedWeights
@@ -126,6 +128,7 @@ class ModelSetup:
             if self.parallelism is Parallelism.SHARDED:
                 self.loop.own_member = OwnMember(model, MemberGroup(rank=0, world_size=1), self.device)
         self.training.model = model
+        self.loop.spare_memory = partial(checkpoint_more, layers or _own_layers(model))
         if units is not None:
             self.loop.draws = UnitDraws(units, seed=self.config.seed, device=self.device)
         self.loop.reducers.current = reducer
@@ -174,3 +177,8 @@ class ModelSetup:
         usable = usable_bytes(self.device, ranks=self.identity.local_world_size)
         report_units(self.report, profiles, kind=kind, memory_bytes=usable)
         leave_out_what_is_loaded()
+
+
+def _own_layers(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
+    """Return the layers of a ``torch.nn.Sequential``; another model has to name its list of layers."""
+    return tuple(model.children()) if type(model).forward is torch.nn.Sequential.forward else ()

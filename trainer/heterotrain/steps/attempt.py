@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from heterotrain_core.contract import metrics as names
 
-from heterotrain.errors import UsageError
+from heterotrain.errors import OutOfMemory
 from heterotrain.state.buffer_copies import BufferCopies
 from heterotrain.state.layers import Layers
 from heterotrain.state.weight_copies import WeightCopies
@@ -81,7 +81,7 @@ class Attempts:
             spare: lets the model compute activations again; returns ``False`` if it cannot, or does so already.
 
         Raises:
-            UsageError: not even a single sample fits.
+            OutOfMemory: not even a single sample fits.
         """
         largest = max(step.task.micro_batches, default=1)
         if largest > 1:
@@ -94,10 +94,10 @@ class Attempts:
             self._report.gauges({names.CHECKPOINTED_UNITS: 1.0})
             _log.warning("out of memory with a single sample: activations of units are computed again from now on")
         else:
-            raise UsageError(
+            raise OutOfMemory(
                 "a single sample does not fit into memory. Use a smaller model or smaller samples, checkpoint "
-                "activations (job.wrap(…, checkpoint_units=True)) unless that is done already, or leave out pools "
-                "whose accelerators have too little memory."
+                "activations (job.wrap(…, units=…, checkpoint_units=True)) unless that is done already, or leave out "
+                "pools whose accelerators have too little memory."
             ) from step.failure
         self._report.count(names.OUT_OF_MEMORY)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -105,6 +105,7 @@ class Loop:
         self.draws: UnitDraws | None = None
         self.own_member: OwnMember | PipelineMember | None = None
         self.pipeline: PipelineMember | None = None
+        self.spare_memory: Callable[[], bool] = lambda: False
         self.before_first_formation: Callable[[BatchLoader], None] = lambda _loader: None
         self.formed: Callable[[int], None] = lambda _rank: None
         self._identity = identity
@@ -134,6 +135,7 @@ class Loop:
     def cut_by_plans(self, member: PipelineMember) -> None:
         """Let plans decide which part of the model this rank has."""
         self.own_member = self.pipeline = member
+        self.spare_memory = member.spare_memory
         self._formations.wants = member.wants
         self._formations.room_bytes = lambda: usable_bytes(
             torch.device("cpu"), ranks=self._identity.local_world_size
@@ -260,7 +262,7 @@ class Loop:
             self._uncommitted = step
             self._leave_broken(step.failure)
         elif isinstance(step.failure, torch.OutOfMemoryError):
-            self._attempts.use_less_memory(step, self._spare_memory)
+            self._attempts.use_less_memory(step, self.spare_memory)
             self._observer.forget()
             if step.group is not None and (step.is_awaited or step.task.is_joint):
                 # The others may have committed it, and have the state then; or wait for the script's next exchange. The
@@ -273,9 +275,6 @@ class Loop:
                 "step.apply(optimizer)"
             )
         self._report.count(names.REPEATED_STEPS)
-
-    def _spare_memory(self) -> bool:
-        return self.pipeline is not None and self.pipeline.spare_memory()
 
     def _leave_broken(self, lost: Exception) -> None:
         """Leave a formation that lost a member, and whatever pass over the model this rank is in."""
