@@ -79,7 +79,10 @@ class ModelSetup:
         """
         if self.training.model is not None:
             raise UsageError("job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict")
-        if self.parallelism in (Parallelism.PIPELINE, Parallelism.AUTO):
+        cut = self.parallelism in (Parallelism.PIPELINE, Parallelism.AUTO)
+        if unused := _without_effect(options, stages=cut, shards=self._shards):
+            _log.warning(unused)
+        if cut:
             return self._to_cut(model, units, options)
         return self._with_values(model, units, options)
 
@@ -182,3 +185,17 @@ class ModelSetup:
 def _own_layers(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
     """Return the layers of a ``torch.nn.Sequential``; another model has to name its list of layers."""
     return tuple(model.children()) if type(model).forward is torch.nn.Sequential.forward else ()
+
+
+def _without_effect(options: WrapOptions, *, stages: bool, shards: int) -> str:
+    """Return the sentence about options for divided tensors where no tensor is divided; empty where all have effect.
+
+    They are no error, because the same script trains in every layout.
+    """
+    given = [name for name in ("keep_gathered", "offload") if getattr(options, name)]
+    if not given or (shards > 1 and not stages):
+        return ""
+    names = " and ".join(f"{name}=True" for name in given)
+    here = "this model is cut into stages" if stages else "this rank holds the whole model"
+    less = ": it stays in the device's memory" if options.offload else ""
+    return f"job.wrap: {names} {'has' if len(given) == 1 else 'have'} no effect, because {here}{less}"

@@ -156,7 +156,8 @@ class Job:
             compile_units: compile the forward pass of each unit (``torch.compile``).
             keep_gathered: keep the parameters of a divided unit between its forward and backward pass, which saves
                 messages and costs memory.
-            offload: keep a divided model's parameters, gradients and optimizer state in the host's memory.
+            offload: keep a divided model's parameters, gradients and optimizer state in the host's memory. Where a rank
+                holds the whole model, or a stage of it, this and ``keep_gathered`` have no effect; a warning says so.
             weights: path or URI of initial values for a model that a function builds: a safetensors file, an index of
                 several, a folder with either, or a ``state_dict`` of ``torch.save`` on a local disk. Names are those of
                 the model. Each rank reads only what it holds. A checkpoint of the job takes precedence.
