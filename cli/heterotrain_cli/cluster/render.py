@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from heterotrain_operator.api.status import WorkerStatus
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -90,12 +91,24 @@ def workers_table(view: JobView) -> Table:
     for heading in ("share", "samples/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("limit", no_wrap=True)
+    short = any(each.memory for each in view.status.workers)
+    if short:
+        table.add_column("memory", no_wrap=True)
     for each in view.status.workers:
         table.add_row(
             each.name, each.pool, _state(each.state), each.node or UNKNOWN, _whole(each.share_samples),
-            number(each.samples_per_second), each.binding or UNKNOWN,
+            number(each.samples_per_second), each.binding or UNKNOWN, *([_memory(each)] if short else []),
         )  # fmt: skip
     return table
+
+
+def _memory(worker: WorkerStatus) -> str:
+    """Return what a worker spares since it ran out of memory, with its largest micro-batch."""
+    if worker.memory is None:
+        return UNKNOWN
+    what = "recomputes" if worker.memory == "ActivationsRecomputed" else "small batches"
+    limit = worker.micro_batch_limit_samples
+    return what if limit is None else f"{what}, {limit} at once"
 
 
 def events_table(events: Sequence[Mapping[str, Any]], now: datetime) -> Table:

@@ -44,6 +44,8 @@ class ConditionType(StrEnum):
     """Every worker's speed is known well enough to predict the effect of other shares."""
     STRAGGLER_DETECTED = "StragglerDetected"
     """The other workers would be faster without a certain one."""
+    MEMORY_SHORT = "MemoryShort"
+    """Memory ran out: workers spare it, or pools hold less of the model."""
     TELEMETRY_AVAILABLE = "TelemetryAvailable"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"

@@ -139,6 +139,17 @@ class WorkerStatus(Model):
         max_length=64,
         description="With parallelism Pipeline: the units of the model that the worker's stage holds, such as 0-17.",
     )
+    memory: str | None = Field(
+        default=None,
+        max_length=32,
+        description="What the worker spares since it ran out of memory: SmallerMicroBatches, or ActivationsRecomputed "
+        "(units of the model compute their activations again in the backward pass). Absent where memory sufficed.",
+    )
+    micro_batch_limit_samples: Count | None = Field(
+        default=None,
+        description="Largest micro-batch of the worker's processes, in samples: set by the script, or learned when "
+        "memory ran out. Absent without a limit.",
+    )
     samples_per_second: Number | None = Field(
         default=None, description="Samples per second of the worker's own computation, without the gradient exchange."
     )
@@ -178,6 +189,14 @@ class PoolSpeed(Model):
     update_seconds: Number = Field(default=0.0, ge=0)
 
 
+class PoolMemory(Model):
+    """What a device of a pool is planned with (``decide.plan.memory_limits.MemoryLimit``)."""
+
+    limit_bytes: Count
+    tries: Count
+    usable_bytes: Count
+
+
 class InternalPool(Model):
     """What a new operator needs to know of a pool that has no worker.
 
@@ -186,12 +205,14 @@ class InternalPool(Model):
         speed: of its median rank, as last known.
         exhausted_since: since when the pool has given no node to workers that were granted there.
         exhausted_tries: how many times in a row it gave none; each time it is left alone for twice as long.
+        memory: what its devices are planned with, once planned parts of the model did not fit there.
     """
 
     name: str
     speed: PoolSpeed | None = None
     exhausted_since: TimestampText | None = None
     exhausted_tries: Count = 0
+    memory: PoolMemory | None = None
 
 
 class InternalCost(Model):

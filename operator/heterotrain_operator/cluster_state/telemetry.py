@@ -36,6 +36,9 @@ class MemberGauges:
         pause_s: seconds that membership changes have cost the rank so far.
         pauses: number of those changes.
         non_finite_steps: steps of this process whose loss or gradient was infinite or NaN.
+        micro_batch_cap_samples: set by the script, or learned when memory ran out.
+        out_of_memory: steps of this process in which memory ran out.
+        recomputes_activations: whether units compute their activations again, because memory ran out.
         units: of the model, where the rank has profiled them.
         usable_memory_bytes: of its device, for training state and activations.
         profile_complete: whether it exports its profile of all units.
@@ -63,6 +66,8 @@ class MemberGauges:
     checkpoint_step: int | None = None
     checkpoint_time_s: float | None = None
     micro_batch_cap_samples: int | None = None
+    out_of_memory: int = 0
+    recomputes_activations: bool = False
     device_memory_bytes: float | None = None
     peak_memory_bytes: Mapping[int, float] = field(default_factory=dict)
     """By the largest micro-batch of a step, in samples."""

@@ -11,6 +11,7 @@ from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
 from heterotrain_operator.decide.lifecycle import Acceptance, Life, decide_life
+from heterotrain_operator.decide.plan.memory_limits import MemoryLimits, memory_limits
 from heterotrain_operator.decide.plan.plan import PlanInForce, read_plan
 from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, FreeSlots, Shape
@@ -86,12 +87,14 @@ class DerivedState:
         in_force: the plan that the cluster holds.
         accounts: counted failures and disruptions.
         life: the stage of the job's life.
+        memory: what devices are planned with, where memory ran out.
     """
 
     workers: tuple[Worker, ...]
     in_force: PlanInForce
     accounts: Accounts
     life: Life
+    memory: MemoryLimits = field(default_factory=MemoryLimits)
 
 
 def derive(inputs: JobInputs) -> DerivedState:
@@ -103,17 +106,20 @@ def derive(inputs: JobInputs) -> DerivedState:
     workers = worker_states([p for p in inputs.pods if p.owner_uid == job.uid], inputs.nodes, trained=trained)
     policy = job.spec.failure_policy if job.spec is not None else FailurePolicy()
     workers = judged(workers, policy)
+    counting = _counts_ends(job, workers)
+    memory = memory_limits(job.spec, job.status, workers, in_force.plan, inputs.telemetry.profiles)
     accounts = account(
         job.status,
         workers,
         in_force.plan,
+        answered=memory.answers,
         departed=inputs.plan.departed if inputs.plan is not None else (),
         window_s=policy.window_seconds,
-        counting=_counts_ends(job, workers),
+        counting=counting,
         now_s=now_s,
     )
     life = decide_life(job, workers, accounts, inputs.acceptance, now_s=now_s)
-    return DerivedState(workers=workers, in_force=in_force, accounts=accounts, life=life)
+    return DerivedState(workers=workers, in_force=in_force, accounts=accounts, life=life, memory=memory)
 
 
 def _counts_ends(job: JobView, workers: Sequence[Worker]) -> bool:

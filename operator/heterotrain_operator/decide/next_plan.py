@@ -19,6 +19,7 @@ from heterotrain_operator.decide.inputs import DerivedState, FitsNeeded, JobInpu
 from heterotrain_operator.decide.objects.objects import build_plan_object, plan_size_problem
 from heterotrain_operator.decide.plan.arrangement import Arrangement, arrange, arrangement_of
 from heterotrain_operator.decide.plan.membership import MembershipDecision
+from heterotrain_operator.decide.plan.memory_limits import limited
 from heterotrain_operator.decide.plan.plan import next_plan
 from heterotrain_operator.decide.plan.shares import Shares, share_out
 from heterotrain_operator.decide.plan.stages import LayoutState, plan_members
@@ -65,7 +66,8 @@ def members_of_next_plan(
             job.spec,
             membership,
             derived.in_force.plan,
-            inputs.telemetry,
+            replace(inputs.telemetry, profiles=limited(inputs.telemetry.profiles, derived.memory.pools)),
+            memory=derived.memory.text,
             cover_of=inputs.cover_of,
             now_s=inputs.now_s,
         )

@@ -58,6 +58,8 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.WAITING_SECONDS: _SECONDS,
         metrics.PLAN_SCHEMA: _COUNT,
         metrics.MICRO_BATCH_CAP: (1.0, MOST_SAMPLES),
+        metrics.OUT_OF_MEMORY: _COUNT,
+        metrics.CHECKPOINTED_UNITS: (0.0, 1.0),
         metrics.DEVICE_MEMORY: _BYTES,
         metrics.PEAK_MEMORY: _BYTES,
         metrics.UNITS: (1.0, metrics.MAX_PROFILED_UNITS),

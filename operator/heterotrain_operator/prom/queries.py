@@ -279,6 +279,8 @@ def _gauges(
         checkpoint_step=whole(metrics.CHECKPOINT_STEP),
         checkpoint_time_s=values.get(metrics.CHECKPOINT_TIME),
         micro_batch_cap_samples=whole(metrics.MICRO_BATCH_CAP),
+        out_of_memory=whole(metrics.OUT_OF_MEMORY) or 0,
+        recomputes_activations=values.get(metrics.CHECKPOINTED_UNITS) == 1.0,
         device_memory_bytes=values.get(metrics.DEVICE_MEMORY),
         peak_memory_bytes=peaks,
         units=whole(metrics.UNITS),

@@ -125,6 +125,20 @@ def test_get_prints_documents(stub: ApiStub) -> None:
     assert yaml.safe_load(told("get", "-o", "yaml"))["items"] == [job(**RUNNING)]
 
 
+def test_describe_shows_which_workers_spare_memory(stub: ApiStub) -> None:
+    """The column is there only where a worker does."""
+    assert "memory" not in told("describe", "digits")
+    status = json.loads(json.dumps(RUNNING))
+    status["workers"][1] |= {"memory": "ActivationsRecomputed", "microBatchLimitSamples": 1}
+    status["workers"][2] |= {"memory": "SmallerMicroBatches"}
+    status["conditions"].append(condition("MemoryShort", "True", "ActivationsRecomputed", "digits-w1 computes twice"))
+    stub.objects[f"{JOBS}/digits"] = job(**status)
+    page = told("describe", "digits")
+    assert "MemoryShort is true (ActivationsRecomputed): digits-w1 computes twice" in page
+    assert "recomputes, 1 at once" in page
+    assert "small batches" in page
+
+
 def test_describe_tells_why_a_job_is_slow(stub: ApiStub) -> None:
     stub.lists[EVENTS] = [
         {"metadata": {}, "reason": "PlanChanged", "message": "new shares", "lastTimestamp": "2026-11-22T11:00:00Z"},

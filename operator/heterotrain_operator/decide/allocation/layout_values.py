@@ -20,6 +20,7 @@ from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.allocation.demand import Competitor
 from heterotrain_operator.decide.objects.pods import members_per_worker, template_of
 from heterotrain_operator.decide.plan.layout_problem import problem_of
+from heterotrain_operator.decide.plan.memory_limits import known_limits, limited
 
 KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
 MOST_DEVICES = 64
@@ -65,7 +66,8 @@ class LayoutValues:
 
 def _problem(competitor: Competitor) -> Problem | None:
     """Return the planner's question for all devices that the job may have, ``None`` before anything was measured."""
-    spec, measured = competitor.spec, competitor.telemetry.profiles
+    spec, profiles = competitor.spec, competitor.telemetry.profiles
+    measured = limited(profiles, known_limits(competitor.job.status, profiles))
     if spec.parallelism.mode not in PLANNED_MODES or not measured:
         return None
     counts = {

@@ -79,6 +79,7 @@ def plan_members(
     *,
     cover_of: CoverOf,
     now_s: float,
+    memory: str = "",
 ) -> PlannedMembers:
     """Return the members that the ready workers form, or what they wait for.
 
@@ -89,6 +90,7 @@ def plan_members(
         telemetry: profiles by pool, and the measured step.
         cover_of: the layout planner.
         now_s: now.
+        memory: the sentence about pools that are planned with less memory than they report; empty for none.
     """
     trains = plan is not None and bool(plan.members)
     kept = LayoutState(holds=False, reason="WaitingForWorkers")
@@ -106,6 +108,8 @@ def plan_members(
         )
     if isinstance(found, PlannedMembers):
         return found
+    if found.reason == "DoesNotFit" and memory:
+        found = replace(found, message=f"{found.message} {memory}")
     waits = [each for each in (membership.again_s, found.again_s) if each is not None]
     decision = replace(membership, workers=None, again_s=min(waits, default=None))
     return PlannedMembers(membership=decision, arrangement=None, state=found)

@@ -17,6 +17,7 @@ from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.deadline import deadline_condition
 from heterotrain_operator.decide.status.layout_text import layout_text
+from heterotrain_operator.decide.status.memory import memory_condition
 from heterotrain_operator.decide.status.numbers import numbers_condition
 from heterotrain_operator.decide.status.preflight import preflight_condition
 from heterotrain_operator.decide.status.progressing import progressing_condition
@@ -60,6 +61,7 @@ def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
         *([deadline_condition(context, spec.deadline)] if spec is not None and spec.deadline is not None else []),
         _shares_applied(context),
         *speed_conditions(context),
+        memory_condition(context),
         _telemetry(context),
         progressing_condition(context),
         numbers_condition(context),

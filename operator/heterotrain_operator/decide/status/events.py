@@ -72,6 +72,9 @@ _RULES = {
         reason="WorkerSpeedChanged", each_reason=True, only=frozenset({"SpeedChanged"})
     ),
     (ConditionType.STRAGGLER_DETECTED, "True"): _Rule(reason="StragglerDetected", warning=True),
+    (ConditionType.MEMORY_SHORT, "True"): _Rule(
+        reason="MemoryShort", warning=True, each_reason=True, never=frozenset({"SmallerParts"})
+    ),
     (ConditionType.CHECKPOINT_HEALTHY, "False"): _Rule(reason="CheckpointOverdue", warning=True),
     (ConditionType.NUMERICALLY_SOUND, "False"): _Rule(reason="NumbersUnsound", warning=True, each_reason=True),
     (ConditionType.PREFLIGHT_PASSED, "False"): _Rule(reason="PreflightFailed", warning=True),
@@ -105,6 +108,7 @@ def events_of(
     if removed:
         found.append(_event("WorkersRemoved", f"removed {listed(removed)}"))
     found += [_event("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in context.accounts.failed]
+    found += [_event("ModelCutSmaller", sentence, warning=True) for sentence in context.accounts.answered]
     for name, why in context.accounts.disrupted.items():
         found.append(_event("WorkerDisrupted", f"{name}: {why}" if why else name, warning=True))
     avoided = {node.name for node in before.nodes_with_failures if node.avoided}

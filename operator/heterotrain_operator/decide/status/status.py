@@ -29,10 +29,12 @@ from heterotrain_operator.decide.faults import with_fault
 from heterotrain_operator.decide.grants.persisted import exchange_of, exhaustion_of, speed_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.objects.objects import worker_selector
+from heterotrain_operator.decide.plan.memory_limits import with_limits
 from heterotrain_operator.decide.status.conditions import condition_values, ended_condition
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.cost import cost_so_far, cost_text, price_per_hour, price_text, step_cost_text
 from heterotrain_operator.decide.status.layout_text import layout_text, units_by_worker
+from heterotrain_operator.decide.status.memory import memory_by_worker, micro_batch_limits
 from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
 from heterotrain_operator.decide.workers.state import WorkerState
@@ -92,7 +94,10 @@ def _essential_status(context: JobContext, newest: tuple[int, int]) -> HeteroTra
             ),
             "conditions": (*others, *ends.values()),
             "internal": old.internal.model_copy(
-                update={"accounted_workers": tuple(sorted(context.accounts.accounted))}
+                update={
+                    "accounted_workers": tuple(sorted(context.accounts.accounted)),
+                    "pools": tuple(with_limits(pool, context.derived.memory) for pool in old.internal.pools),
+                }
             ),
         }
     )
@@ -215,14 +220,13 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
     pools = []
     for pool in context.spec.worker_pools if context.spec is not None else ():
         exhausted_since, tries = exhaustion_of(context.grant, pool.name)
-        pools.append(
-            InternalPool(
-                name=pool.name,
-                speed=speed_of(before.pool(pool.name), context.plan),
-                exhausted_since=exhausted_since,
-                exhausted_tries=tries,
-            )
+        row = InternalPool(
+            name=pool.name,
+            speed=speed_of(before.pool(pool.name), context.plan),
+            exhausted_since=exhausted_since,
+            exhausted_tries=tries,
         )
+        pools.append(with_limits(row, context.derived.memory))
     return InternalStatus(
         accounted_workers=tuple(sorted(context.accounts.accounted)),
         failure_times=tuple(rfc3339(each_s) for each_s in context.accounts.incidents_s),
@@ -273,6 +277,7 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
             if index in rates:
                 solo[uid] = solo.get(uid, 0.0) + rates[index]
     units = units_by_worker(plan, context.telemetry) if plan is not None else {}
+    spared, limits = memory_by_worker(context), micro_batch_limits(context)
     chosen = sorted(context.workers, key=lambda worker: (worker.state is WorkerState.READY, worker.pod.index))[
         :MAX_WORKER_ROWS
     ]
@@ -286,6 +291,8 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
             share_samples=shares.get(worker.pod.uid) if worker.pod.uid in training else None,
             binding=bindings.get(worker.pod.uid) if worker.pod.uid in training else None,
             units=units.get(worker.pod.uid) if worker.pod.uid in training else None,
+            memory=spared.get(worker.pod.uid),
+            micro_batch_limit_samples=limits.get(worker.pod.uid),
             samples_per_second=solo.get(worker.pod.uid) if worker.pod.uid in training else None,
             message=worker.reason[:MAX_MESSAGE_LENGTH] or None,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from heterotrain_core.contract.outcome import Cause
 from heterotrain_core.contract.plan import Plan
@@ -47,6 +48,7 @@ class Accounts:
         counted: failures that count against ``backoffLimit``: with a window, those within it.
         incidents_s: times of those, oldest first; empty without a window.
         blamed: nodes with failures of this job, by name.
+        answered: for each worker whose end another cut of the model answers, what happened.
     """
 
     restarts: int
@@ -61,6 +63,7 @@ class Accounts:
     counted: int = 0
     incidents_s: tuple[float, ...] = ()
     blamed: tuple[BlamedNode, ...] = ()
+    answered: tuple[str, ...] = ()
 
 
 def account(
@@ -69,6 +72,7 @@ def account(
     plan: Plan | None,
     *,
     departed: Sequence[Departed] = (),
+    answered: Mapping[str, str] = MappingProxyType({}),
     window_s: float | None = None,
     counting: bool,
     now_s: float,
@@ -80,6 +84,7 @@ def account(
         workers: all workers of the job.
         plan: the plan in force: members without a pod were lost.
         departed: lost members that the plan in force no longer names.
+        answered: by uid, what happened to each worker whose end another cut of the model answers: not a failure.
         window_s: seconds after which a failure no longer counts against ``backoffLimit``; ``None`` for never.
         counting: whether ends count; not while the job itself ends or is suspended.
         now_s: now.
@@ -90,7 +95,9 @@ def account(
     known = {each.uid: each for each in (*departed, *named)}
     failed = tuple(w for w in workers if w.state is WorkerState.FAILED and w.pod.uid not in before)
     mismatched = [w for w in failed if w.cause is Cause.VERSION_MISMATCH]
-    failed = tuple(w for w in failed if w.cause is not Cause.VERSION_MISMATCH)  # nobody's: see ``mismatch_of``
+    recut = [w for w in failed if w.pod.uid in answered]
+    # Nobody's failures: see ``mismatch_of``, and another cut of the model.
+    failed = tuple(w for w in failed if w.cause is not Cause.VERSION_MISMATCH and w.pod.uid not in answered)
     lost = [
         w
         for w in workers
@@ -98,14 +105,15 @@ def account(
     ]
     gone = tuple(each for uid, each in known.items() if uid not in present and uid not in before)
     pools = Counter([*(worker.pod.pool for worker in lost), *(each.pool for each in gone)])
-    newly = {w.pod.uid for w in (*failed, *mismatched, *lost)} | {each.uid for each in gone}
+    newly = {w.pod.uid for w in (*failed, *mismatched, *recut, *lost)} | {each.uid for each in gone}
     returned = {w.pod.uid for w in workers if w.placed}
     disrupted = {w.pod.name: w.reason for w in lost} | {each.name: "its pod is gone" for each in gone}
     if not counting:  # their uids are kept nevertheless, so that a resumed job does not count them
-        failed, disrupted, pools = (), {}, Counter()
+        failed, recut, disrupted, pools = (), [], {}, Counter()
     # A later time is of a clock that was ahead: the next delay counts from now.
     last_s = min(now_s, seconds(status.last_failure_time))
     incidents = _new_incidents(failed, last_s, now_s=now_s)
+    sentences = (*(answered[w.pod.uid] for w in recut), *(f"{w.pod.name}: {w.reason}" for w in failed))
     within_s = _within(status.internal.failure_times, incidents, window_s=window_s, now_s=now_s)
     return Accounts(
         restarts=status.restarts + incidents,
@@ -133,9 +141,10 @@ def account(
         failed=failed,
         disrupted=disrupted,
         lost=pools,
-        last_failure=f"{failed[-1].pod.name}: {failed[-1].reason}" if failed else status.last_failure,
+        last_failure=sentences[-1] if sentences else status.last_failure,
         last_failure_s=now_s if incidents else last_s,
         departed=gone,
+        answered=tuple(answered[w.pod.uid] for w in recut),
     )
 
 
