@@ -63,7 +63,8 @@ def admit(
             rearranged = with_chains(candidates, capacity, chosen, i, spans)
             if rearranged is not None:
                 for candidate, before, after in zip(candidates, chosen, rearranged, strict=True):
-                    occupancy.add(difference(candidate, before, after))
+                    if before is not after:
+                        occupancy.add(difference(candidate, before, after))
                 chosen = rearranged
     return chosen
 

@@ -143,11 +143,17 @@ class Occupancy:
 
     def fits(self, more: Mapping[tuple[str, Size], int]) -> bool:
         """Return whether these workers fit next to the placed ones; keys are (pool, size), counts may be negative."""
-        if len(more) == 1:
-            ((pool, size), count), *_ = more.items()
+        # Where each pool has workers of one size, slots decide: nearly always, and this is called very often.
+        slots = self.capacity.slots
+        for (pool, size), count in more.items():
             placed = self._placed.get(pool)
-            if placed is not None and (not placed or placed.keys() == {size}):
-                return placed.get(size, 0) + count <= max(0, self.capacity.slots(pool, size))
+            if placed is None or (placed and (len(placed) > 1 or size not in placed)):
+                break
+            if placed.get(size, 0) + count > max(0, slots(pool, size)):
+                return False
+        else:
+            if len(more) == 1 or len({pool for pool, _ in more}) == len(more):
+                return True
         for pool in {pool for pool, _ in more}:
             workers = dict(self._placed[pool]) if pool in self.capacity.pools else {}
             for (name, size), count in more.items():

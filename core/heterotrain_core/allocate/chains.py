@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from heterotrain_core.allocate.candidate import Candidate
-from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_core.allocate.capacity import PoolCapacity
 from heterotrain_core.allocate.problem import Size
 from heterotrain_core.allocate.value import Option
 
@@ -24,38 +23,119 @@ class Span(NamedTuple):
     """The least and the most workers of a job over all its options.
 
     Attributes:
-        lowest, highest: of each pool.
+        sizes: the need of one worker in each of its pools.
+        lowest, highest: of each pool, in the same order.
         least: over all pools.
+        once: whether it uses each pool once only; otherwise there are no chains.
     """
 
-    lowest: Mapping[str, int]
-    highest: Mapping[str, int]
+    sizes: Mapping[str, Size]
+    lowest: Sequence[int]
+    highest: Sequence[int]
     least: int
+    once: bool
 
 
 def span_of(candidate: Candidate) -> Span:
     """Return the span of a job that has options."""
     counts_OP, _ = candidate.arrays
-    names = [job_pool.pool for job_pool in candidate.job.pools]
-    lowest, highest = counts_OP.min(axis=0).tolist(), counts_OP.max(axis=0).tolist()
+    sizes = {job_pool.pool: job_pool.size for job_pool in candidate.job.pools}
     return Span(
-        dict(zip(names, lowest, strict=True)),
-        dict(zip(names, highest, strict=True)),
+        sizes,
+        counts_OP.min(axis=0).tolist(),
+        counts_OP.max(axis=0).tolist(),
         int(counts_OP.sum(axis=1).min()),
+        len(sizes) == len(candidate.job.pools),
     )
 
 
-@dataclass(slots=True)
 class _Workers:
-    """A job's workers by pool, while chains are sought."""
+    """The workers of all jobs that run, and of one more, while chains are sought.
 
-    counts: dict[str, int]
-    span: Span
+    Attributes:
+        moved: numbers of workers of the jobs whose workers have changed, in the order of their pools.
+        free: free slots of each pool.
+        holders: by pool, the jobs that may have workers there, each with the pool's position in its list, in order.
+    """
 
-    @property
-    def has_more_than_least(self) -> bool:
-        """Whether it could give up a worker."""
-        return sum(self.counts.values()) > self.span.least
+    def __init__(self, chosen: Sequence[Option | None], new: int, spans: Mapping[int, Span]) -> None:
+        """Take the options of jobs that run, and the position of the job that does not."""
+        self._chosen, self._new, self._spans = chosen, new, spans
+        self.moved: dict[int, list[int]] = {new: [0] * len(spans[new].sizes)}
+        self.free: dict[str, int] = {}
+        self.holders: dict[str, list[tuple[int, int]]] = {}
+
+    def count_free(self, capacity: PoolCapacity) -> bool:
+        """Note free slots and holders; return whether each pool has workers of one size, of a job once only."""
+        sizes = dict(self._spans[self._new].sizes)
+        used = dict.fromkeys(sizes, 0)
+        if not self._spans[self._new].once:
+            return False
+        for j, option in enumerate(self._chosen):
+            if option is None or j == self._new:
+                continue
+            if not self._spans[j].once:
+                return False
+            for place, ((pool, size), count) in enumerate(
+                zip(self._spans[j].sizes.items(), option.counts, strict=True)
+            ):
+                if sizes.setdefault(pool, size) != size:
+                    return False
+                used[pool] = used.get(pool, 0) + count
+                self.holders.setdefault(pool, []).append((j, place))
+        self.free = {pool: capacity.slots(pool, size) - used[pool] for pool, size in sizes.items()}
+        return True
+
+    def counts(self, j: int) -> Sequence[int]:
+        """Return a job's numbers of workers, in the order of its pools."""
+        if j in self.moved:
+            return self.moved[j]
+        option = self._chosen[j]
+        return () if option is None else option.counts
+
+    def add(self, j: int, pool: str, count: int) -> None:
+        """Give a job workers in one of its pools; a negative count takes them."""
+        if j not in self.moved:
+            self.moved[j] = list(self.counts(j))
+        self.moved[j][list(self._spans[j].sizes).index(pool)] += count
+
+    def place_one(self, start: str) -> bool:
+        """Give the new job a worker in ``start``, by the shortest chain; return whether there is one."""
+        came_from: dict[str, tuple[str, int] | None] = {start: None}
+        waiting = deque([start])
+        given_up: tuple[str, int] | None = None
+        end: str | None = None
+        while waiting and end is None:
+            pool = waiting.popleft()
+            if self.free[pool] > 0:
+                end = pool
+                break
+            for j, place in self.holders.get(pool, ()):
+                if given_up is not None and len(came_from) == len(self.free):
+                    break  # all pools are reached
+                counts, span = self.counts(j), self._spans[j]
+                if counts[place] <= span.lowest[place]:
+                    continue
+                if given_up is None and sum(counts) > span.least:
+                    given_up = (pool, j)
+                for other, count, most in zip(span.sizes, counts, span.highest, strict=True):
+                    if count < most and other not in came_from:
+                        came_from[other] = (pool, j)
+                        waiting.append(other)
+        if end is not None:
+            self.free[end] -= 1
+        elif given_up is not None:
+            end, j = given_up
+            self.add(j, end, -1)
+        else:
+            return False
+        while (step := came_from[end]) is not None:
+            before, j = step
+            self.add(j, end, 1)
+            self.add(j, before, -1)
+            end = before
+        self.add(self._new, start, 1)
+        return True
 
 
 def with_chains(
@@ -76,82 +156,23 @@ def with_chains(
     """
     if not candidates[new].options:
         return None
-    workers = {}
     for j, now in enumerate(chosen):
-        if now is None and j != new:
-            continue
-        if j not in spans:
+        if j not in spans and (now is not None or j == new):
             spans[j] = span_of(candidates[j])
-        names = [job_pool.pool for job_pool in candidates[j].job.pools]
-        counts = [0] * len(names) if now is None else now.counts
-        workers[j] = _Workers(dict(zip(names, counts, strict=True)), spans[j])
-    free = _free_slots(candidates, capacity, workers)
-    if free is None:
+    workers, span = _Workers(chosen, new, spans), spans[new]
+    if not workers.count_free(capacity):
         return None
-    own, span = workers[new], spans[new]
-    forced = [pool for pool, lowest in span.lowest.items() for _ in range(lowest)]
+    forced = [pool for pool, lowest in zip(span.sizes, span.lowest, strict=True) for _ in range(lowest)]
     for unit in range(max(span.least, len(forced))):
-        starts = forced[unit : unit + 1] or [p for p, most in span.highest.items() if own.counts[p] < most]
-        if not any(_place_one(workers, free, new, start) for start in starts):
+        own = zip(span.sizes, workers.counts(new), span.highest, strict=True)
+        starts = forced[unit : unit + 1] or [pool for pool, count, most in own if count < most]
+        if not any(workers.place_one(start) for start in starts):
             return None
+    # Each pool has workers of one size, and no more than its slots: so all of them fit.
     found = list(chosen)
-    occupancy = Occupancy(capacity)
-    for j, each in workers.items():
-        option = candidates[j].by_counts.get(tuple(each.counts.values()))
-        if option is None or not occupancy.fits(candidates[j].need(option)):
+    for j, counts in workers.moved.items():
+        option = candidates[j].by_counts.get(tuple(counts))
+        if option is None:
             return None
-        occupancy.add(candidates[j].need(option))
         found[j] = option
     return found
-
-
-def _free_slots(
-    candidates: Sequence[Candidate], capacity: PoolCapacity, workers: dict[int, _Workers]
-) -> dict[str, int] | None:
-    """Return the free slots of each pool; ``None`` where workers of several sizes, or one job twice, share a pool."""
-    sizes: dict[str, Size] = {}
-    for j in workers:
-        pools = candidates[j].job.pools
-        if len({job_pool.pool for job_pool in pools}) < len(pools):
-            return None
-        for job_pool in pools:
-            if sizes.setdefault(job_pool.pool, job_pool.size) != job_pool.size:
-                return None
-    used = {pool: sum(each.counts.get(pool, 0) for each in workers.values()) for pool in sizes}
-    return {pool: capacity.slots(pool, size) - used[pool] for pool, size in sizes.items()}
-
-
-def _place_one(workers: dict[int, _Workers], free: dict[str, int], new: int, start: str) -> bool:
-    """Give the new job a worker in ``start``, by the shortest chain; return whether there is one."""
-    came_from: dict[str, tuple[str, int] | None] = {start: None}
-    waiting = deque([start])
-    given_up: tuple[str, int] | None = None
-    end: str | None = None
-    while waiting and end is None:
-        pool = waiting.popleft()
-        if free[pool] > 0:
-            end = pool
-            break
-        for j, each in workers.items():
-            if j == new or each.counts.get(pool, 0) <= each.span.lowest.get(pool, 0):
-                continue
-            if given_up is None and each.has_more_than_least:
-                given_up = (pool, j)
-            for other, most in each.span.highest.items():
-                if other not in came_from and each.counts[other] < most:
-                    came_from[other] = (pool, j)
-                    waiting.append(other)
-    if end is not None:
-        free[end] -= 1
-    elif given_up is not None:
-        end, j = given_up
-        workers[j].counts[end] -= 1
-    else:
-        return False
-    while (step := came_from[end]) is not None:
-        before, j = step
-        workers[j].counts[end] += 1
-        workers[j].counts[before] -= 1
-        end = before
-    workers[new].counts[start] += 1
-    return True

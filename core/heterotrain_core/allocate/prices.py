@@ -1,6 +1,7 @@
 """Prices of the pools: at these, each job alone would choose about what all jobs together can have.
 
-Legend: ``O`` options of all jobs, one after another, ``P`` pools of a job, ``N`` pools of the cluster, ``J`` jobs.
+Legend: ``O`` options of different jobs, one after another, ``J`` these jobs, ``C`` all candidates, ``P`` pools of a
+job, ``N`` pools of the cluster.
 
 Prices ``w`` are the multipliers of the pools' limits (Everett 1963). For any of them
 ``Σ_jobs max_O (score - w · part) + Σ_N w`` is at least the best sum of scores, where ``part`` is the part of each pool
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,6 +44,8 @@ class Prices:
             bound: what the listed options of the jobs score at most together, by these prices.
         """
         self._parts, self._whole, self.bound = parts, whole, bound
+        self._orders: dict[int, tuple[Candidate, list[int]]] = {}
+        """By the identity of a candidate, which is kept so that no other one gets it."""
 
     def of_workers(self, candidate: Candidate) -> Floats:
         """Return the price of one worker in each of the job's pools, ``_P``."""
@@ -72,8 +76,10 @@ class Prices:
 
     def smallest_first(self, candidate: Candidate) -> Iterator[Option]:
         """Yield the job's options with the fewest workers first; of equally many, the best at these prices first."""
-        order = np.lexsort((-self.net_scores(candidate), candidate.arrays[0].sum(axis=1)))
-        return (candidate.options[k] for k in order.tolist())
+        if id(candidate) not in self._orders:
+            order = np.lexsort((-self.net_scores(candidate), candidate.arrays[0].sum(axis=1)))
+            self._orders[id(candidate)] = (candidate, order.tolist())
+        return (candidate.options[k] for k in self._orders[id(candidate)][1])
 
 
 def find_prices(
@@ -94,21 +100,22 @@ def find_prices(
     price_N = np.zeros(len(index_of))
     best_N, lowest = price_N, float("inf")
     if running:
-        part_OP, pool_OP, score_O, first_J = _stacked([c for c, _ in running], parts, index_of)
+        stack = _stacked([c for c, _ in running], parts, index_of)
         reached = sum(option.score for _, option in running)
         length, stale = 1.0, 0
         for _ in range(_STEPS_OF_BOUND if valid else _STEPS):
-            net_O = score_O - (part_OP * price_N[pool_OP]).sum(axis=1)
-            most_J = np.maximum.reduceat(net_O, first_J)
-            bound = float(most_J.sum() + price_N.sum())
+            net_O = stack.net_scores(price_N)
+            most_J = np.maximum.reduceat(net_O, stack.first_J)
+            bound = float(most_J[stack.like_C].sum() + price_N.sum())
             stale += 1
             if bound < lowest - EPSILON:
                 lowest, best_N, stale = bound, price_N, 0
             elif stale >= _PATIENCE:
                 length, stale, price_N = length / 2, 0, best_N
                 continue
-            best_O = _first_best(net_O, most_J, first_J)
-            over_N = np.bincount(pool_OP[best_O].ravel(), part_OP[best_O].ravel(), minlength=len(index_of)) - 1.0
+            best_O = _first_best(net_O, most_J, stack)[stack.like_C]
+            taken = (stack.pool_PO[:, best_O].T.ravel(), stack.part_PO[:, best_O].T.ravel())
+            over_N = np.bincount(*taken, minlength=len(index_of)) - 1.0
             over_N = np.where((price_N <= 0) & (over_N < 0), 0.0, over_N)
             if bound - reached <= EPSILON or not over_N.any():
                 break
@@ -132,25 +139,63 @@ def _valid_parts(candidates: Sequence[Candidate], capacity: PoolCapacity) -> Par
     return {(pool, size): part for pool, own in sizes.items() for size, part in capacity.parts(pool, own).items()}
 
 
-def _stacked(
-    candidates: Sequence[Candidate], parts: Parts, index_of: Mapping[str, int]
-) -> tuple[Floats, Ints, Floats, Ints]:
-    """Return the parts that options take, the pools they take them from, their scores, and each job's first row."""
-    widest = max(len(candidate.job.pools) for candidate in candidates)
-    sizes = [len(candidate.options) for candidate in candidates]
-    first_J: Ints = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64)
-    part_OP, pool_OP = np.zeros((sum(sizes), widest)), np.zeros((sum(sizes), widest), dtype=np.int64)
-    for candidate, first, size in zip(candidates, first_J.tolist(), sizes, strict=True):
-        rows, columns = slice(first, first + size), slice(len(candidate.job.pools))
-        own = [parts.get((each.pool, each.size), 0.0) for each in candidate.job.pools]
-        part_OP[rows, columns] = candidate.arrays[0] * np.array(own)
-        pool_OP[rows, columns] = [index_of.get(job_pool.pool, 0) for job_pool in candidate.job.pools]
-    return part_OP, pool_OP, np.concatenate([candidate.arrays[1] for candidate in candidates]), first_J
+class _Stack(NamedTuple):
+    """The options of different jobs, one after another. Jobs with the same options are listed once.
+
+    Attributes:
+        part_PO: parts of pools that options take; one row for each position in the jobs' lists of pools.
+        pool_PO: the pools that they take them from.
+        score_O: their scores.
+        first_J: each listed job's first option.
+        size_J: each listed job's number of options.
+        like_C: the listed job that each candidate is like.
+    """
+
+    part_PO: Floats
+    pool_PO: Ints
+    score_O: Floats
+    first_J: Ints
+    size_J: Ints
+    like_C: Ints
+
+    def net_scores(self, price_N: Floats) -> Floats:
+        """Return each option's score less the price of its workers."""
+        cost_O = self.part_PO[0] * price_N[self.pool_PO[0]]
+        for part_O, pool_O in zip(self.part_PO[1:], self.pool_PO[1:], strict=True):
+            cost_O += part_O * price_N[pool_O]
+        net_O: Floats = self.score_O - cost_O
+        return net_O
 
 
-def _first_best(net_O: Floats, most_J: Floats, first_J: Ints) -> Ints:
-    """Return each job's first option with the highest net score."""
-    size_J = np.diff(np.append(first_J, len(net_O)))
-    best_O = np.flatnonzero(net_O == np.repeat(most_J, size_J))
-    found: Ints = best_O[np.searchsorted(best_O, first_J)]
+def _stacked(candidates: Sequence[Candidate], parts: Parts, index_of: Mapping[str, int]) -> _Stack:
+    """Return the stacked options of candidates that have options."""
+    listed: list[Candidate] = []
+    like: list[int] = []
+    at: dict[tuple[object, ...], int] = {}
+    for candidate in candidates:
+        counts_OP, score_O = candidate.arrays
+        pools = tuple((each.pool, each.size) for each in candidate.job.pools)
+        key = (pools, score_O.tobytes(), counts_OP.tobytes())
+        if key not in at:
+            at[key] = len(listed)
+            listed.append(candidate)
+        like.append(at[key])
+    widest = max(len(candidate.job.pools) for candidate in listed)
+    size_J = np.array([len(candidate.options) for candidate in listed], dtype=np.int64)
+    first_J: Ints = np.cumsum(size_J) - size_J
+    part_PO = np.zeros((widest, int(size_J.sum())))
+    pool_PO = np.zeros(part_PO.shape, dtype=np.int64)
+    for candidate, first, size in zip(listed, first_J.tolist(), size_J.tolist(), strict=True):
+        rows, columns = slice(len(candidate.job.pools)), slice(first, first + size)
+        own_P = np.array([parts.get((each.pool, each.size), 0.0) for each in candidate.job.pools])
+        part_PO[rows, columns] = candidate.arrays[0].T * own_P[:, None]
+        pool_PO[rows, columns] = np.array([[index_of.get(job_pool.pool, 0)] for job_pool in candidate.job.pools])
+    score_O = np.concatenate([candidate.arrays[1] for candidate in listed])
+    return _Stack(part_PO, pool_PO, score_O, first_J, size_J, np.array(like, dtype=np.int64))
+
+
+def _first_best(net_O: Floats, most_J: Floats, stack: _Stack) -> Ints:
+    """Return each listed job's first option with the highest net score."""
+    best_O = np.flatnonzero(net_O == np.repeat(most_J, stack.size_J))
+    found: Ints = best_O[np.searchsorted(best_O, stack.first_J)]
     return found

@@ -153,18 +153,43 @@ def allocation() -> None:
     print("| --- | ---: | ---: |")
     for jobs, kinds, nodes in ((200, 8, 500), (200, 200, 500), (1000, 8, 2000), (1000, 1000, 2000), (1000, 8, 500)):
         pools, demands = contenders(jobs, kinds=kinds, nodes=nodes)
-        repeats = 3 if jobs < 1000 else 1  # noqa: PLR2004  # it takes long
-        first = cost(lambda p=pools, d=demands: propose(PoolCapacity(p), d), repeats=repeats)  # type: ignore[misc]  # bound now
-        cache = RateCache()
-        grants = propose(PoolCapacity(pools), demands, rate_cache=cache).grants
-        running = [replace(job, current=grant.workers) for job, grant in zip(demands, grants, strict=True)]
-        again = cost(lambda p=pools, d=running, c=cache: propose(PoolCapacity(p), d, rate_cache=c), repeats=3)  # type: ignore[misc]  # bound now
-        for which, took in (("first", first), ("again, nothing has changed", again)):
-            print(
-                f"| allocation, {jobs:,} jobs of {kinds:,} kinds on {nodes:,} nodes of 10 pools, {which} "
-                f"| {_ms(took.cpu_s)} | {_ms(took.wall_s)} |",
-                flush=True,
-            )
+        what = f"{jobs:,} jobs of {kinds:,} kinds on {nodes:,} nodes of 10 pools"
+        _allocations(what, pools, demands, repeats=3 if jobs < 1000 else 1)  # noqa: PLR2004  # it takes long
+    for jobs, sizes in ((2, (16,) * 3), (3, (2,) * 40), (2, (40, 40))):
+        pools, demands = open_to_all(jobs, sizes)
+        _allocations(f"{jobs} jobs open to {len(sizes)} pools of {sizes[0]} nodes", pools, demands, repeats=3)
+
+
+def _allocations(what: str, pools: Sequence[Pool], demands: Sequence[JobDemand], *, repeats: int) -> None:
+    first = cost(lambda: propose(PoolCapacity(pools), demands), repeats=repeats)
+    cache = RateCache()
+    grants = propose(PoolCapacity(pools), demands, rate_cache=cache).grants
+    running = [replace(job, current=grant.workers) for job, grant in zip(demands, grants, strict=True)]
+    again = cost(lambda: propose(PoolCapacity(pools), running, rate_cache=cache), repeats=3)
+    for which, took in (("first", first), ("again, nothing has changed", again)):
+        print(f"| allocation, {what}, {which} | {_ms(took.cpu_s)} | {_ms(took.wall_s)} |", flush=True)
+
+
+def open_to_all(jobs: int, nodes: Sequence[int]) -> tuple[list[Pool], list[JobDemand]]:
+    """Return pools with so many nodes, and jobs that may have all of them: more options than are listed."""
+    rng = np.random.default_rng(4)
+    pools = [Pool(name=f"pool-{i}", nodes=(1,) * count) for i, count in enumerate(nodes)]
+    return pools, [
+        JobDemand(
+            key=f"job-{number}",
+            pools=tuple(
+                JobPool(pool=pool.name, max_workers=len(pool.nodes), member=member)
+                for pool, member in zip(pools, members(len(pools), rng), strict=True)
+            ),
+            max_workers=sum(nodes),
+            batch_samples=4096,
+            communication=EXCHANGE,
+            communication_members=8,
+            remaining_samples=1e6,
+            arrived_s=float(number),
+        )
+        for number in range(jobs)
+    ]
 
 
 def contenders(jobs: int, *, kinds: int, nodes: int) -> tuple[list[Pool], list[JobDemand]]:
