@@ -5,7 +5,7 @@ Memory limits of the pods are enforced by the kernel. A layer takes about 12.6 M
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from lab.jobs import Job, committed_steps, fresh_folder
 
 pytestmark = pytest.mark.timeout(600)
 EXAMPLE = REPOSITORY / "deploy/examples/language-model"
-MEMORY = {"a100": "1480Mi", "v100": "1000Mi", "t4": "1000Mi"}
-"""Sizes of models below suit processes that take some 430 MB before they have a model, and leave half of the rest."""
-CPU = {"a100": "500m", "v100": "300m", "t4": "300m"}
+"""The limits of job-pipeline.yaml suit processes that take some 430 MB before they have a model, and leave half of the
+rest for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +58,17 @@ class Training:
 
 def language_model(name: str, *, blocks: int, folder: Path, members: int = 1) -> dict[str, Any]:
     """Return the example's job: a model of so many layers, at least so many members, three unequal workers."""
-    job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job-pipeline.yaml").read_text())
     job["metadata"]["name"] = name
     spec = job["spec"]
-    spec["parallelism"] = {"mode": "Pipeline", "linkMbitPerSecond": 100_000}
-    spec["training"] = {"globalBatchSize": 8, "epochs": 1000}
-    spec["elasticPolicy"] = {"minReplicas": members, "maxReplicas": 3}
-    template = spec["workerPools"][0]
-    spec["workerPools"] = [_pool(template, pool) for pool in MEMORY]
+    spec["training"]["epochs"] = 1000
+    spec["elasticPolicy"]["minReplicas"] = members
     pod = spec["template"]["spec"]
-    shape = ["--width", "256", "--blocks", str(blocks), "--length", "8", "--files", "4"]
-    pod["containers"][0]["command"] += shape
+    command = pod["containers"][0]["command"]
+    command[command.index("--blocks") + 1] = str(blocks)
     pod["containers"][0]["env"] = [{"name": env.SAMPLE_LOG_DIR, "value": "/checkpoints/samples"}]
     pod["volumes"][1]["hostPath"]["path"] = str(folder)
     return job
-
-
-def _pool(template: Mapping[str, Any], name: str) -> dict[str, Any]:
-    sizes = {"cpu": CPU[name], "memory": MEMORY[name]}
-    return {
-        **template,
-        "name": name,
-        "maxReplicas": 1,
-        "capacityType": "OnDemand",
-        "nodeSelector": {"heterotrain.dev/pool": name},
-        "resources": {"requests": sizes, "limits": sizes},
-    }
 
 
 @pytest.fixture

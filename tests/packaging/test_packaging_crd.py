@@ -135,7 +135,9 @@ def test_printer_columns_point_at_fields_of_the_status() -> None:
     assert len(paths) > 5
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "deploy/examples").glob("*/job.yaml")), ids=lambda p: p.parent.name)
+@pytest.mark.parametrize(
+    "example", sorted((ROOT / "deploy/examples").glob("*/job*.yaml")), ids=lambda p: f"{p.parent.name} {p.stem}"
+)
 def test_the_example_jobs_use_only_fields_that_exist(example: Path) -> None:
     spec = yaml.safe_load(example.read_text())["spec"]
     known = {path for path, _ in fields(schema_of("spec"))}
