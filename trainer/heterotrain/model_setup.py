@@ -178,7 +178,8 @@ class ModelSetup:
         kind = self.device.type
         profiles = model.profile(inputs, kind=kind, limit_s=PROFILE_S)
         usable = usable_bytes(self.device, ranks=self.identity.local_world_size)
-        report_units(self.report, profiles, kind=kind, memory_bytes=usable)
+        ratio = model.state_ratio(self.training.optimizers)
+        report_units(self.report, profiles, kind=kind, memory_bytes=usable, state_ratio=ratio)
         leave_out_what_is_loaded()
 
 

@@ -164,6 +164,8 @@ UNIT_SECONDS: Final = "heterotrain_unit_seconds"
 and ``phase``, which is forward or backward."""
 UNIT_BYTES: Final = "heterotrain_unit_bytes"
 """Labels ``unit``, ``unit_name`` and ``what``: bytes of its parameters; activations and boundary for each sample."""
+STATE_RATIO: Final = "heterotrain_training_state_ratio"
+"""Bytes of parameters, gradients and optimizer state for each byte of parameters; absent where it is not known."""
 USABLE_MEMORY: Final = "heterotrain_usable_memory_bytes"
 """Memory of the device that training state and activations may take; less than ``DEVICE_MEMORY``, and also without an
 accelerator."""

@@ -17,10 +17,12 @@ class PoolProfile:
     Attributes:
         memory_bytes: of the rank's device, for training state and activations.
         units: in the order of computation; seconds are under the pool's name.
+        state_ratio: bytes of training state for each byte of parameters; ``None`` where the rank exports none.
     """
 
     memory_bytes: int
     units: tuple[UnitProfile, ...]
+    state_ratio: float | None = None
 
 
 def needs_profiles(job: JobView) -> bool:

@@ -41,6 +41,7 @@ class MemberGauges:
         recomputes_activations: whether units compute their activations again, because memory ran out.
         units: of the model, where the rank has profiled them.
         usable_memory_bytes: of its device, for training state and activations.
+        state_ratio: bytes of training state for each byte of parameters.
         profile_complete: whether it exports its profile of all units.
         divergences: comparisons in which the ranks' copies of the state differed.
         non_finite_step: the newest of those steps.
@@ -73,6 +74,7 @@ class MemberGauges:
     """By the largest micro-batch of a step, in samples."""
     units: int | None = None
     usable_memory_bytes: float | None = None
+    state_ratio: float | None = None
     profile_complete: bool = False
     checkpoint_failures: int = 0
     non_finite_steps: int = 0

@@ -27,6 +27,8 @@ MOST_BYTES = 2.0**50
 _BYTES = (0.0, MOST_BYTES)
 _ANY = (-1e38, 1e38)
 
+MOST_STATE_RATIO = 100.0
+"""Of no optimizer."""
 PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         metrics.STEPS: _COUNT,
@@ -64,6 +66,7 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.PEAK_MEMORY: _BYTES,
         metrics.UNITS: (1.0, metrics.MAX_PROFILED_UNITS),
         metrics.USABLE_MEMORY: _BYTES,
+        metrics.STATE_RATIO: (1.0, MOST_STATE_RATIO),
         metrics.UNIT_PROFILE_COMPLETE: (0.0, 1.0),
         metrics.PAUSE_SECONDS: _SECONDS,
         metrics.MEMBERSHIP_CHANGES: _COUNT,

@@ -101,7 +101,7 @@ def parse_profile(
                 seconds={pool: points},
             )
         )
-    return PoolProfile(memory_bytes=int(memory_bytes), units=tuple(found))
+    return PoolProfile(memory_bytes=int(memory_bytes), units=tuple(found), state_ratio=gauges.state_ratio)
 
 
 def _plausible(name: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from heterotrain_core.layout.problem import UnitProfile
 
 from heterotrain.errors import UsageError
-from heterotrain.layouts import unit_profile
+from heterotrain.layouts import training_state, unit_profile
 from heterotrain.layouts.initial_weights import copied, fill
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.trace import Trace, trace
@@ -94,6 +94,18 @@ class CuttableModel:
             fill=lambda units, parts: fill(units, seed=self._seed, device=self._device, parts=parts),
             device=self._device, limit_s=limit_s,
         )  # fmt: skip
+
+    def state_ratio(self, optimizers: Sequence[torch.optim.Optimizer]) -> float | None:
+        """Return bytes of training state for each byte of parameters; see ``training_state.state_ratio``.
+
+        Args:
+            optimizers: of the whole model's parameters.
+        """
+        if self.seen is None:
+            return None
+        parts = units_of(self.model, self._path).parts
+        units = [[p for name in names for p in parts[name].parameters()] for names in self.seen.parts]
+        return training_state.state_ratio(units, optimizers)
 
     def stage(self, cuts: Sequence[int], group: MemberGroup, *, with_values: bool = True) -> Stage:
         """Return this rank's stage.

@@ -11,7 +11,9 @@ from heterotrain.errors import UsageError
 from heterotrain.telemetry.report import Report, Table
 
 
-def report_units(report: Report, profiles: Sequence[UnitProfile], *, kind: str, memory_bytes: int) -> None:
+def report_units(
+    report: Report, profiles: Sequence[UnitProfile], *, kind: str, memory_bytes: int, state_ratio: float | None = None
+) -> None:
     """Export the profile of all units, and say that it is complete; a scrape sees all of it or nothing.
 
     Args:
@@ -19,6 +21,7 @@ def report_units(report: Report, profiles: Sequence[UnitProfile], *, kind: str, 
         profiles: of every unit, in the order of computation.
         kind: name under which the profiles hold this device's seconds.
         memory_bytes: memory of the device that training state and activations may take.
+        state_ratio: bytes of training state for each byte of parameters; ``None`` where that is not known.
 
     Raises:
         UsageError: the model has more units, or the profile more sizes of micro-batches, than a rank exports.
@@ -62,5 +65,6 @@ def report_units(report: Report, profiles: Sequence[UnitProfile], *, kind: str, 
             names.UNITS: float(len(profiles)),
             names.USABLE_MEMORY: float(memory_bytes),
             names.UNIT_PROFILE_COMPLETE: 1.0,
+            **({} if state_ratio is None else {names.STATE_RATIO: state_ratio}),
         },
     )

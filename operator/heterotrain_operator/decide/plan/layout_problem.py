@@ -11,7 +11,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 
 STATE_RATIO = 4.0
-"""Bytes of training state for each byte of parameters, by Adam in FP32: weights, gradients and two moments."""
+"""Bytes of training state for each byte of parameters where workers report none: Adam in the parameters' format."""
 _BYTES_PER_MBIT = 1e6 / 8
 
 
@@ -49,7 +49,7 @@ def problem_of(
             for pool in pools
         ),
         default_link=Link(bytes_per_s=spec.parallelism.link_mbit_per_second * _BYTES_PER_MBIT),
-        state_ratio=STATE_RATIO,
+        state_ratio=max(profiles[pool.name].state_ratio or STATE_RATIO for pool in pools),
         batch_samples=spec.training.base_batch_samples,
         micro_batches=_micro_batches(spec, pools, profiles),
         least_members=spec.elastic_policy.min_replicas,

@@ -152,6 +152,15 @@ def test_a_model_that_fits_nowhere_is_told_in_bytes_and_with_a_remedy() -> None:
     assert cluster.status["reason"] == cluster.message("Running")
 
 
+@pytest.mark.parametrize(("ratio", "told"), [(None, "1 GiB"), (4.0, "1 GiB"), (5.0, "1.25 GiB"), (2.0, "")])
+def test_what_the_optimizer_holds_decides_what_fits(ratio: float | None, told: str) -> None:
+    """With plain SGD, whose state is half of Adam's, a worker holds all six units; without a ratio, Adam is assumed."""
+    profiles = {"a": replace(profile("a", units_that_fit=3.2), state_ratio=ratio)}
+    cluster = a_cluster(pool("a", maxReplicas=1), profiles=profiles).start()
+    assert cluster.condition("LayoutPlanned")[0] == str(not told)
+    assert not told or f"A unit's training state takes {told}" in cluster.message("LayoutPlanned")
+
+
 def test_a_lost_stage_is_followed_by_a_new_cut_of_the_survivors() -> None:
     """Four equal workers hold the model in four stages; the three that are left are cut anew."""
     cluster = a_cluster(pool("a", maxReplicas=4), profiles={"a": profile("a", units_that_fit=4)}).start()
