@@ -15,7 +15,7 @@ from distributed.pipeline_job_scripts import Decoder, loss_of, measure, text
 from heterotrain.data.order import permutation
 from heterotrain.layouts.initial_weights import built, fill
 from heterotrain.layouts.units import units_of
-from heterotrain_core.contract.outcome import Ending
+from heterotrain_core.contract.outcome import Cause, Ending
 from heterotrain_core.contract.plan import Boundary, Layout, LayoutKind, Member, Plan, Rank
 
 SCRIPT = "distributed.pipeline_job_scripts:train"
@@ -259,6 +259,7 @@ def test_a_stage_that_cannot_hold_a_single_sample_fails_with_a_sentence(operate:
     assert a[1].code not in (0, None)
     assert a[1].outcome is not None
     assert "a single sample does not fit into memory" in a[1].outcome.reason
+    assert a[1].outcome.cause is Cause.OUT_OF_DEVICE_MEMORY, "the operator cuts the model again for it"
     a[0].signal(signal.SIGTERM)
 
 
