@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -92,10 +93,15 @@ def parse_vector(answer: Any) -> tuple[Series, ...]:
             raise PromBadAnswer(f"Prometheus answers with a {quoted(str(kind))} instead of a vector")
         if len(result) > MAX_SERIES:
             raise PromBadAnswer(f"Prometheus has {len(result)} series of this job; the operator reads {MAX_SERIES}")
-        rows = [Series({str(k): str(v) for k, v in r["metric"].items()}, float(r["value"][1])) for r in result]
+        rows = [Series(_labels(r["metric"]), float(r["value"][1])) for r in result]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PromBadAnswer(f"the answer of Prometheus can't be read: {quoted(repr(error))}") from error
     return tuple(row for row in rows if math.isfinite(row.value))
+
+
+def _labels(given: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the labels of a row; equal texts are the same object, because each answer has most of them again."""
+    return {sys.intern(str(name)): sys.intern(str(value)) for name, value in given.items()}
 
 
 def parse_answer(body: bytes) -> tuple[Series, ...]:
@@ -216,7 +222,7 @@ def parse_everything(
 
 def counter_name(member: MemberId) -> str:
     """Return a member's name in counters and observations."""
-    return f"{member.worker_uid}/{member.local_rank}"
+    return sys.intern(f"{member.worker_uid}/{member.local_rank}")
 
 
 class _Shape(NamedTuple):

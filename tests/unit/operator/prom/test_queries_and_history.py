@@ -14,6 +14,7 @@ from heterotrain_operator.prom.history import FORGET_S, KEPT_FORMER, RATE_WINDOW
 from heterotrain_operator.prom.queries import (
     Series,
     Snapshot,
+    counter_name,
     everything_of,
     parse_answer,
     parse_everything,
@@ -349,3 +350,13 @@ def test_a_problem_counts_as_changed_only_when_it_comes_and_goes() -> None:
     assert not job.set_problem(reason="Unavailable", problem="still no answer")
     assert job.set_problem(reason="Fresh", problem="")
     assert job.telemetry.problem == ""
+
+
+def test_equal_labels_of_two_answers_are_kept_once() -> None:
+    """Each rank has the same phases, and each read names all ranks again."""
+    row = {"metric": {"phase": "forward", "worker_uid": "4f1c-9"}, "value": [0, "1"]}
+    body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [row, row]}}).encode()
+    rows = [*parse_answer(body), *parse_answer(body)]
+    for label in ("phase", "worker_uid"):
+        assert len({id(each.labels[label]) for each in rows}) == 1
+    assert counter_name(MemberId("4f1c-9", 0)) is counter_name(MemberId("4f1c-9", 0))
