@@ -16,7 +16,7 @@ from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import RECONCILE_RESULTS
 from heterotrain_operator.engine.poller import Poller
 from heterotrain_operator.prom.queries import Series, parse_answer
-from heterotrain_operator.settings import PrometheusSettings
+from heterotrain_operator.settings import PrometheusSettings, Settings
 from lab.scale.exporters import SCRAPE_S, SPEEDS, StandIn
 from lab.scale.workload import Size
 from support.fake_cluster import NOW_S
@@ -26,6 +26,8 @@ pytestmark = pytest.mark.looptime
 JOBS = 8
 SPAN_S = 30
 TAKE_S = 0.16
+MOST_PASSES_A_SCRAPE = 3.0
+"""For a job: one with the news, one for shares that had to wait, and some for new plans and the status."""
 
 
 class Telemetry:
@@ -121,3 +123,49 @@ async def test_reads_of_many_jobs_use_a_bounded_part_of_a_core(monkeypatch: pyte
     assert len(telemetry.stand_in._jobs) == JOBS
     fresh = [app.poller.telemetry_of(job).reason for job in app.store.jobs.all().values()]
     assert fresh == ["Fresh"] * JOBS, "the last read of each job is recent enough"
+
+
+async def costs(jobs: int, monkeypatch: pytest.MonkeyPatch, *, more_nodes: int = 0) -> Counter[str]:
+    """Return queries, passes and requests of training jobs for some scrapes; reads are not held back here."""
+
+    async def at_once(call: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    loop = asyncio.get_running_loop()
+    clocks = Clocks(loop.time, lambda: NOW_S + loop.time())
+    load = LoadTest(Size(jobs=jobs, pods=10 * jobs), more_nodes=more_nodes, clocks=clocks)
+    await load.settle()
+    telemetry, app = Telemetry(load), load.app
+    load.kube.calls.clear()
+    app.actor._status_interval_s = Settings().status_interval_s
+    app.poller = Poller(telemetry, app.store, app.queue, app.metrics, PrometheusSettings(url="http://x"), clocks=clocks)
+    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
+    tasks = [asyncio.create_task(each) for each in (app.poller.run(), app.reconciler.work())]
+    await asyncio.sleep(SPAN_S)
+    for task in tasks:
+        task.cancel()
+    structlog.reset_defaults()
+    assert len(telemetry.stand_in._jobs) == jobs
+    return Counter(
+        queries_of_jobs=telemetry.queries["timestamp"] + telemetry.queries["everything"],
+        queries_of_all=telemetry.queries["sum by "],
+        passes=int(sum(app.metrics.reconciles.labels(result=each)._value.get() for each in RECONCILE_RESULTS)),
+        requests=len(load.kube.calls),
+    )
+
+
+async def test_telemetry_of_a_job_costs_the_same_among_more_jobs_and_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = await costs(JOBS, monkeypatch)
+    many = await costs(3 * JOBS, monkeypatch)
+    nodes = sum(Size(jobs=JOBS, pods=10 * JOBS).nodes.values())
+    roomy = await costs(JOBS, monkeypatch, more_nodes=3 * nodes)
+    assert min(few.values()) > 0, "all of them are counted"
+    assert many["queries_of_all"] <= few["queries_of_all"] + 1, "one query a round, however many jobs"
+    for kind in ("queries_of_jobs", "requests"):
+        assert many[kind] / 3 <= 1.15 * few[kind], kind
+    for kind in ("queries_of_jobs", "requests", "passes"):
+        assert roomy[kind] <= 1.1 * few[kind], kind
+    for found, jobs in ((few, JOBS), (many, 3 * JOBS)):  # shares of many jobs wait, which makes a second pass
+        assert found["passes"] <= MOST_PASSES_A_SCRAPE * jobs * SPAN_S / SCRAPE_S
