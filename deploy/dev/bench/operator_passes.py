@@ -13,6 +13,7 @@ import asyncio
 import cProfile
 import multiprocessing
 import pstats
+import resource
 import sys
 import threading
 import time
@@ -168,6 +169,12 @@ class Bench:
         return [asyncio.create_task(each) for each in running]
 
 
+def resident_mib() -> float:
+    """Return the memory of this process, with the programs that describe the machine."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
 async def measure(jobs: int, seconds: float, url: str, *, profile: bool) -> None:
     """Fill a cluster, let all jobs train, and print what that costs."""
     offset_s = NOW_S - time.time()
@@ -201,6 +208,7 @@ async def measure(jobs: int, seconds: float, url: str, *, profile: bool) -> None
     table({f"{name} (wall)": each for name, each in bench.costs.wall_s.items()}, span_s=span_s)
     table({f"{name} (processor)": each for name, each in bench.costs.cpu_s.items()}, span_s=span_s)
     table({"event loop late by": bench.delays}, span_s=span_s)
+    print(f"\nresident: {resident_mib():.0f} MiB for {jobs} jobs, with the API server in memory")
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
         pstats.Stats(profiler).sort_stats("cumulative").print_stats(90)
