@@ -24,6 +24,19 @@ class AsyncTrainingJob:
         self._job = job
         self.name = job.name
 
+    @property
+    def namespace(self) -> str:
+        """The job's namespace."""
+        return self._job.namespace
+
+    async def body(self) -> dict[str, Any]:
+        """Return the whole object as the API server has it."""
+        return await asyncio.to_thread(self._job.body)
+
+    async def events(self) -> list[dict[str, Any]]:
+        """Return the job's events, oldest first."""
+        return await asyncio.to_thread(self._job.events)
+
     async def status(self) -> HeteroTrainJobStatus:
         """Return the status, read now."""
         return await asyncio.to_thread(self._job.status)
@@ -75,6 +88,11 @@ class AsyncHeteroTrainClient:
     ) -> None:
         """Read the kubeconfig; see ``HeteroTrainClient``."""
         self._client = HeteroTrainClient(namespace=namespace, context=context, kubeconfig=kubeconfig)
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the client's jobs."""
+        return self._client.namespace
 
     async def train(self, script: Script, *, pools: Pools, image: str, **more: Any) -> AsyncTrainingJob:
         """Create a job; see ``HeteroTrainClient.train``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import runpy
 import threading
@@ -18,7 +19,15 @@ from heterotrain_cli.cluster import api, submit
 from heterotrain_cli.cluster.plot import with_throughput
 from heterotrain_cli.completion import SHELLS
 from heterotrain_cli.main import main
-from heterotrain_client import AsyncHeteroTrainClient, HeteroTrainClient, InputError, JobFailedError, UnavailableError
+from heterotrain_client import (
+    AsyncHeteroTrainClient,
+    AsyncTrainingJob,
+    HeteroTrainClient,
+    InputError,
+    JobFailedError,
+    TrainingJob,
+    UnavailableError,
+)
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import ComputeTime, Member
 from support.api_stub import ApiStub, serve
@@ -327,7 +336,7 @@ def test_plot_draws_what_prometheus_has(stub: ApiStub, tmp_path: Path) -> None:
             assert (result.exit_code, sentence in result.stderr) == (2, True), result.stderr
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", [each for each in SHELLS if each != "kubectl"])
 def test_completion_prints_a_script_that_asks_the_command(shell: str) -> None:
     result = CliRunner().invoke(main, ["completion", shell])
     assert result.exit_code == 0
@@ -341,6 +350,17 @@ def test_the_shell_gets_the_commands_that_begin_like_the_word() -> None:
     assert set(result.stdout.split()) == {"plain,submit", "plain,suspend"}
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [(HeteroTrainClient, AsyncHeteroTrainClient), (TrainingJob, AsyncTrainingJob)]
+)
+def test_asyncio_has_everything(one: type, other: type) -> None:
+    public = {name for name in vars(one) if not name.startswith("_")}
+    assert public == {name for name in vars(other) if not name.startswith("_")}
+    for name in public:
+        if callable(getattr(one, name)):
+            assert inspect.iscoroutinefunction(getattr(other, name)) or inspect.isasyncgenfunction(getattr(other, name))
+
+
 def test_the_same_for_asyncio(stub: ApiStub, script: Path) -> None:
     async def train() -> list[str]:
         client = AsyncHeteroTrainClient()
@@ -350,6 +370,10 @@ def test_the_same_for_asyncio(stub: ApiStub, script: Path) -> None:
                                  "status": {"phase": "Running"}})  # fmt: skip
         stub.logs[name] = "one\ntwo\n"
         await job.suspend()
+        assert client.namespace == job.namespace == "ml"
+        assert (await job.body())["metadata"]["name"] == "my-training"
+        stub.lists[EVENTS] = [{"metadata": {}, "reason": "PlanChanged"}]
+        assert [each["reason"] for each in await job.events()] == ["PlanChanged"]
         assert (await client.job("my-training")).name == job.name
         statuses(stub, "my-training", DONE)
         assert (await job.wait()).state == "Succeeded"
