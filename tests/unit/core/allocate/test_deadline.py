@@ -118,9 +118,12 @@ def test_a_deadline_comes_before_another_job_s_speed_but_not_its_minimum() -> No
     assert sum(grants["other"].workers.values()) >= 4
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(16)])
 def test_until_its_end_a_job_is_in_time_and_rarely_changes(seed: int) -> None:
-    """Speeds are known to 3 %, workers take a while to start, spot workers are lost: it neither is late nor wavers."""
+    """Speeds are known to 3 %, workers take a while to start, spot workers are lost: it neither is late nor wavers.
+
+    Of the first 80 seeds, none is late, but eight have five to eight changes without a loss.
+    """
     rng = random.Random(seed)
     pace = rng.uniform(0.8, 1.05)
     deadline_s = rng.choice([900.0, HOUR_S, 4 * HOUR_S])

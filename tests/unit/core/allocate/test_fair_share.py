@@ -158,8 +158,9 @@ def test_no_tenant_s_waiting_jobs_push_others_below_their_shares(seed: int) -> N
         assert started <= max(0, math.ceil(weight / sum(weights.values()) * slots - 1e-9) - running) + free
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20)])
 def test_proposing_again_after_a_proposal_was_carried_out_changes_nothing(seed: int) -> None:
+    """Of the first 100 seeds, it does not hold for 21 and 22: see "Breaks" in docs/mathematics.md."""
     capacity, jobs = an_instance(seed)
     first = propose(capacity, jobs).grants
     then = [replace(job, current=dict(grant.workers)) for job, grant in zip(jobs, first, strict=True)]
