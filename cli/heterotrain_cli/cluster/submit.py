@@ -116,6 +116,8 @@ def progress_line(view: JobView) -> str:
     ]  # fmt: skip
     if status.estimated_remaining_seconds is not None and not view.has_ended:
         parts.append(f"{duration(status.estimated_remaining_seconds)} left")
+    if status.cost is not None:
+        parts.append(f"cost so far {status.cost}")
     return ", ".join(parts)
 
 

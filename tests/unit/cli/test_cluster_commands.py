@@ -64,7 +64,8 @@ RUNNING: dict[str, Any] = {
     "progress": "41%", "progressPercentage": 41, "samplesPerSecond": 652.0, "stepSeconds": 0.092, "loss": 0.31,
     "efficiency": 0.62, "plan": {"efficiencyCeiling": 0.97, "layout": "1 member: [a100: units 0-17 | t4: 18-23]"},
     "estimatedRemainingSeconds": 3700,
-    "pricePerHour": "9.50", "globalBatchSize": 60, "disruptions": 1, "startTime": "2026-11-22T10:00:10Z",
+    "pricePerHour": "9.50", "cost": "4.2500", "globalBatchSize": 60, "disruptions": 1,
+    "startTime": "2026-11-22T10:00:10Z",
     "lastCheckpoint": {"step": 1100, "time": "2026-11-22T11:58:00Z"},
     "conditions": [condition("SpeedsLearned", "True", "Learned"), condition("Accepted", "True", "Accepted")],
     "workers": [
@@ -262,9 +263,8 @@ def test_submit_waits_for_the_end(stub: ApiStub, tmp_path: Path) -> None:
         stub.objects.pop(f"{JOBS}/text", None)
         result = run("submit", str(file), "--wait")
         assert result.exit_code == status, result.output
-        assert (
-            "text: Running, 41%, epoch 3 of 8, loss 0.31, 652 samples/s, 5/5 workers, 1 h 1 min left" in result.stderr
-        )
+        line = "text: Running, 41%, epoch 3 of 8, loss 0.31, 652 samples/s, 5/5 workers, 1 h 1 min left"
+        assert f"{line}, cost so far 4.2500\n" in result.stderr
         word = "Failed" if fails else "Succeeded"
         assert result.stdout.splitlines()[-1] == f"job text: {word} after 1 min 5 s. that is why"
 
