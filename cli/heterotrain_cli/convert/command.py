@@ -10,6 +10,8 @@ import click
 import yaml
 from heterotrain_operator.api.admission import read_new_job
 from heterotrain_operator.api.reading import SpecError
+from heterotrain_operator.api.text import quoted
+from heterotrain_operator.api.types import MAX_BATCH
 
 from heterotrain_cli.convert.draft import GPU, Draft, DraftPool, plain_name
 from heterotrain_cli.convert.launching import RUN
@@ -42,8 +44,8 @@ def init(
 ) -> None:
     """Write a job for a script, or for the manifest of another project. The job goes to standard output.
 
-    Notes about parts that could not be taken over go to standard error. For a script, the image and the pools are asked
-    for where they are not given.
+    Notes about parts that could not be taken over go to standard error. For a script, image, pools, and batch with
+    epochs are asked for where image or pools are not given.
 
     \b
     Examples:
@@ -63,6 +65,8 @@ def init(
         draft = _from_file(source)
     else:
         draft = _from_script(str(script), image, pools, gpus)
+        if batch is None and (image is None or not pools):
+            batch, epochs = _batch_and_epochs()
     if name is not None:
         draft.name = name
     if image is not None:
@@ -106,6 +110,20 @@ def _from_file(source: str) -> Draft:
     if not documents:
         raise InputError(f"{where}: holds no manifest: give a PyTorchJob, TrainJob, RayJob or SkyPilot task")
     return draft_of((known or documents)[0], where=where)
+
+
+def _batch_and_epochs() -> tuple[int | None, int | None]:
+    """Ask for both; an empty answer is an unchanged script for torchrun, which has a batch of its own.
+
+    Raises:
+        InputError: the answer is not one or two numbers.
+    """
+    question = "Global batch and epochs, such as 512 20 (empty: an unchanged script for torchrun)"
+    words = click.prompt(question, default="", show_default=False, err=True).replace(",", " ").split()
+    if len(words) > 2 or not all(word.isdecimal() and 1 <= int(word) <= MAX_BATCH for word in words):  # noqa: PLR2004  # batch and epochs
+        raise InputError(f"{quoted(' '.join(words))} is no batch with epochs: write whole numbers, such as 512 20")
+    numbers = [*map(int, words), None, None]
+    return numbers[0], numbers[1]
 
 
 def _from_script(script: str, image: str | None, pools: tuple[str, ...], gpus: int) -> Draft:

@@ -108,8 +108,21 @@ def test_with_a_batch_the_job_is_for_a_script_that_uses_heterotrain(tmp_path: Pa
     assert "the script has to use heterotrain" in notes
 
 
-def test_a_script_and_the_answers_to_two_questions_give_a_job(tmp_path: Path) -> None:
-    asked = init("train.py", input="my/training\na100=2 t4=6\n")
+def test_the_third_answer_is_batch_and_epochs() -> None:
+    answers = "my/training\na100=2\n"
+    options = ("--image", "my/training", "--pool", "a100=2", "--batch", "512")
+    for third, more in (("512 20", ("--epochs", "20")), ("512", ())):
+        asked, given = init("train.py", input=f"{answers}{third}\n"), init("train.py", *options, *more)
+        assert asked.exit_code == given.exit_code == 0
+        assert yaml.safe_load(asked.stdout) == yaml.safe_load(given.stdout)
+    for wrong in ("many", "512 20 3", "0"):
+        refused = init("train.py", input=f"{answers}{wrong}\n")
+        assert refused.exit_code == 2
+        assert f"{wrong} is no batch with epochs: write whole numbers, such as 512 20" in refused.stderr
+
+
+def test_a_script_and_the_answers_to_three_questions_give_a_job(tmp_path: Path) -> None:
+    asked = init("train.py", input="my/training\na100=2 t4=6\n\n")
     given = init("train.py", "--image", "my/training", "--pool", "a100=2", "--pool", "t4=6")
     assert asked.exit_code == given.exit_code == 0
     assert yaml.safe_load(asked.stdout) == yaml.safe_load(given.stdout)
