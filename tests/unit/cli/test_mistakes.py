@@ -106,7 +106,7 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("scale digits 0", "N must be a whole number, at least 1, not 0"),
     ("top digits --interval 0", "--interval must be a number"),
     ("plot digits -o x.bmp", "x.bmp has no known format: end it with one of .png, .svg, .pdf"),
-    ("completion tcsh", "SHELL must be one of bash, zsh, fish, not tcsh"),
+    ("completion tcsh", "SHELL must be one of bash, zsh, fish, kubectl, not tcsh"),
     ("simulate nosuch", "nosuch: is neither a file nor a shipped scenario: these are adaptive, mixed"),
     ("simulate job.yaml", "job.yaml: is a Kubernetes HeteroTrainJob, but must be a heterotrain scenario"),
     ("bench nosuch.py --batch 2", "SCRIPT is nosuch.py, but there is nothing of this name: check the path"),
