@@ -255,6 +255,10 @@ bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.
 bench-pipeline-picture: setup ## a step of a real pipeline and the planner's prediction, drawn; about two minutes
 	@$(PY) deploy/dev/bench/pipeline_picture.py
 
+bench-pipelines: setup ## predicted and measured steps of random pipelines, pauses when a stage is lost; an hour, partly root
+	@$(PY) deploy/dev/bench/pipeline_layouts.py --layouts 20 --seed 0; echo
+	@$(PY) deploy/dev/bench/trainer_stage_losses.py
+
 pictures: setup ## draw the pictures of docs/mathematics.md again
 	@$(PY) deploy/dev/bench/mathematics_pictures.py
 
@@ -264,5 +268,5 @@ bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
   test-oracles test-operator test-trainer test-unit test-distributed histories test-guides test-kueue chaos test-wheel test-cuda images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
-  bench-mathematics bench-pipeline-picture \
+  bench-mathematics bench-pipeline-picture bench-pipelines \
   bench-trainer bench-simulated pictures

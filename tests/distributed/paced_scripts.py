@@ -47,7 +47,11 @@ class Paced(torch.nn.Module):
 
 
 def train(*, out: str, blocks: int, sample_s: float, samples: int) -> None:
-    """Train one epoch and write when each pass of each step computed, without its waiting for neighbours.
+    """Train one epoch, and write a line for each committed step: when each of its passes computed.
+
+    A line holds the step's number, this stage's first unit and the one after its last, the time when the step began,
+    and its passes: whether it is a forward pass, begin and end, without waiting for neighbours. Times are those of the
+    machine's clock in seconds.
 
     ``sample_s``: seconds of a block's forward pass for one sample on this device.
     """
@@ -60,8 +64,9 @@ def train(*, out: str, blocks: int, sample_s: float, samples: int) -> None:
 
     job.wrap(build, units="blocks")
     optimizer = job.optimizer(torch.optim.AdamW)
-    passes: list[tuple[int, bool, float, float]] = []
-    number, received, sent = [0], [0.0], [0.0]
+    passes: list[tuple[bool, float, float]] = []
+    units: list[int] = []
+    received, sent = [0.0], [0.0]
     receive, send, forward, backward = Neighbours.receive, Neighbours.send, Stage._forward, Stage._backward
 
     def receiving(self: Neighbours, rank: int) -> torch.Tensor:
@@ -75,10 +80,11 @@ def train(*, out: str, blocks: int, sample_s: float, samples: int) -> None:
 
     def timed(what: Any, *, is_forward: bool) -> Any:
         def run(self: Stage, *arguments: Any) -> Any:
+            units[:] = (self._part.start, self._part.stop)
             began = time.time()
             found = what(self, *arguments)
             ended = sent[0] if sent[0] > began else time.time()  # a backward pass may wait for messages after it
-            passes.append((number[0], is_forward, max(began, received[0]), ended))
+            passes.append((is_forward, max(began, received[0]), ended))
             return found
 
         return run
@@ -86,9 +92,13 @@ def train(*, out: str, blocks: int, sample_s: float, samples: int) -> None:
     Neighbours.receive, Neighbours.send = receiving, sending  # type: ignore[method-assign]  # a deliberate wrapper
     Stage._forward = timed(forward, is_forward=True)  # type: ignore[method-assign]  # a deliberate wrapper
     Stage._backward = timed(backward, is_forward=False)  # type: ignore[method-assign]  # a deliberate wrapper
-    for step in job.steps(text(samples)):
-        number[0] = step.number
-        with step:
-            step.compute(loss_of)
-            step.apply(optimizer)
-    Path(out, f"passes-{os.environ['HETEROTRAIN_WORKER']}.json").write_text(json.dumps(passes))
+    with Path(out, f"passes-{os.environ['HETEROTRAIN_WORKER']}.jsonl").open("w") as log:
+        for step in job.steps(text(samples)):
+            passes.clear()
+            began_s = time.time()
+            with step:
+                step.compute(loss_of)
+                step.apply(optimizer)
+            if step.committed:
+                log.write(json.dumps([step.number, *units, began_s, passes]) + "\n")
+                log.flush()

@@ -1,6 +1,6 @@
 """Network namespaces of one machine, joined by a bridge; one of them can be unplugged like a host that goes silent.
 
-Needs root and ``ip`` of iproute2.
+A token bucket (``tc tbf``) on both ends of a cable can limit its rate. Needs root, and ``ip`` and ``tc`` of iproute2.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def enter(name: str) -> None:
 class Bridge:
     """A bridge with namespaces; all of it is removed at the end."""
 
+    rate: str = ""
+    """Limit of each namespace's cable in both directions, as ``tc`` takes it (``1gbit``); empty for none."""
     names: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -60,6 +62,10 @@ class Bridge:
         for command in (("address", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up")):
             _ip("-n", name, *command)
         _ip("-n", name, "link", "set", "lo", "up")
+        if self.rate:
+            limit = ("root", "tbf", "rate", self.rate, "burst", "256kb", "latency", "50ms")
+            subprocess.run(["tc", "qdisc", "add", "dev", name, *limit], check=True)
+            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", "eth0", *limit], check=True)
         return name, address
 
 

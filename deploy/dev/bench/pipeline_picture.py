@@ -8,50 +8,40 @@ begins and ends.
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
-import urllib.request
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib as mpl
-from heterotrain_core.contract import metrics
 from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.layout.costs import costs_of
-from heterotrain_core.layout.cut import cut, layout_of
-from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
+from heterotrain_core.layout.problem import UnitProfile
 from heterotrain_core.layout.result import Stage
 from heterotrain_core.layout.schedule import passes, share_seconds, timeline
-from prometheus_client.parser import text_string_to_metric_families
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests"))
-from distributed.harness import Operator, Worker, Zygote  # noqa: E402  # after the path is set
-from distributed.test_pipeline_jobs import plan_members  # noqa: E402  # after the path is set
+from paced_pipelines import (
+    ROOT,
+    SCRIPT,
+    Operator,
+    Timed,
+    Worker,
+    Zygote,
+    plan_members,
+    planned,
+    problem_of,
+    profiles,
+    records,
+)
 
 mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  # after the path is set
+from matplotlib import pyplot as plt  # after the backend is set
 
 SPEEDS = {"fast": 4, "middle": 2, "slow": 1}
 BLOCKS, SAMPLE_S = 7, 0.1
 """Blocks of the model, and seconds of a block's forward pass for one sample on the slow device: long, so that other
 programs on this machine hardly count."""
 BATCH, MICRO, STEPS = 16, 2, 4
-LINK = Link(bytes_per_s=1.25e9)
 FORWARD, BACKWARD = "#4c78a8", "#f58518"
 PICTURE = ROOT / "docs" / "pictures" / "pipeline.png"
-
-
-class Timed(NamedTuple):
-    """A pass of a stage, in seconds since the step's begin."""
-
-    stage: int
-    forward: bool
-    start_s: float
-    end_s: float
 
 
 def main() -> None:
@@ -63,14 +53,14 @@ def main() -> None:
         try:
             workers = {
                 name: operator.start(
-                    name, script="distributed.paced_scripts:train", blocks=BLOCKS, sample_s=SAMPLE_S / speed,
+                    name, script=SCRIPT, blocks=BLOCKS, sample_s=SAMPLE_S / speed,
                     samples=BATCH * STEPS,
                 )
                 for name, speed in SPEEDS.items()
             }  # fmt: skip
             operator.until_ready(*workers.values())
             units = profiles(workers)
-            stages = planned(units)
+            stages = planned(problem_of(units, list(SPEEDS), share=BATCH, micro=MICRO))
             order = [workers[stage.kind] for stage in stages]
             plan_members(operator, [(order, tuple(stage.first_unit for stage in stages[1:]), BATCH, MICRO)])
             operator.finish(order)
@@ -81,59 +71,12 @@ def main() -> None:
     draw(units, stages, measured)
 
 
-def profiles(workers: Mapping[str, Worker]) -> tuple[UnitProfile, ...]:
-    """Return what the workers have measured of the units and export, with each worker as a kind of device."""
-    seconds: dict[int, dict[str, dict[int, dict[str, float]]]] = defaultdict(lambda: defaultdict(dict))
-    sizes: dict[int, dict[str, int]] = defaultdict(dict)
-    names: dict[int, str] = {}
-    for worker in workers.values():
-        with urllib.request.urlopen(f"http://127.0.0.1:{worker.metrics_port}/metrics", timeout=10) as reply:
-            text = reply.read().decode()
-        for sample in (each for family in text_string_to_metric_families(text) for each in family.samples):
-            if sample.name == metrics.UNIT_BYTES:
-                unit = int(sample.labels[metrics.LABEL_UNIT])
-                sizes[unit][sample.labels[metrics.LABEL_WHAT]] = int(sample.value)
-                names[unit] = sample.labels[metrics.LABEL_UNIT_NAME]
-            elif sample.name == metrics.UNIT_SECONDS:
-                points = seconds[int(sample.labels[metrics.LABEL_UNIT])][worker.name]
-                both = points.setdefault(int(sample.labels[metrics.LABEL_SAMPLES]), {})
-                both[sample.labels[metrics.LABEL_PHASE]] = sample.value
-    return tuple(
-        UnitProfile(
-            name=names[unit], parameter_bytes=sizes[unit][metrics.WHAT_PARAMETERS],
-            activation_bytes=sizes[unit][metrics.WHAT_ACTIVATIONS], boundary_bytes=sizes[unit][metrics.WHAT_BOUNDARY],
-            seconds={
-                kind: tuple(
-                    UnitSeconds(
-                        micro_batch_samples=size, forward_s=both[metrics.PHASE_FORWARD],
-                        backward_s=both[metrics.PHASE_BACKWARD],
-                    )
-                    for size, both in sorted(points.items())
-                )
-                for kind, points in seconds[unit].items()
-            },
-        )
-        for unit in sorted(names)
-    )  # fmt: skip
-
-
-def planned(units: tuple[UnitProfile, ...]) -> tuple[Stage, ...]:
-    """Return the planner's stages on exactly these devices, with their predicted times."""
-    kinds = tuple(DeviceKind(name=name, count=1, memory_bytes=2**34) for name in SPEEDS)
-    problem = Problem(units=units, kinds=kinds, default_link=LINK, batch_samples=BATCH, micro_batches=(MICRO,))
-    costs = costs_of(problem, MICRO)
-    found = cut(costs, [1] * len(kinds), BATCH // MICRO)
-    if found is None:
-        raise RuntimeError("these devices have room for the model, and the planner found no cut")
-    return layout_of(problem, costs, found.stages).stages
-
-
 def median_step(workers: Sequence[Worker], folder: Path) -> list[Timed]:
     """Return the passes of the step that took the median time."""
     steps: dict[int, list[Timed]] = defaultdict(list)
     for stage, worker in enumerate(workers):
-        for step, forward, start_s, end_s in json.loads((folder / f"passes-{worker.name}.json").read_text()):
-            steps[step].append(Timed(stage, forward, start_s, end_s))
+        for step in records(folder, worker.name):
+            steps[step.number] += [Timed(stage, *each) for each in step.passes]
     begun = [(min(each.start_s for each in found), found) for found in steps.values()]
     moved = [
         [Timed(each.stage, each.forward, each.start_s - start_s, each.end_s - start_s) for each in found]

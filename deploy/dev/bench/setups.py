@@ -25,7 +25,7 @@ from machine import free_port
 SCRIPT = Path(__file__).with_name("trainer_script.py")
 SHARE_SAMPLES = 16
 WORKERS = 3
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Setup(Protocol):
@@ -166,14 +166,9 @@ class Heterotrain:
         namespace, address = self.bridge.add() if self.bridge else ("", "127.0.0.1")
         worker = Process(name, 0, free_port(), free_port(), address, namespace)
         config = TrainingConfig(epochs=10**6, base_batch_samples=self.workers * SHARE_SAMPLES)
-        environ = {
-            env.JOB_UID: "job", env.JOB_NAME: "bench", env.WORKER: name, env.WORKER_UID: name,
-            env.WORKER_ADDRESS: address, env.PEER_PORT: str(worker.peer_port),
-            env.METRICS_PORT: str(worker.metrics_port), env.PLAN_DIR: str(plans), env.CONFIG: encode_config(config),
-            env.TERMINATION_PATH: str(plans / "termination"), "NAME": name, "FOLDER": str(self.folder),
-        }  # fmt: skip
+        environ = environment_of(worker, self.folder, plans, config)
         worker.pid = forked("heterotrain", self.folder, environ, name, namespace=namespace)
-        until(lambda: _is_ready(worker), f"{name} is ready")
+        until(lambda: is_ready(worker), f"{name} is ready")
         self.waiting = worker
 
     def admit(self) -> float:
@@ -209,9 +204,24 @@ class Heterotrain:
             ranks=ranks, global_batch_samples=batch,
         )  # fmt: skip
         for worker in self.members:
-            scratch = self.folder / worker.name / "new"
-            scratch.write_text(encode_plan(plan))
-            scratch.replace(self.folder / worker.name / keys.PLAN_KEY)
+            deliver(plan, self.folder / worker.name)
+
+
+def environment_of(worker: Process, folder: Path, plans: Path, config: TrainingConfig) -> dict[str, str]:
+    """Return what the operator sets in the environment of this trainer's worker, and where it logs its commits."""
+    return {
+        env.JOB_UID: "job", env.JOB_NAME: "bench", env.WORKER: worker.name, env.WORKER_UID: worker.name,
+        env.WORKER_ADDRESS: worker.address, env.PEER_PORT: str(worker.peer_port),
+        env.METRICS_PORT: str(worker.metrics_port), env.PLAN_DIR: str(plans), env.CONFIG: encode_config(config),
+        env.TERMINATION_PATH: str(plans / "termination"), "NAME": worker.name, "FOLDER": str(folder),
+    }  # fmt: skip
+
+
+def deliver(plan: Plan, plans: Path) -> None:
+    """Replace the plan in a worker's folder atomically."""
+    scratch = plans / "new"
+    scratch.write_text(encode_plan(plan))
+    scratch.replace(plans / keys.PLAN_KEY)
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -330,7 +340,8 @@ class Torchft:
         self.members.append(Process(name, started.pid))
 
 
-def _is_ready(worker: Process) -> bool:
+def is_ready(worker: Process) -> bool:
+    """Return whether a worker of this trainer waits for a plan that names it."""
     try:
         place = f"http://{worker.address}:{worker.metrics_port}{keys.READY_PATH}"
         with urllib.request.urlopen(place, timeout=2) as reply:
