@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 from heterotrain.errors import UsageError
 from heterotrain.layouts.local import extent, is_divided, local
 from heterotrain.layouts.unit_wrappers import checkpointed, compiled
+from heterotrain.layouts.usable_memory import return_large_blocks
 from heterotrain.network.gloo.default_group import outlive
 from heterotrain.network.gloo.member_group import MemberGroup
 
@@ -109,6 +110,8 @@ def shard(
         fully_shard,
     )
 
+    if device.type == "cpu" or options.offload:
+        return_large_blocks()
     settings: dict[str, Any] = {
         "mesh": mesh_of(group, device.type),
         "mp_policy": MixedPrecisionPolicy(param_dtype=options.gather_dtype, cast_forward_inputs=False),

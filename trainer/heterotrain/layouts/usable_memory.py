@@ -14,6 +14,12 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 """Where the kernel shows the limit of this container: control groups version 2 and 1."""
 USABLE_PERCENT = 85
 """The allocator's gaps, temporary tensors and buffers of the network take the rest."""
+LARGE_BLOCK_BYTES = 128 << 10
+"""A block of at least this size gets pages of its own: glibc's first value."""
+_M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
+"""Parameters of glibc's ``mallopt``."""
+_MOST_BLOCKS = 65536
+"""Blocks with pages of their own; glibc's default."""
 
 
 def usable_bytes(device: torch.device, *, ranks: int, limits: Sequence[Path] = LIMITS) -> int:
@@ -49,6 +55,19 @@ def leave_out_what_is_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def return_large_blocks() -> None:
+    """Let glibc return large blocks of memory to the host as soon as they are freed, in this process from now on.
+
+    By default it keeps freed blocks of up to 32 MiB, and the trainer's image lets it keep all. Gathered units then
+    leave holes between tensors that stay, and a rank of a divided model may need more memory than with the whole model.
+    The price is that the kernel clears the pages of each new block.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other libraries have none
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, _MOST_BLOCKS)
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)  # also ends its adaptation to what is freed
 
 
 def give_back(device: torch.device) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from heterotrain.layouts import usable_memory
-from heterotrain.layouts.usable_memory import give_back, leave_out_what_is_loaded, usable_bytes
+from heterotrain.layouts.usable_memory import give_back, leave_out_what_is_loaded, return_large_blocks, usable_bytes
 
 CPU = torch.device("cpu")
 
@@ -57,3 +57,17 @@ def test_what_is_loaded_costs_later_collections_nothing_and_later_parts_are_give
     finally:
         gc.unfreeze()
     assert any(found is before for found in gc.get_objects())
+
+
+def test_large_blocks_between_others_go_back_to_the_host_when_they_are_freed() -> None:
+    """glibc alone would keep the holes: the first freed block raises the size up to which it does."""
+    return_large_blocks()
+    del _blocks(1)[:]
+    blocks = _blocks(32)
+    full = usable_memory._own_bytes()
+    del blocks[::2]
+    assert full - usable_memory._own_bytes() > 14 * (4 << 20)
+
+
+def _blocks(count: int) -> list[torch.Tensor]:
+    return [torch.ones(1 << 20) for _ in range(count)]
