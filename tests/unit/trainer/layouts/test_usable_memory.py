@@ -60,7 +60,7 @@ def test_what_is_loaded_costs_later_collections_nothing_and_later_parts_are_give
 
 
 def test_large_blocks_between_others_go_back_to_the_host_when_they_are_freed() -> None:
-    """glibc alone would keep the holes: the first freed block raises the size up to which it does."""
+    """By default glibc keeps the holes: the first freed block raises the size up to which it does."""
     return_large_blocks()
     del _blocks(1)[:]
     blocks = _blocks(32)
