@@ -79,6 +79,8 @@ class ProfileMember(Part):
     """Largest micro-batch; a larger share is accumulated over several of nearly equal size."""
     granularity: _AtLeastOne = 1
     """Shares are multiples of it."""
+    variation: Fraction | None = None
+    """Standard deviation of the member's own time of a step, relative to its mean; absent, its noise is left out."""
     price_per_hour: Price | None = None
     """Price of one member for an hour, in any currency."""
 

@@ -65,7 +65,8 @@ def profile(
 ) -> tuple[dict[str, Any] | None, str]:
     """Return the profile that ``heterotrain forecast`` reads, and how well it is known; ``None`` if it is unknown.
 
-    The times of a worker come from steps of one worker alone: on a shared machine, several slow each other down.
+    Times and variation of a worker come from steps of one worker alone: on a shared machine, several slow each other
+    down.
 
     Args:
         name: of the member; in a forecast of a job, the name of a pool.
@@ -78,6 +79,7 @@ def profile(
     if model.compute is None or model.quality is FitQuality.DEGENERATE:
         return None, model.reason
     c = model.compute
+    spread = any(each.compute is not None and each.compute.variance is not None for each in everything)
     fitted = [(workers, fit_exchange(list(found)).communication) for workers, found in together]
     exchanges = [(workers, found) for workers, found in fitted if found is not None]
     member = {
@@ -87,7 +89,7 @@ def profile(
         "fixedSeconds": c.fixed_s + c.update_s,
         "backwardPerSampleSeconds": c.backward_per_sample_s,
         "backwardFixedSeconds": c.backward_fixed_s,
-    }
+    } | ({"variation": min(1.0, round(model.variation, 4))} if spread else {})
     communication: dict[str, Any] = {}
     if exchanges:
         largest, exchange = exchanges[-1]

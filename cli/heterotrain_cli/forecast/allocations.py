@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.contract.plan import Binding, ComputeTime
+from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
 from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly
+from heterotrain_core.split.expected import ExpectedSplit, balance_expected, expected_step_s
 from heterotrain_core.split.member import SplitMember, TableTime
 
 from heterotrain_cli.forecast.batch import with_name
@@ -25,6 +26,8 @@ from heterotrain_cli.profile import EXCHANGES_OF_A_PROFILE
 
 MAX_CANDIDATES = 2000
 """Most allocations to compare; beyond it, fewer counts of each pool are tried."""
+MOST_AWARE_RANKS = 4096
+"""Ranks of all alternatives together up to which their shares take noise into account; each takes milliseconds."""
 _HOUR_S = 3600.0
 _EQUAL_SPEED = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
@@ -39,6 +42,7 @@ class PoolForecast:
         samples: smallest and largest share of a rank.
         micro_batches: largest number of micro-batches of a rank.
         part: the pool's part of the global batch.
+        variation: of a rank's own time of a step; ``None`` where its noise is left out.
         bindings: binding limits of its ranks, the most frequent first.
         price_per_hour: of all its workers, ``None`` if unknown.
     """
@@ -49,6 +53,7 @@ class PoolForecast:
     samples: tuple[int, int]
     micro_batches: int
     part: float
+    variation: float | None
     bindings: tuple[tuple[Binding, int], ...]
     price_per_hour: float | None
 
@@ -59,8 +64,11 @@ class AllocationForecast:
 
     Attributes:
         allocation: workers of each pool.
-        step_s, samples_per_s, efficiency: as in ``Split``.
-        even_step_s: step time with even shares; ``None`` if they do not fit.
+        step_s: mean seconds of a step, with the noise of all ranks whose variation is known.
+        quiet_step_s: the same with the same shares and without noise.
+        samples_per_s: batch / ``step_s``.
+        efficiency: ``samples_per_s`` over the sum of solo rates.
+        even_step_s: mean seconds of a step with even shares, noise included; ``None`` if they do not fit.
         price_per_hour: of all workers, ``None`` if a price is missing.
         cost_per_million: price of a million samples, ``None`` likewise.
         pools: those with workers, in the job's order.
@@ -69,6 +77,7 @@ class AllocationForecast:
 
     allocation: Allocation
     step_s: float
+    quiet_step_s: float
     samples_per_s: float
     efficiency: float
     even_step_s: float | None
@@ -115,42 +124,64 @@ def forecast_job(job: Job, exchange: MeasuredExchange) -> JobForecast:
         exchange = exchange.measured_among(ranks, across=across, steps=EXCHANGES_OF_A_PROFILE)
     first = forecast_allocation(job, allocation, exchange)
     candidates, complete = _candidates(job)
-    others = [forecast_allocation(job, other, exchange) for other in candidates]
     return JobForecast(
         feasible=not isinstance(first, Infeasible),
         reason=first.reason,
         preferred=None if isinstance(first, Infeasible) else first,
-        alternatives=pareto_front([other for other in others if isinstance(other, AllocationForecast)]),
+        alternatives=_alternatives(job, candidates, exchange),
         compared=len(candidates),
         complete=complete,
     )
 
 
+def _alternatives(
+    job: Job, candidates: Sequence[Allocation], exchange: MeasuredExchange
+) -> tuple[AllocationForecast, ...]:
+    """Return the Pareto front of the candidates.
+
+    Where variations differ, candidates are compared with balanced shares, because shares that take noise into account
+    take far longer to find. Those of the front then get them, unless that would take too long.
+    """
+    found = [forecast_allocation(job, other, exchange, aware=False) for other in candidates]
+    front = pareto_front([other for other in found if isinstance(other, AllocationForecast)])
+    ranks = sum(len(ranks_of(job, other.allocation)) for other in front)
+    if job.even or len({pool.variation or 0.0 for pool in job.pools}) == 1 or ranks > MOST_AWARE_RANKS:
+        return front
+    again = [forecast_allocation(job, other.allocation, exchange) for other in front]
+    return pareto_front([other for other in again if isinstance(other, AllocationForecast)])
+
+
 def forecast_allocation(
-    job: Job, allocation: Allocation, exchange: MeasuredExchange
+    job: Job, allocation: Allocation, exchange: MeasuredExchange, *, aware: bool = True
 ) -> AllocationForecast | Infeasible:
-    """Return the forecast of an allocation with the job's batch."""
+    """Return the forecast of an allocation with the job's batch.
+
+    Args:
+        job: with the known speeds and variations.
+        allocation: workers of each pool.
+        exchange: as measured.
+        aware: whether shares are those of the least expected step, as the operator's; otherwise they are balanced.
+    """
     ranks = ranks_of(job, allocation)
     members = [member for _, member in ranks]
+    variations = [job.pools[index].variation or 0.0 for index, _ in ranks]
     communication = exchange.among(len(members), across=sum(allocation.workers) > 1)
     even: Split | Infeasible = Infeasible(reason="no rank")
     if members:
         even = evaluate(evenly(job.batch_samples, len(members)), members, communication=communication)
-    split = balance(job.batch_samples, members, communication=communication)
-    if job.even and isinstance(split, Split):
-        # As in the operator: evenly, within the limits.
-        alike = balance(job.batch_samples, [_equal_speed(member) for member in members])
-        split = alike if isinstance(alike, Infeasible) else evaluate(alike.shares, members, communication=communication)
+    split = _split(job, members, variations, communication, aware=aware)
     if isinstance(split, Infeasible):
         return replace(split, reason=with_name(split.reason, [job.pools[index].name for index, _ in ranks]))
     per_hour = price_per_hour(job, allocation)
-    rate = job.batch_samples / split.step_s
+    step_s = expected_step_s(split, variations)
+    rate = job.batch_samples / step_s
     return AllocationForecast(
         allocation=allocation,
-        step_s=split.step_s,
+        step_s=step_s,
+        quiet_step_s=split.step_s,
         samples_per_s=rate,
-        efficiency=split.efficiency,
-        even_step_s=even.step_s if isinstance(even, Split) else None,
+        efficiency=rate / split.solo_samples_per_s,
+        even_step_s=expected_step_s(even, variations) if isinstance(even, Split) else None,
         price_per_hour=per_hour,
         cost_per_million=None if per_hour is None else per_hour * 1e6 / rate / _HOUR_S,
         pools=tuple(
@@ -160,6 +191,26 @@ def forecast_allocation(
         ),
         reason="even shares, because rebalance.boundary is Never" if job.even else split.reason,
     )
+
+
+def _split(
+    job: Job,
+    members: Sequence[SplitMember],
+    variations: Sequence[float],
+    communication: CommunicationTime,
+    *,
+    aware: bool,
+) -> Split | Infeasible:
+    """Return the shares as the operator would choose them; balanced ones unless ``aware``."""
+    if not job.even and aware and members:
+        found = balance_expected(job.batch_samples, members, variations, communication=communication)
+        return found.split if isinstance(found, ExpectedSplit) else found
+    split = balance(job.batch_samples, members, communication=communication)
+    if isinstance(split, Infeasible) or not job.even:
+        return split
+    # As in the operator: evenly, within the limits.
+    alike = balance(job.batch_samples, [_equal_speed(member) for member in members])
+    return alike if isinstance(alike, Infeasible) else evaluate(alike.shares, members, communication=communication)
 
 
 def _equal_speed(member: SplitMember) -> SplitMember:
@@ -183,6 +234,7 @@ def _pool(pool: Pool, workers: int, own: Sequence[int], split: Split, batch_samp
         samples=(min(shares), max(shares)),
         micro_batches=max(split.micro_batches[i] for i in own),
         part=sum(shares) / batch_samples,
+        variation=pool.variation,
         bindings=tuple(sorted(counts.items(), key=lambda item: -item[1])),
         price_per_hour=None if pool.price_per_hour is None else pool.price_per_hour * workers,
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from heterotrain_core.contract.plan import Binding
-from heterotrain_core.split.balance import Infeasible, balance
+from heterotrain_core.split.balance import Infeasible
+from heterotrain_core.split.expected import balance_expected
 
 from heterotrain_cli.profile import Profile
 
@@ -30,7 +31,8 @@ class BatchForecast:
     Attributes:
         feasible: whether the batch can be divided at all.
         reason: one sentence.
-        step_s: predicted seconds of a step.
+        step_s: predicted mean seconds of a step, with the noise of all members whose variation is known.
+        quiet_step_s: the same without noise.
         samples_per_s: batch / step_s.
         efficiency: samples_per_s over the sum of solo rates; a solo rate is a share / its own compute time.
         members: one entry for each single member, in the profile's order.
@@ -39,6 +41,7 @@ class BatchForecast:
     feasible: bool
     reason: str
     step_s: float | None = None
+    quiet_step_s: float | None = None
     samples_per_s: float | None = None
     efficiency: float | None = None
     members: tuple[MemberForecast, ...] = ()
@@ -48,16 +51,19 @@ def forecast_batch(profile: Profile, batch_samples: int) -> BatchForecast:
     """Return the forecast for a global batch of at least 1 sample."""
     names = [member.name for member in profile.members for _ in range(member.count)]
     curves = [member.curve for member in profile.members for _ in range(member.count)]
-    split = balance(batch_samples, curves, communication=profile.communication)
-    if isinstance(split, Infeasible):
-        return BatchForecast(feasible=False, reason=with_name(split.reason, names))
+    variations = [member.variation or 0.0 for member in profile.members for _ in range(member.count)]
+    found = balance_expected(batch_samples, curves, variations, communication=profile.communication)
+    if isinstance(found, Infeasible):
+        return BatchForecast(feasible=False, reason=with_name(found.reason, names))
+    split, rate = found.split, batch_samples / found.expected_s
     rows = zip(names, split.shares, split.micro_batches, split.bindings, strict=True)
     return BatchForecast(
         feasible=True,
         reason=split.reason,
-        step_s=split.step_s,
-        samples_per_s=batch_samples / split.step_s,
-        efficiency=split.efficiency,
+        step_s=found.expected_s,
+        quiet_step_s=split.step_s,
+        samples_per_s=rate,
+        efficiency=rate / split.solo_samples_per_s,
         members=tuple(
             MemberForecast(name=name, samples=samples, micro_batches=micro, binding=binding)
             for name, samples, micro, binding in rows
@@ -71,6 +77,7 @@ def as_document(found: BatchForecast) -> dict[str, Any]:
         "feasible": found.feasible,
         "reason": found.reason,
         "stepSeconds": found.step_s,
+        "stepSecondsWithoutNoise": found.quiet_step_s,
         "samplesPerSecond": found.samples_per_s,
         "efficiency": found.efficiency,
         "members": [

@@ -10,6 +10,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Member, Plan
 from heterotrain_core.perf.exchange_sizes import MeasuredExchange
+from heterotrain_core.perf.expected_maximum import common_variation
 from heterotrain_core.perf.model import compute_s
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.status import InternalStatus
@@ -80,18 +81,20 @@ def running_job(cluster: Cluster, name: str, body: Mapping[str, Any]) -> Running
 def with_measured_speeds(job: Job, found: RunningJob) -> Job:
     """Return the job with measured speeds: each pool has the speed of its median rank in the plan, the slower of two.
 
-    A pool without workers has the speed of its last ones.
+    A pool without workers has the speed of its last ones. All ranks have the variation that explains the plan's ceiling
+    of efficiency, as in the operator's allocation.
 
     Raises:
         InputError: no pool has a measured speed yet.
     """
     plan = found.plan
+    variation = _variation(plan)
     pools = []
     for pool in job.pools:
         rank = _median_rank(pool.name, plan.members, job.batch_samples)
         if rank is None and pool.name in found.speeds:
             rank = SplitMember(compute=found.speeds[pool.name])
-        pools.append(replace(pool, rank=rank))
+        pools.append(replace(pool, rank=rank, variation=variation))
     if all(pool.rank is None for pool in pools):
         raise InputError(f"job {job.name} has not learned any speed yet: wait for its first epoch, or use --profile")
     return replace(job, pools=tuple(pools))
@@ -108,6 +111,14 @@ def exchange(found: RunningJob) -> MeasuredExchange:
         members=len(plan.members),
         seen=found.exchange.seen if plan.communication is not None else (),
     )
+
+
+def _variation(plan: Plan) -> float | None:
+    """Return the common variation of the plan's members; ``None`` while it is unknown, or for a single member."""
+    if plan.prediction is None or len(plan.members) < 2:  # noqa: PLR2004  # one member waits for no other
+        return None
+    # Members that vary by more than their mean are a measurement of something else.
+    return min(1.0, common_variation(plan.prediction.efficiency_ceiling, len(plan.members)))
 
 
 def _median_rank(pool: str, members: Sequence[Member], batch_samples: int) -> SplitMember | None:

@@ -33,6 +33,7 @@ class Pool:
         price_per_hour: of one worker; ``None`` when not stated.
         micro_batch_samples: largest micro-batch of a rank by the job; ``None`` when not stated.
         rank: time and limits of one rank; ``None`` while its speed is unknown.
+        variation: standard deviation of a rank's own time of a step, relative to its mean; ``None`` while unknown.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Pool:
     price_per_hour: float | None
     micro_batch_samples: int | None = None
     rank: SplitMember | None = None
+    variation: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ def with_profile(job: Job, profile: Profile, *, where: str) -> Job:
                 price = member.price_per_hour * pool.ranks
             caps = [cap for cap in (pool.micro_batch_samples, member.curve.micro_cap_samples) if cap is not None]
             rank = replace(member.curve, micro_cap_samples=min(caps, default=None))
-            pools.append(replace(pool, rank=rank, price_per_hour=price))
+            pools.append(replace(pool, rank=rank, price_per_hour=price, variation=member.variation))
         else:
             pools.append(pool)
     return replace(job, pools=tuple(pools))

@@ -16,7 +16,7 @@ from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.allocations import AllocationForecast, JobForecast, PoolForecast, forecast_job
 from heterotrain_cli.forecast.cluster import RunningJob, exchange, read_running_job, with_measured_speeds
 from heterotrain_cli.forecast.job import Job, job_of, read_job, with_profile
-from heterotrain_cli.forecast.tables import headline, plain_table, say
+from heterotrain_cli.forecast.tables import headline, noise_line, plain_table, say
 from heterotrain_cli.profile import Profile
 
 _SHOWN_ALTERNATIVES = 8
@@ -67,6 +67,7 @@ class JobReport:
     def _figures(self, outcome: AllocationForecast) -> dict[str, Any]:
         return {
             "stepSeconds": outcome.step_s,
+            "stepSecondsWithoutNoise": outcome.quiet_step_s,
             "samplesPerSecond": outcome.samples_per_s,
             "efficiency": outcome.efficiency,
             "evenStepSeconds": outcome.even_step_s,
@@ -84,6 +85,7 @@ class JobReport:
                     "samplesPerRank": list(pool.samples),
                     "microBatches": pool.micro_batches,
                     "partOfBatch": pool.part,
+                    "variation": pool.variation,
                     "bindings": {binding.value: count for binding, count in pool.bindings},
                     "pricePerHour": pool.price_per_hour,
                 }
@@ -104,6 +106,7 @@ class JobReport:
         else:
             figures = headline(self.job.batch_samples, outcome.step_s, outcome.samples_per_s, outcome.efficiency)
             say(console, f"{self.job.name}: {figures}")
+            say(console, noise_line(outcome.step_s, outcome.quiet_step_s, [pool.variation for pool in outcome.pools]))
             self._show_pools(console, outcome)
             self._show_comparison(console, outcome)
         if unknown := [pool.name for pool in self.job.pools if pool.rank is None]:

@@ -19,6 +19,8 @@ def show_batch(console: Console, profile: Profile, batch_samples: int, found: Ba
         say(console, f"not possible: {found.reason}")
         return
     say(console, headline(batch_samples, found.step_s, found.samples_per_s, found.efficiency))
+    variations = [entry.variation for entry in profile.members]
+    say(console, noise_line(found.step_s, found.quiet_step_s or found.step_s, variations))
     table = plain_table("member")
     for heading in ("count", "samples each", "micro-batches"):
         table.add_column(heading, justify="right")
@@ -56,6 +58,23 @@ def headline(batch_samples: int, step_s: float, samples_per_s: float, efficiency
         f"{batch_samples} samples a step: {step_s:.4g} s, {samples_per_s:.4g} samples/s, "
         f"efficiency {efficiency:.3f} of the sum of solo rates"
     )
+
+
+def noise_line(step_s: float, quiet_step_s: float, variations: Sequence[float | None]) -> str:
+    """Return in one line what noise adds to the step.
+
+    Args:
+        step_s: mean seconds of a step, with the known noise.
+        quiet_step_s: the same without noise.
+        variations: of ranks or pools; ``None`` where unknown.
+    """
+    known = [each for each in variations if each is not None]
+    if not known:
+        return "without noise: how much steps vary is not known, so they take somewhat longer"
+    low, high = min(known), max(known)
+    vary = f"{low:.1%}" if low == high else f"{low:.1%} to {high:.1%}"
+    rest = "" if len(known) == len(variations) else "; the noise of others is not known and left out"
+    return f"steps of single ranks vary by {vary}, which makes a step {step_s / quiet_step_s - 1:.1%} longer{rest}"
 
 
 def bindings(members: Sequence[MemberForecast]) -> str:

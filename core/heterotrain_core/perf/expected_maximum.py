@@ -212,3 +212,16 @@ def balanced_ceiling(variations: Sequence[float]) -> float:
         variations: standard deviation of each member's compute seconds relative to their mean, at least one.
     """
     return 1.0 / max(1.0, expected_maximum([1.0] * len(variations), variations))
+
+
+def common_variation(ceiling: float, members: int) -> float:
+    """Return the variation with which so many equal members have this balanced ceiling; 0 for a single member.
+
+    The expected maximum is linear in the common variation.
+
+    Args:
+        ceiling: expected efficiency in (0, 1].
+        members: at least one.
+    """
+    per_unit = expected_maximum([1.0] * members, [1.0] * members) - 1.0 if members > 1 else 0.0
+    return max(0.0, (1.0 / ceiling - 1.0) / per_unit) if ceiling > 0 and per_unit > 0 else 0.0

@@ -62,6 +62,7 @@ def test_the_profile_predicts_the_step_that_was_measured(tmp_path: Path) -> None
     found, _ = profile("a100", solo, [(2, together[:2]), (4, together)])
     assert found is not None
     assert found["members"][0]["count"] == 4
+    assert found["members"][0]["variation"] == pytest.approx(0.01, rel=0.05)
     assert found["communication"]["gamma"] == pytest.approx(GAMMA)
     others = [{"ranks": 2, "seconds": pytest.approx(OVERLAPPED_S + LAST_S), "oneWorker": True}]
     assert (found["communication"]["ranks"], found["communication"]["otherSizes"]) == (4, others)

@@ -11,7 +11,7 @@ from heterotrain_core.contract.plan import Member, Plan, Rank
 from heterotrain_core.layout.rates import LayoutRates
 from heterotrain_core.perf.exchange import LEAST_EXCHANGES
 from heterotrain_core.perf.exchange_sizes import ExchangeSeen, with_seen
-from heterotrain_core.perf.expected_maximum import expected_maximum
+from heterotrain_core.perf.expected_maximum import common_variation
 from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.pools import WorkerPool
@@ -216,7 +216,8 @@ def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemet
         )
         throughput = replace(throughput, exchange_seen=with_seen(throughput.exchange_seen, seen))
     if plan.prediction is not None and len(plan.members) > 1:
-        throughput = replace(throughput, variation=_variation(plan.prediction.efficiency_ceiling, len(plan.members)))
+        variation = common_variation(plan.prediction.efficiency_ceiling, len(plan.members))
+        throughput = replace(throughput, variation=variation)
     sustained = telemetry.rates.sustained
     if plan.prediction is not None and sustained is not None and sustained.generation == plan.generation:
         pace = sustained.samples_per_s * plan.prediction.step_s / plan.global_batch_samples
@@ -229,12 +230,3 @@ def _micro_cap(member: Member, ranks: Sequence[Rank], telemetry: Telemetry) -> i
     learned = [g.micro_batch_cap_samples for g in found if g is not None and g.micro_batch_cap_samples is not None]
     caps = [member.micro_batch_samples or None, *(cap * member.layout.shards for cap in learned)]
     return min((cap for cap in caps if cap is not None), default=None)
-
-
-def _variation(ceiling: float, members: int) -> float:
-    """Return the variation with which so many equal members have this efficiency ceiling.
-
-    The expected maximum is linear in the common variation.
-    """
-    per_unit = expected_maximum([1.0] * members, [1.0] * members) - 1.0
-    return max(0.0, (1.0 / ceiling - 1.0) / per_unit) if ceiling > 0 and per_unit > 0 else 0.0
