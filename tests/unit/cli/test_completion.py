@@ -100,7 +100,7 @@ def test_the_wait_for_names_is_short(stub: ApiStub, monkeypatch: pytest.MonkeyPa
     asked = list[dict[str, Any]]()
     real = names.Cluster
 
-    class Watched(real):  # type: ignore[misc, valid-type]  # a class of the module
+    class Watched(real):  # type: ignore[misc,valid-type]  # a class of the module
         def __init__(self, target: Any, **limits: Any) -> None:
             asked.append(limits)
             super().__init__(target, **{**limits, "timeout_s": 0.05})

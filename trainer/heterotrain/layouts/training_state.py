@@ -39,7 +39,7 @@ def state_ratio(
                 for parameter, state in optimizer.state.items():
                     tensors = [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
                     sizes[id(parameter)] = sum(value.nbytes for value in tensors)
-        except Exception:  # any code of the script's optimizer  # noqa: BLE001
+        except Exception:  # noqa: BLE001  # any code of the script's optimizer
             return None
     ratios = []
     for unit in units:
