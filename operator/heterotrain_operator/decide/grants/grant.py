@@ -17,6 +17,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 
 STATED_FOR_S = 600.0
 """Seconds after which a smaller distance is stated: distances come and go with new measurements."""
+_DISTANCE = "allocation: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,11 @@ class StatedDistance(NamedTuple):
 
     distance: Distance
     seen_s: float
+
+
+def reason_in(message: str) -> str:
+    """Return the reason in a grant's message, without the distance."""
+    return "" if message.startswith(_DISTANCE) else message.partition(f"; {_DISTANCE}")[0]
 
 
 def restated(before: StatedDistance | None, now: Distance, *, now_s: float) -> StatedDistance:
@@ -112,7 +118,7 @@ class JobGrant:
     @property
     def message(self) -> str:
         """The reason, and how far the allocation may be from the best one."""
-        distance = "" if self.distance is None else f"allocation: {self.distance.distance.text}"
+        distance = "" if self.distance is None else f"{_DISTANCE}{self.distance.distance.text}"
         return "; ".join(filter(None, (self.reason, distance)))
 
     @property

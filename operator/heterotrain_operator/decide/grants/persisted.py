@@ -23,7 +23,7 @@ from heterotrain_operator.api.status import (
 )
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
-from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel
+from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel, reason_in
 
 
 def speed_of(pool: InternalPool, plan: Plan | None) -> PoolSpeed | None:
@@ -97,7 +97,7 @@ def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
     placed = {pool.name: pool.placed for pool in status.pools}
     return JobGrant(
         undecided=True,
-        reason=limited.message if limited is not None else "",
+        reason=reason_in(limited.message) if limited is not None else "",
         exhausted={
             pool.name: Exhausted(seconds(pool.exhausted_since), placed.get(pool.name, 0))
             for pool in pools

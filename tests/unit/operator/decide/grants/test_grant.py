@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 from heterotrain_core.allocate.distance import Distance
-from heterotrain_operator.decide.grants.grant import STATED_FOR_S, JobGrant, StatedDistance, restated
+from heterotrain_operator.decide.grants.grant import STATED_FOR_S, JobGrant, StatedDistance, reason_in, restated
 
 
 def statements(distances: Iterable[Distance], *, every_s: float) -> list[StatedDistance]:
@@ -68,3 +68,13 @@ def test_a_status_states_one_digit_rounded_up(gain: float, words: str) -> None:
 def test_a_grant_without_an_allocation_states_no_distance() -> None:
     assert JobGrant(reason="waits").message == "waits"
     assert JobGrant().message == ""
+
+
+@pytest.mark.parametrize("reason", ["", "2 v100: no other job wants more"])
+def test_the_reason_is_found_again_in_the_message(reason: str) -> None:
+    """A restarted operator reads it from the status, and would otherwise write each status again."""
+    distance = StatedDistance(Distance(gain=0.0, proved=True), 0.0)
+    grant = JobGrant(reason=reason, distance=distance)
+    assert grant.message != reason
+    assert reason_in(grant.message) == reason
+    assert reason_in(reason) == reason
