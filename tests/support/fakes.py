@@ -105,7 +105,9 @@ class FakeKube:
             raise Conflict(f"{name} has changed")
         for part in ("annotations", "labels"):
             if given.get(part):
-                known["metadata"].setdefault(part, {}).update(given[part])
+                merge(known["metadata"].setdefault(part, {}), given[part])
+        if "finalizers" in given:
+            known["metadata"]["finalizers"] = given["finalizers"]
         if subresource:
             known.setdefault(subresource, {})
             merge(known[subresource], patch[subresource])

@@ -35,6 +35,10 @@ _REQUEST_CHARS = 16
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 AVOIDS_ANNOTATION = f"{keys.GROUP}/avoids"
+QUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+QUEUE_FINALIZER = "kueue.x-k8s.io/managed"
+QUEUE_SERVING = "kueue.x-k8s.io/pod-group-serving"
+QUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 """Nodes that the operator has excluded for a pod, because they were held down; separated by commas."""
 LATEST_S = 253_402_300_799.0
 """The end of year 9999: later times can't be written as RFC 3339."""
@@ -186,6 +190,9 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         gated=scheduled.get("status") == "False" and scheduled.get("reason") == "SchedulingGated",
         gates=tuple(str(gate.get("name") or "") for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]),
         avoids=tuple(filter(None, annotations.get(AVOIDS_ANNOTATION, "")[:MOST_AVOIDS].split(","))),
+        queue_group=str(labels.get(QUEUE_GROUP) or ""),
+        queue_held=QUEUE_FINALIZER in (metadata.get("finalizers") or ()),
+        queue_final=annotations.get(QUEUE_RETRIABLE) == "false",
         creating=_creating(spec, status, annotations),
         refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
         unschedulable=refused.get("message") or refused.get("reason") or "",

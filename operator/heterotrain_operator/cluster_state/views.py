@@ -86,6 +86,9 @@ class PodView:
         refused: the kubelet's reason and message for a pod that it refused to run.
         image: of its training container.
         avoids: nodes that the operator has excluded for the pod.
+        queue_group: name of its pod group in Kueue; empty without one.
+        queue_held: whether Kueue's finalizer keeps it.
+        queue_final: whether its group in Kueue ends once no member runs.
         unschedulable: the scheduler's message if it found no node; empty otherwise.
         scheduled_s: when the scheduler gave it a node; 0 without one.
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
@@ -125,6 +128,9 @@ class PodView:
     start_problem: str = ""
     refused: str = ""
     avoids: tuple[str, ...] = ()
+    queue_group: str = ""
+    queue_held: bool = False
+    queue_final: bool = False
     image: str = ""
     unschedulable: str = ""
     unschedulable_since_s: float = 0.0

@@ -29,6 +29,7 @@ from heterotrain_operator.decide.objects.objects import (
 )
 from heterotrain_operator.decide.objects.pod_group import build_pod_group
 from heterotrain_operator.decide.objects.pods import build_pod, is_encrypted
+from heterotrain_operator.decide.objects.queue_group import held_by_queue, of_ended_groups, places_of
 from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
 from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.plan_delivery import pods_to_touch
@@ -57,7 +58,8 @@ def decide(inputs: JobInputs) -> Decision:
     job = inputs.job
     # 1. Leave alone what is not this operator's to decide.
     if job.deleting:
-        return Decision(reason="the job is being deleted")
+        unhold = held_by_queue([pod for pod in inputs.pods if pod.owner_uid == job.uid])
+        return Decision(reason="the job is being deleted", unhold=unhold)
     if job.spec is not None and not managed_by_us(job.spec):
         return Decision(reason="another controller manages the job")
     # 2. Derive the workers' states, the plan in force, the failures and the stage of the job's life.
@@ -71,7 +73,9 @@ def decide(inputs: JobInputs) -> Decision:
     # 4. Pods on lost nodes may be kept by nobody's confirmation, whatever the stage of the job's life.
     force, force_s = to_force(derived.workers, after_s=inputs.force_delete_s, now_s=inputs.now_s)
     again_s = _soonest(decision.again_s, force_s)
-    return replace(decision, force=force, again_s=again_s, faults=tuple(faults.found))
+    # 5. Likewise, Kueue keeps deleted pods of a group until they are replaced.
+    unhold = held_by_queue([worker.pod for worker in derived.workers], force)
+    return replace(decision, force=force, unhold=unhold, again_s=again_s, faults=tuple(faults.found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +153,10 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     )
     may_create = inputs.acceptance.known and inputs.acceptance.ok and not delay_s and plan is not None
     creating = replicas.create if may_create and not inputs.keep_pods else ()
+    places = places_of(job, spec, workers)
+    if places is not None and len(replicas.create) > places.free:
+        creating = creating[: places.free]
+        replicas = replace(replicas, reason="; ".join(filter(None, (replicas.reason, places.reason))))
     if inputs.refusal:
         creating = creating[:1]  # a single pod shows whether the quota or the policy still refuses
     indices = next_indices(inputs.pods, len(creating), taken=inputs.taken_indices)
@@ -156,7 +164,14 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     # Ranks with a secret and ranks without one refuse each other: a job that an older operator began goes on without.
     with_secret = all(worker.pod.has_secret for worker in workers if not worker.ended)
     create = tuple(
-        build_pod(job, pool, index, plan_version=version, avoid=avoid.get(pool.name, ()), with_secret=with_secret)
+        build_pod(
+            job,
+            pool,
+            index,
+            plan_version=version,
+            avoid=avoid.get(pool.name, ()),
+            with_secret=with_secret,
+        )
         for pool, index in zip(creating, indices, strict=True)
     )
 
@@ -269,6 +284,7 @@ def _decide_inactive(inputs: JobInputs, derived: DerivedState, faults: Faults) -
             if is_deleted(worker, life.stage, policy) and not worker.pod.deleting
         ),
         release=_released(job, life.stage),
+        end_groups=of_ended_groups([w.pod for w in derived.workers]) if life.stage in ENDED_STAGES else (),
         delete_job=expired,
         events=_events(context, status, removed=(), new_plan=None),
         again_s=_soonest(life.again_s, expires_s),

@@ -23,7 +23,14 @@ import structlog
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
-from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_object, parse_pod
+from heterotrain_operator.cluster_state.parse import (
+    QUEUE_FINALIZER,
+    QUEUE_RETRIABLE,
+    QUEUE_SERVING,
+    parse_job,
+    parse_plan_object,
+    parse_pod,
+)
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.decision import Decision
@@ -133,7 +140,10 @@ class Actor:
         # 4. Update the status, then remove pods.
         wait_s = await self.write_status(job, decision.status, memory)
         removals = [partial(self._remove, pod) for pod in decision.remove]
-        await self._try("removals", memory, [*removals, *(partial(self._force, pod) for pod in decision.force)])
+        removals += [partial(self._force, pod) for pod in decision.force]
+        removals += [partial(self._unhold, pod) for pod in decision.unhold]
+        removals += [partial(self._end_group, pod) for pod in decision.end_groups]
+        await self._try("removals", memory, removals)
         # 5. Hand Events over, and delete an expired job.
         events = [*([workers_created(created)] if created else []), *decision.events]
         for event in events:
@@ -354,6 +364,14 @@ class Actor:
             self._store.jobs.put(parse_job(answer, known))
         return None
 
+    async def unhold(self, pods: Sequence[PodView]) -> None:
+        """Remove Kueue's finalizer from deleted pods of a group whose job is gone.
+
+        Raises:
+            KubeError: a call failed.
+        """
+        await asyncio.gather(*(self._unhold(pod) for pod in pods))
+
     async def _remove(self, pod: PodView) -> None:
         try:
             await self._kube.delete(PODS, pod.key.namespace, pod.name, uid=pod.uid)
@@ -367,6 +385,21 @@ class Actor:
         except (NotFound, Conflict):
             return
         log.warning("deletion forced", pod=pod.name, namespace=pod.key.namespace, node=pod.node)
+
+    async def _unhold(self, pod: PodView) -> None:
+        """Remove Kueue's finalizer from a deleted pod; other finalizers stay."""
+        with suppress(NotFound, Conflict):  # it is gone, or has changed and comes again
+            found = await self._kube.get(PODS, pod.key.namespace, pod.name)
+            metadata = found["metadata"]
+            others = [each for each in metadata.get("finalizers") or () if each != QUEUE_FINALIZER]
+            guard = {"uid": pod.uid, "resourceVersion": metadata["resourceVersion"]}
+            await self._kube.merge(PODS, pod.key.namespace, pod.name, {"metadata": {**guard, "finalizers": others}})
+
+    async def _end_group(self, pod: PodView) -> None:
+        """Tell Kueue that no member of a pod's group will be replaced."""
+        patch = {"metadata": {"uid": pod.uid, "annotations": {QUEUE_SERVING: None, QUEUE_RETRIABLE: "false"}}}
+        with suppress(NotFound, Conflict):
+            await self._kube.merge(PODS, pod.key.namespace, pod.name, patch)
 
 
 async def _all(*steps: Awaitable[bool]) -> list[bool]:

@@ -24,6 +24,7 @@ from heterotrain_operator.decide.inputs import FitsNeeded, JobInputs
 from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.pods import build_pod, problem_of_templates
+from heterotrain_operator.decide.objects.queue_group import held_by_queue
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary
 from heterotrain_operator.decide.plan.stages import CoverOf
@@ -210,6 +211,8 @@ class Reconciler:
         if job is None:
             self._queue.forget(key)
             self._forget(key)
+            # The garbage collector has deleted the job's pods, but Kueue keeps those of a group.
+            await self._actor.unhold(held_by_queue([pod for pod in self._store.pods.of_job(key) if pod.owner_uid]))
             return None
         memory = self._memory_of(job)
         memory.retry_after_change(job.generation)

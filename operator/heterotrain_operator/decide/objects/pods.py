@@ -28,6 +28,7 @@ from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
 from heterotrain_operator.decide.objects.pod_group import group_annotations, group_labels, scheduler_name
 from heterotrain_operator.decide.objects.pool_template import merged
+from heterotrain_operator.decide.objects.queue_group import group_metadata, group_problem
 from heterotrain_operator.decide.workers.node_affinity import NODE_NAME, REQUIRED, label_keys, required_terms
 
 DEFAULT_GRACE_S = 30
@@ -59,6 +60,8 @@ def problem_of_templates(
     pools, encrypted, network = spec.worker_pools, is_encrypted(spec), spec.network
     plain = [pool for pool in pools if pool.name not in patches]
     if problem := template_problem(template, plain, encrypted=encrypted, network=network):
+        return problem
+    if problem := group_problem(template, spec):
         return problem
     found = (
         (pool.name, template_problem(patched(template, patches, pool), (pool,), encrypted=encrypted, network=network))
@@ -217,6 +220,7 @@ def build_pod(
         with_secret: whether it gets the job's secret.
     """
     template = copy.deepcopy(dict(template_of(job, pool)))
+    in_queue = group_metadata(job, template, job.spec, pool)
     metadata, spec = template.get("metadata") or {}, template["spec"]
     annotations = metadata.get("annotations") or {}
     name = keys.worker_name(job.key.name, index)
@@ -265,6 +269,7 @@ def build_pod(
             "namespace": job.key.namespace,
             "labels": {
                 **(metadata.get("labels") or {}),
+                **in_queue[0],
                 **labels_of(job),
                 **group_labels(job),
                 "app.kubernetes.io/component": "worker",
@@ -274,6 +279,7 @@ def build_pod(
             },
             "annotations": {
                 **{key: value for key, value in annotations.items() if key != AVOIDS_ANNOTATION},
+                **in_queue[1],
                 DEFAULT_CONTAINER: main_name,
                 RANKS_ANNOTATION: str(ranks),
                 keys.ANNOTATION_PLAN: plan_version,
