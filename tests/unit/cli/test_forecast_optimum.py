@@ -80,7 +80,9 @@ def forecast(document: dict[str, Any], batch: int) -> dict[str, Any]:
 def check(document: dict[str, Any], batch: int) -> dict[str, Any]:
     """Check every value of a forecast against the profile."""
     answer = forecast(document, batch)
-    assert list(answer) == ["feasible", "reason", "stepSeconds", "samplesPerSecond", "efficiency", "members"]
+    keys = "feasible", "reason", "stepSeconds", "stepSecondsWithoutNoise", "samplesPerSecond", "efficiency", "members"
+    assert tuple(answer) == keys
+    assert answer["stepSecondsWithoutNoise"] == answer["stepSeconds"], "these profiles have no noise"
     best_s = oracle.least_step_s(document, batch)
     assert answer["feasible"] == (best_s < math.inf), answer["reason"]
     assert answer["reason"]
