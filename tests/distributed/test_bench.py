@@ -26,11 +26,11 @@ def test_a_script_is_measured_with_one_and_two_workers(tmp_path: Path) -> None:
     script, output = tmp_path / "train.py", tmp_path / "bench"
     script.write_text(SCRIPT)
     options = ["--batch", "32", "--workers", "1,2", "--seconds", "0.5", "--timeout", "120", "--pool", "a100"]
-    done = CliRunner().invoke(main, ["bench", str(script), *options, "-o", str(output)])
+    done = CliRunner().invoke(main, ["bench", str(script), *options, "--folder", str(output)])
     assert done.exit_code == 0, done.output
     found = json.loads((output / "bench.json").read_text())
-    assert [(row["workers"], row["batch_samples"]) for row in found["rows"]] == [(1, 32), (2, 32)]
-    assert all(row["samples_per_s"] > 0 for row in found["rows"])
+    assert [(row["workers"], row["batchSamples"]) for row in found["rows"]] == [(1, 32), (2, 32)]
+    assert all(row["samplesPerSecond"] > 0 for row in found["rows"])
     assert found["environment"]["versions"]["torch"]
     assert (output / "scaling.png").read_bytes()[:4] == b"\x89PNG"
     assert not (tmp_path / "never-written").exists(), "the script's own settings are replaced"
