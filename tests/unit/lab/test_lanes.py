@@ -57,6 +57,22 @@ def test_the_first_failure_interrupts_the_other_lane(tmp_path: Path, capsys: pyt
     assert printed.count("long: ") == 1, "an interrupted program has neither passed nor failed"
 
 
+def test_a_failure_that_may_happen_is_named_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next program of its lane runs, and so does the other lane."""
+    programs, next_one, other = Programs(tmp_path), tmp_path / "next", tmp_path / "other"
+
+    def tests() -> None:
+        programs.run("tests", "sh", "-c", "echo why; exit 1", may_fail=True)
+        shell(programs, "next", 'touch "$1"', next_one)
+
+    programs.side_by_side([tests, lambda: shell(programs, "other", f'{AWAITS} touch "$2"', next_one, other)])
+    assert other.exists()
+    assert programs.failed == ["tests"]
+    assert "why\n" in capsys.readouterr().out
+
+
 def test_a_program_that_ignores_the_interruption_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

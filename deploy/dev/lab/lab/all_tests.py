@@ -2,8 +2,9 @@
 
 Tests on the cluster wait for pods, nodes and scrapes most of the time, and unit tests use the processors meanwhile. The
 distributed tests run alone: their limits for a silent peer are fractions of a second, which a loaded machine exceeds.
-Each lane runs its fastest tiers first; the first failure stops all. ``SIDE_BY_SIDE=no`` runs the lanes one after the
-other. If no cluster is running, one is started for the tests.
+Each lane runs its fastest tiers first. All tiers run, also after one has failed, so that one run tells everything that
+is wrong; only a cluster that does not start ends the run. ``SIDE_BY_SIDE=no`` runs the lanes one after the other. If no
+cluster is running, one is started for the tests.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Tiers:
 
     def without_cluster(self) -> None:
         """Run the tiers that only compute; while programs and images are built, these take what is left."""
-        self.programs.run("lint", *MAKE, "lint", yields=True)
+        self.programs.run("lint", *MAKE, "lint", yields=True, may_fail=True)
         self.tests("unit", *PARALLEL, "tests/unit", "tests/shell", yields=True)
 
     def distributed(self) -> None:
@@ -69,7 +70,7 @@ class Tiers:
     ) -> None:
         """Run pytest with a result file of this tier's own."""
         command = (sys.executable, "-m", "pytest", "-q", f"--junitxml={self.programs.folder / tier}.xml", *arguments)
-        self.programs.run(f"{tier} tests", *command, environment=environment, yields=yields)
+        self.programs.run(f"{tier} tests", *command, environment=environment, yields=yields, may_fail=True)
 
 
 def local_cluster(command: str) -> int:
@@ -117,6 +118,9 @@ def main() -> int:
                 local_cluster("down")
             print("\n" + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in programs.seconds.items()))
             print(summary(sorted(programs.folder.glob("*.xml"))))
+    if programs.failed:
+        programs.say(f"failed: {', '.join(programs.failed)}")
+        return 1
     programs.say("done")
     return 0
 

@@ -1,4 +1,7 @@
-"""Programs in lanes: lanes run side by side, each one program after the other, and the first failure stops them all."""
+"""Programs in lanes: lanes run side by side, each one program after the other.
+
+A failure stops all lanes, unless the program is one whose failure leaves the others meaningful, such as tests.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,14 @@ class Programs:
     Attributes:
         folder: where the output of running programs goes, in files named after them.
         seconds: duration of each program that has ended by itself.
-        problem: the first failure.
+        problem: the first failure that stopped the lanes.
+        failed: the programs that failed and stopped nothing.
     """
 
     folder: Path
     seconds: dict[str, float] = field(default_factory=dict)
     problem: BaseException | None = None
+    failed: list[str] = field(default_factory=list)
     _running: dict[subprocess.Popen[bytes], bool] = field(default_factory=dict)  # whether it lets others go first
     _behind: bool = False
     _started_s: float = field(default_factory=time.monotonic)
@@ -51,7 +56,14 @@ class Programs:
         with self._lock:
             print(f"\n==> [{time.monotonic() - self._started_s:4.0f} s] {text}", flush=True)
 
-    def run(self, name: str, *command: str, environment: Mapping[str, str] | None = None, yields: bool = False) -> None:
+    def run(
+        self,
+        name: str,
+        *command: str,
+        environment: Mapping[str, str] | None = None,
+        yields: bool = False,
+        may_fail: bool = False,
+    ) -> None:
         """Run a program to its end and print its output.
 
         Args:
@@ -59,9 +71,10 @@ class Programs:
             command: the program and its arguments.
             environment: all of its variables; those of this process by default.
             yields: whether it lets others go first between ``hold_back`` and ``go_on``.
+            may_fail: whether the others go on after its failure, which ``failed`` then names.
 
         Raises:
-            Failed: it has ended with another code than 0.
+            Failed: it has ended with another code than 0 and must not.
             Stopped: another program has failed.
         """
         path = self.folder / f"{name.replace(' ', '-')}.log"
@@ -85,7 +98,9 @@ class Programs:
             self.seconds[name] = time.monotonic() - began_s
             self.say(f"{name}: {'passed' if code == 0 else 'FAILED'} after {self.seconds[name]:.0f} s")
             print(path.read_text(errors="replace"), end="", flush=True)
-            if code != 0:
+            if code != 0 and may_fail:
+                self.failed.append(name)
+            elif code != 0:
                 self.problem = Failed(name)
                 raise self.problem
 
