@@ -250,6 +250,98 @@ def test_one_replica_is_recreated_and_two_take_over_by_lease() -> None:
 
     assert strategy() == "Recreate"
     assert strategy("replicas=2") == "RollingUpdate"
+    assert strategy("replicas=2", "strategy.type=Recreate") == "Recreate"
+
+
+def test_common_labels_and_annotations_are_on_every_object_and_on_the_pod() -> None:
+    objects = render(*EVERYTHING, "commonLabels.team=ml", "commonAnnotations.owner=ml-platform")
+    (deployment,) = of_kind(objects, "Deployment")
+    metadata = [each["metadata"] for each in (*objects, deployment["spec"]["template"])]
+    assert [each["name"] for each in metadata if each["labels"].get("team") != "ml"] == []
+    assert [each["name"] for each in metadata if each["annotations"].get("owner") != "ml-platform"] == []
+
+
+def test_annotations_and_labels_of_one_object_win_over_common_ones_but_not_over_the_charts_own() -> None:
+    common = ("commonAnnotations.a=common", "commonLabels.l=common")
+    for kind, value in (("ServiceAccount", "serviceAccount"), ("Service", "service")):
+        own = (f"{value}.annotations.a=own", f"{value}.labels.m=own", f"{value}.labels.app\\.kubernetes\\.io/name=own")
+        (found,) = of_kind(render(*common, *own), kind)
+        assert found["metadata"]["annotations"] == {"a": "own"}
+        labels = found["metadata"]["labels"]
+        assert (labels["l"], labels["m"]) == ("common", "own")
+        assert labels["app.kubernetes.io/name"] == "heterotrain-operator"
+    (deployment,) = of_kind(render(*common, "deploymentAnnotations.a=own", "podAnnotations.a=pod"), "Deployment")
+    assert deployment["metadata"]["annotations"] == {"a": "own"}
+    assert deployment["spec"]["template"]["metadata"]["annotations"] == {"a": "pod"}
+    (test,) = of_kind(render("commonAnnotations.helm\\.sh/hook=post-install"), "Pod")
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "name"),
+    [
+        ("team-b", ("nameOverride=trainer",), "team-b-trainer-operator"),
+        ("trainer", ("nameOverride=trainer",), "trainer-operator"),
+        ("team-b", ("nameOverride=trainer", "fullnameOverride=full"), "full-operator"),
+        ("a" * 53, (f"nameOverride={'n' * 30}",), f"{'a' * 23}-{'n' * 30}-operator"),
+    ],
+)
+def test_names_are_overridden_and_labels_stay(release: str, values: tuple[str, ...], name: str) -> None:
+    """By these labels, releases find each other and the Service its pods."""
+    objects = render(*EVERYTHING, *values, release=release)
+    (deployment,) = of_kind(objects, "Deployment")
+    assert deployment["metadata"]["name"] == name
+    assert len(name) <= 63
+    assert deployment["metadata"]["labels"]["app.kubernetes.io/name"] == "heterotrain-operator"
+    own = [each["metadata"]["name"] for each in objects if each["kind"] != "CustomResourceDefinition"]
+    assert [each for each in own if not each.startswith(name.removesuffix("-operator"))] == []
+
+
+def test_more_objects_are_rendered_as_mappings_or_templates() -> None:
+    text = "apiVersion: v1\nkind: Secret\nmetadata: {name: of-{{ .Release.Name }}}"
+    document = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "at-{{ .Release.Namespace }}"}}
+    assert HELM is not None
+    command = [HELM, "template", "rel", str(CHART), "-n", "ops", "--kube-version", "1.36.0", "--values", "-"]
+    values = yaml.safe_dump({"extraObjects": [document, text]})
+    done = subprocess.run(command, input=values, capture_output=True, text=True, check=True)
+    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+    assert [each["metadata"]["name"] for each in of_kind(objects, "Secret")] == ["at-ops", "of-rel"]
+
+
+def test_without_roles_of_the_chart_nothing_is_bound() -> None:
+    objects = render(*EVERYTHING, "rbac.create=false")
+    assert [each for each in objects if each["kind"].endswith("Binding") and "Admission" not in each["kind"]] == []
+    assert of_kind(objects, "Role") == []
+    assert {each["metadata"]["name"].rpartition("operators-")[2] for each in of_kind(objects, "ClusterRole")} == {
+        *("job-viewer", "job-editor", "metrics-reader"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "limits"),
+    [
+        ((), {"maxUnavailable": 1}),
+        (("podDisruptionBudget.maxUnavailable=50%",), {"maxUnavailable": "50%"}),
+        (("podDisruptionBudget.minAvailable=0",), {"minAvailable": 0}),
+    ],
+)
+def test_a_disruption_budget_has_exactly_one_limit(values: tuple[str, ...], limits: dict[str, Any]) -> None:
+    (budget,) = of_kind(render("podDisruptionBudget.enabled=true", *values), "PodDisruptionBudget")
+    assert {name: value for name, value in budget["spec"].items() if name.endswith("vailable")} == limits
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("nameOverride=Name", "commonAnnotations.a=1", "strategy.type=Rolling", "extraObjects[0].kind=Secret"),
+        *("dnsPolicy=None_", "hostAliases[0].hostnames={a}", "podDisruptionBudget.minAvailable=half"),
+        *("service.type=NodePort", "rbac.enabled=true"),
+    ],
+)
+def test_wrong_values_are_refused(value: str) -> None:
+    done = helm("template", "r", str(CHART), "--kube-version", "1.36.0", "--set", value)
+    assert done.returncode != 0
+    assert value.partition("[")[0].partition("=")[0].partition(".")[0] in done.stderr
 
 
 def test_prometheus_credentials_reach_the_operator() -> None:
@@ -336,6 +428,12 @@ SAMPLES: dict[str, Any] = {
     "memory": "777Mi",
     "cpu": "777m",
     "drop": ["NET_RAW"],
+    "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "more"}}],
+    "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
+    "dnsPolicy": "Default",
+    "dnsConfig": {"nameservers": ["10.0.0.10"]},
+    "hostAliases": [{"ip": "10.1.2.3", "hostnames": ["prometheus.example.com"]}],
+    "minAvailable": "50%",
 }
 
 

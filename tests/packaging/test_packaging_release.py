@@ -195,6 +195,17 @@ def test_the_pages_of_the_chart_exist(released: Path) -> None:
     assert "oci://${CHARTS,,}" in step("files", "Push the chart")
 
 
+def test_the_chart_is_claimed_on_artifact_hub_where_its_owner_has_registered_it(tmp_path: Path) -> None:
+    """The names are those of https://artifacthub.io/docs/topics/repositories/helm-charts/#oci-support."""
+    (claim,) = [each for each in JOBS["files"]["steps"] if each.get("name", "").startswith("Claim")]
+    assert claim["if"] == "vars.ARTIFACTHUB_REPOSITORY_ID != ''"
+    given = {"CHARTS": "ghcr.io/Some-Owner/charts", "ID": "1234", "TOKEN": "t", "GITHUB_ACTOR": "a"}
+    *_, push = recorded(tmp_path, str(claim["run"]), "go", "oras", ORAS_VERSION="v1", **given)
+    assert push[:3] == ["oras", "push", "ghcr.io/some-owner/charts/heterotrain:artifacthub.io"]
+    assert "artifacthub-repo.yml:application/vnd.cncf.artifacthub.repository-metadata.layer.v1.yaml" in push
+    assert yaml.safe_load((tmp_path / "artifacthub-repo.yml").read_text()) == {"repositoryID": 1234}
+
+
 def assert_pages_exist(links: list[str]) -> None:
     """Check that each address of this version's files belongs to a file of the sources."""
     files = re.compile(rf"{SOURCE}/(?:blob|raw)/v{re.escape(__version__)}/([^#]+)")

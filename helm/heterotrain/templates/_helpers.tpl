@@ -1,7 +1,8 @@
 {{- /* Prefix of a release's names: heterotrain for release "heterotrain", team-a-heterotrain for "team-a". */}}
 {{- define "heterotrain.release" -}}
 {{- $release := trimSuffix "-operator" .Release.Name -}}
-{{- if not (contains "heterotrain" $release) -}}{{ $release = printf "%s-heterotrain" ($release | trunc 42 | trimSuffix "-") }}{{- end -}}
+{{- $name := .Values.nameOverride | default "heterotrain" -}}
+{{- if not (contains $name $release) -}}{{ $release = printf "%s-%s" ($release | trunc (int (sub 53 (len $name))) | trimSuffix "-") $name }}{{- end -}}
 {{- .Values.fullnameOverride | default $release -}}
 {{- end -}}
 
@@ -19,6 +20,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with omit .Values.commonLabels "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/part-of" "app.kubernetes.io/managed-by" "helm.sh/chart" }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /*
+Field "annotations" of an object, or nothing: (list $ own…), where later mappings win. It starts with the line break
+before the field, so that an object without annotations has no empty line.
+*/}}
+{{- define "heterotrain.annotations" -}}
+{{- $all := dict -}}
+{{- range rest . }}{{ $all = merge $all (. | default dict) }}{{ end -}}
+{{- $all = merge $all (first .).Values.commonAnnotations -}}
+{{- with $all }}
+  annotations: {{- toYaml . | nindent 4 }}
 {{- end }}
 {{- end -}}
 
