@@ -21,6 +21,7 @@ from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.allocation.competition import Competition
 from heterotrain_operator.decide.allocation.demand import Competitor, demand_of, throughput_of
 from heterotrain_operator.decide.allocation.layout_values import LayoutValues
+from heterotrain_operator.decide.allocation.next_member import next_member_lacks
 from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup
 from heterotrain_operator.decide.allocation.placement import Placement
 from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel
@@ -60,9 +61,10 @@ def decide_allocation(
     competition = replace(competition, competitors=competitors)
 
     # 2. Put the competition into the core's terms: capacity of the node groups, demands of the jobs.
+    values = LayoutValues() if layout_values is None else layout_values
     throughput = {c.job.key: throughput_of(c.before.throughput, c.plan, c.telemetry) for c in competitors}
     problem = problem_of(
-        competition, throughput, namespace_weights=namespace_weights, now_s=now_s, layout_values=layout_values
+        competition, throughput, namespace_weights=namespace_weights, now_s=now_s, layout_values=values
     )
 
     # 3. Set no limits where no job is in another's way and none wants to save cost.
@@ -78,15 +80,17 @@ def decide_allocation(
 
     # 5. Turn the proposals into grants: limits by pool, workers that leave, pools in which workers may wait.
     placement = Placement(competitors, problem.groups_of, problem.capacity, proposal, now_s=now_s)
-    return {
-        competitor.job.key: replace(
+    grants = {}
+    for competitor, proposed in zip(competitors, proposal.grants, strict=True):
+        grant = replace(
             placement.grant(competitor, proposed),
             spare_s=proposed.spare_s,
             in_time=proposed.in_time,
             throughput=throughput[competitor.job.key],
         )
-        for competitor, proposed in zip(competitors, proposal.grants, strict=True)
-    }
+        # 6. A job that other jobs limit gets to know which workers its next member lacks.
+        grants[competitor.job.key] = replace(grant, lacks=next_member_lacks(competitor, grant, values))
+    return grants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ measured the model yet are valued like other jobs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from heterotrain_core.layout.book import Book, book_of
+from heterotrain_core.layout.further_member import lacking_devices
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.rates import LayoutRates
 from heterotrain_core.layout.result import LayoutKind
@@ -26,11 +27,15 @@ KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
 MOST_DEVICES = 64
 """Devices of a kind that are told apart: further ones count as idle, because a table has to stay small."""
 
+_MOST_ANSWERS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
     problem: Problem
+    book: Book | None
     rates: LayoutRates | None
+    lacking: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
 
 class LayoutValues:
@@ -47,6 +52,30 @@ class LayoutValues:
 
     def of(self, competitor: Competitor) -> LayoutRates | None:
         """Return a job's rates by the devices of its pools; ``None`` where layouts do not decide about them."""
+        known = self._of(competitor)
+        return None if known is None else known.rates
+
+    def lacking(self, competitor: Competitor, devices: Mapping[str, int]) -> tuple[Mapping[str, int], ...]:
+        """Return the smallest additions to these devices by pool that allow a further member (``lacking_devices``).
+
+        Nothing is returned where the workers have not measured the model yet, or where no devices of the job's pools
+        allow another member.
+        """
+        known = self._of(competitor)
+        if known is None or known.book is None:
+            return ()
+        kinds = known.problem.kinds
+        have = tuple(devices.get(kind.name, 0) for kind in kinds)
+        if have not in known.lacking:
+            if len(known.lacking) >= _MOST_ANSWERS:
+                known.lacking.clear()
+            most = [kind.count for kind in kinds]
+            known.lacking[have] = lacking_devices(known.book, have, most, kinds=KINDS)
+        found = known.lacking[have]
+        return tuple({kind.name: n for kind, n in zip(kinds, each, strict=True) if n} for each in found)
+
+    def _of(self, competitor: Competitor) -> _Known | None:
+        """Return the templates and rates of a job's newest model and limits."""
         problem = _problem(competitor)
         if problem is None:
             return None
@@ -54,9 +83,11 @@ class LayoutValues:
         self._used.add(key)
         known = self._known.get(key)
         if known is None or known.problem != problem:
-            book = book_of(problem)
-            known = self._known[key] = _Known(problem, LayoutRates(book, KINDS) if isinstance(book, Book) else None)
-        return known.rates
+            found = book_of(problem)
+            book = found if isinstance(found, Book) else None
+            rates = LayoutRates(book, KINDS) if book is not None else None
+            known = self._known[key] = _Known(problem, book, rates)
+        return known
 
     def forget_unused(self) -> None:
         """Drop the tables that were not used since the last call."""

@@ -18,6 +18,8 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 STATED_FOR_S = 600.0
 """Seconds after which a smaller distance is stated: distances come and go with new measurements."""
 _DISTANCE = "allocation: "
+LACKS = "the next member lacks "
+"""Begin of the clause about workers that other jobs' nodes would make possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,9 @@ class StatedDistance(NamedTuple):
 
 
 def reason_in(message: str) -> str:
-    """Return the reason in a grant's message, without the distance."""
-    return "" if message.startswith(_DISTANCE) else message.partition(f"; {_DISTANCE}")[0]
+    """Return the reason in a grant's message, without what the next member lacks and without the distance."""
+    reason = "" if message.startswith(_DISTANCE) else message.partition(f"; {_DISTANCE}")[0]
+    return "" if reason.startswith(LACKS) else reason.partition(f"; {LACKS}")[0]
 
 
 def restated(before: StatedDistance | None, now: Distance, *, now_s: float) -> StatedDistance:
@@ -91,6 +94,7 @@ class JobGrant:
         tries: by pool, how many times in a row it was exhausted; reset once the granted workers have nodes.
         undecided: whether the allocation has not decided yet: no worker comes or goes.
         reason: why, in one sentence; empty without limits.
+        lacks: which workers the next member lacks, as a clause; empty where other jobs' nodes are not the obstacle.
         distance: how far the allocation may be from the best one; ``None`` without limits or while undecided.
         kept_since_s: since when nodes are kept for the job, which waits; ``None`` where none are.
         kept_out: whether free nodes are kept for another job, so that this one waits.
@@ -108,6 +112,7 @@ class JobGrant:
     tries: Mapping[str, int] = field(default_factory=dict)
     undecided: bool = False
     reason: str = ""
+    lacks: str = ""
     distance: StatedDistance | None = None
     kept_since_s: float | None = None
     kept_out: bool = False
@@ -117,9 +122,9 @@ class JobGrant:
 
     @property
     def message(self) -> str:
-        """The reason, and how far the allocation may be from the best one."""
+        """The reason, what the next member lacks, and how far the allocation may be from the best one."""
         distance = "" if self.distance is None else f"{_DISTANCE}{self.distance.distance.text}"
-        return "; ".join(filter(None, (self.reason, distance)))
+        return "; ".join(filter(None, (self.reason, self.lacks, distance)))
 
     @property
     def granted(self) -> int | None:

@@ -87,3 +87,49 @@ def test_other_jobs_have_no_table() -> None:
     values = LayoutValues()
     competitors = [each for competition in multi.competitions() for each in competition.competitors]
     assert [values.of(each) for each in competitors] == [None, None]
+
+
+def test_a_limited_job_names_the_workers_that_its_next_member_lacks() -> None:
+    """Three workers of a, or two of a with one of b, hold the model. The other job has the rest of the nodes."""
+    multi = MultiJobCluster().with_nodes("a", cpu="4").with_nodes("b", cpu="1")
+    a_pipeline(multi, "large", {"a": 2.5, "b": 2.5})
+    multi.add("small", pool("a", maxReplicas=4), pool("b", maxReplicas=4), elasticPolicy={"minReplicas": 1})
+    multi.settle()
+    large, small = multi.jobs["large"], multi.jobs["small"]
+    placed = multi.placed()["large"]
+    assert sum(placed.values()) == 3
+    assert large.condition("WorkersLimited") == ("True", "NodesShared")
+    assert "; the next member lacks 2 workers of a and a worker of b, or a worker of a and 2 workers of b, or " in (
+        large.message("WorkersLimited")
+    )
+    assert "; the next member lacks a worker of a or b" in small.message("WorkersLimited")
+
+
+def test_the_kind_that_is_lacking_is_the_one_that_can_hold_the_rest() -> None:
+    """No device of b holds a unit, and two of a hold the model: so the next member lacks workers of a, not of b."""
+    multi = MultiJobCluster().with_nodes("a", cpu="3").with_nodes("b", cpu="2")
+    a_pipeline(multi, "large", {"a": 3.5, "b": 0.5})
+    multi.add("small", pool("a", maxReplicas=3), pool("b", maxReplicas=2), elasticPolicy={"minReplicas": 1})
+    multi.settle()
+    assert multi.placed()["large"].get("a") == 2
+    assert "; the next member lacks 2 workers of a; allocation" in multi.jobs["large"].message("WorkersLimited")
+
+
+def test_a_job_that_waits_names_the_workers_of_its_first_member() -> None:
+    """An older job trains on all nodes that could hold the model, and is never stopped."""
+    multi = MultiJobCluster().with_nodes("a", cpu="2")
+    multi.add("old", pool("a", maxReplicas=2), elasticPolicy={"minReplicas": 2})
+    multi.settle()
+    large = a_pipeline(multi, "large", {"a": 3.5})
+    multi.settle()
+    assert large.condition("WorkersLimited") == ("True", "WaitingForNodes")
+    assert "; the next member lacks 2 workers of a; allocation" in large.message("WorkersLimited")
+
+
+def test_no_member_lacks_workers_that_the_job_may_not_have() -> None:
+    multi = MultiJobCluster().with_nodes("a", cpu="4")
+    large = a_pipeline(multi, "large", {"a": 2.5})
+    large.edit(lambda spec: spec["workerPools"][0].update(maxReplicas=5))
+    multi.add("small", pool("a", maxReplicas=4), elasticPolicy={"minReplicas": 1})
+    multi.settle()
+    assert "lacks" not in large.message("WorkersLimited"), "five workers form one member, and it has one"
