@@ -103,9 +103,15 @@ class Cluster:
         self.namespace = namespace
         self._now_s = 0.0
 
-    async def add_node(self, pool_name: str, *, cpu: str = "4") -> str:
-        """Create a node without a kubelet that only this namespace's pods tolerate, and return its name."""
-        name = f"{self.namespace}-{pool_name}"
+    async def add_node(self, pool_name: str, *, cpu: str = "4", suffix: str = "") -> str:
+        """Create a node without a kubelet that only this namespace's pods tolerate, and return its name.
+
+        Args:
+            pool_name: the pool whose workers it takes.
+            cpu: its cores.
+            suffix: distinguishes several nodes of one pool.
+        """
+        name = f"{self.namespace}-{pool_name}{suffix}"
         body = {
             "apiVersion": "v1",
             "kind": "Node",
@@ -240,6 +246,21 @@ class Cluster:
         code = 1 if ending is Ending.FAILED else 0
         ended = {"terminated": {"exitCode": code, "message": message, "finishedAt": rfc3339(1_800_000_000)}}
         status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [_container(ended, ready=False)]}
+        await self.write_pod_status(name, status)
+
+    async def crash(self, name: str, *, exit_code: int, reason: str = "Error", condition: str = "") -> None:
+        """End a pod's container without an outcome, as the kubelet reports it.
+
+        Args:
+            name: of the pod.
+            exit_code: of the container.
+            reason: of the container's end.
+            condition: type of a condition of the pod that is true.
+        """
+        ended = {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": rfc3339(1_800_000_000)}}
+        status: Body = {"phase": "Failed", "containerStatuses": [_container(ended, ready=False)]}
+        if condition:
+            status["conditions"] = [{"type": condition, "status": "True", "lastTransitionTime": rfc3339(1_800_000_000)}]
         await self.write_pod_status(name, status)
 
     async def confirm_deletions(self) -> None:
