@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
 from heterotrain_core.perf.exchange_sizes import MeasuredExchange
@@ -14,6 +14,8 @@ from heterotrain_core.split.expected import ExpectedSplit, balance_expected, exp
 from heterotrain_core.split.member import SplitMember, TableTime
 
 from heterotrain_cli.forecast.batch import with_name
+from heterotrain_cli.forecast.bound import best_possible
+from heterotrain_cli.forecast.candidates import candidate_allocations, climb
 from heterotrain_cli.forecast.job import (
     Allocation,
     Job,
@@ -24,8 +26,6 @@ from heterotrain_cli.forecast.job import (
 )
 from heterotrain_cli.profile import EXCHANGES_OF_A_PROFILE
 
-MAX_CANDIDATES = 2000
-"""Most allocations to compare; beyond it, fewer counts of each pool are tried."""
 MOST_AWARE_RANKS = 4096
 """Ranks of all alternatives together up to which their shares take noise into account; each takes milliseconds."""
 _HOUR_S = 3600.0
@@ -99,6 +99,10 @@ class JobForecast:
             The preferred allocation is among them only if no other one beats it.
         compared: number of allocations that were compared for these.
         complete: whether those are all that the job allows, of the pools with known speeds.
+        speed_gain: how much faster than the fastest alternative any allocation could be at most: 0.003 for 0.3 %; 0
+            where none is faster, infinite without alternatives.
+        cost_gain: how much more samples for the same price than the cheapest one any allocation could give at most;
+            ``None`` where prices are missing.
     """
 
     feasible: bool
@@ -107,6 +111,8 @@ class JobForecast:
     alternatives: tuple[AllocationForecast, ...] = ()
     compared: int = 0
     complete: bool = True
+    speed_gain: float = math.inf
+    cost_gain: float | None = None
 
 
 def forecast_job(job: Job, exchange: MeasuredExchange) -> JobForecast:
@@ -123,32 +129,75 @@ def forecast_job(job: Job, exchange: MeasuredExchange) -> JobForecast:
         ranks, across = len(ranks_of(job, allocation)), sum(allocation.workers) > 1
         exchange = exchange.measured_among(ranks, across=across, steps=EXCHANGES_OF_A_PROFILE)
     first = forecast_allocation(job, allocation, exchange)
-    candidates, complete = _candidates(job)
+    candidates, complete = candidate_allocations(job)
+    found = {other.workers: forecast_allocation(job, other, exchange, aware=False) for other in candidates}
+    if not complete:
+        found.setdefault(allocation.workers, forecast_allocation(job, allocation, exchange, aware=False))
+        _climb(job, exchange, found)
+    front = _front(job, exchange, found.values())
+    speed_gain, cost_gain = _most_gains(job, exchange, front, exact=complete and _alike(job))
     return JobForecast(
         feasible=not isinstance(first, Infeasible),
         reason=first.reason,
         preferred=None if isinstance(first, Infeasible) else first,
-        alternatives=_alternatives(job, candidates, exchange),
-        compared=len(candidates),
+        alternatives=front,
+        compared=len(found),
         complete=complete,
+        speed_gain=speed_gain,
+        cost_gain=cost_gain,
     )
 
 
-def _alternatives(
-    job: Job, candidates: Sequence[Allocation], exchange: MeasuredExchange
+def _climb(job: Job, exchange: MeasuredExchange, found: dict[tuple[int, ...], AllocationForecast | Infeasible]) -> None:
+    """Add the allocations on the way from the fastest one and from the cheapest one to better neighbours."""
+
+    def loss_of(workers: tuple[int, ...], loss: Callable[[AllocationForecast], float]) -> float:
+        if workers not in found:
+            found[workers] = forecast_allocation(job, Allocation(workers=workers), exchange, aware=False)
+        outcome = found[workers]
+        return loss(outcome) if isinstance(outcome, AllocationForecast) else math.inf
+
+    for loss in (_slowness, _cost):
+        if known := [other for other in found.values() if isinstance(other, AllocationForecast)]:
+            climb(job, min(known, key=loss).allocation.workers, partial(loss_of, loss=loss))
+
+
+def _alike(job: Job) -> bool:
+    """Return whether the operator's shares are the balanced or the even ones, so that all forecasts are final."""
+    return job.even or len({pool.variation or 0.0 for pool in job.pools}) == 1
+
+
+def _front(
+    job: Job, exchange: MeasuredExchange, found: Iterable[AllocationForecast | Infeasible]
 ) -> tuple[AllocationForecast, ...]:
-    """Return the Pareto front of the candidates.
+    """Return the Pareto front of forecasts with balanced shares.
 
     Where variations differ, candidates are compared with balanced shares, because shares that take noise into account
     take far longer to find. Those of the front then get them, unless that would take too long.
     """
-    found = [forecast_allocation(job, other, exchange, aware=False) for other in candidates]
     front = pareto_front([other for other in found if isinstance(other, AllocationForecast)])
-    ranks = sum(len(ranks_of(job, other.allocation)) for other in front)
-    if job.even or len({pool.variation or 0.0 for pool in job.pools}) == 1 or ranks > MOST_AWARE_RANKS:
+    if _alike(job) or sum(len(ranks_of(job, other.allocation)) for other in front) > MOST_AWARE_RANKS:
         return front
     again = [forecast_allocation(job, other.allocation, exchange) for other in front]
     return pareto_front([other for other in again if isinstance(other, AllocationForecast)])
+
+
+def _most_gains(
+    job: Job, exchange: MeasuredExchange, front: Sequence[AllocationForecast], *, exact: bool
+) -> tuple[float, float | None]:
+    """Return by how much any allocation could be faster than the front's fastest, and cheaper than its cheapest."""
+    if not front:
+        return math.inf, None
+    rate = front[0].samples_per_s
+    priced = all(pool.price_per_hour is not None for pool in job.pools if pool.rank is not None)
+    cost = min(map(_cost, front)) if priced else None
+    if exact:
+        return 0.0, 0.0 if priced else None
+    best = best_possible(job, exchange, reached_per_s=rate, reached_cost=cost)
+    speed_gain = max(0.0, best.samples_per_s / rate - 1.0)
+    if cost is None or cost <= 0:
+        return speed_gain, cost
+    return speed_gain, max(0.0, cost / best.cost_per_million - 1.0) if best.cost_per_million > 0 else math.inf
 
 
 def forecast_allocation(
@@ -254,62 +303,9 @@ def pareto_front(outcomes: Sequence[AllocationForecast]) -> tuple[AllocationFore
     return tuple(kept)
 
 
+def _slowness(outcome: AllocationForecast) -> float:
+    return -outcome.samples_per_s
+
+
 def _cost(outcome: AllocationForecast) -> float:
     return float("inf") if outcome.cost_per_million is None else outcome.cost_per_million
-
-
-def _candidates(job: Job) -> tuple[list[Allocation], bool]:
-    """Return the allocations to compare: all that the job allows, or fewer counts of each pool if they are too many.
-
-    The second value says whether they are all.
-    """
-    limits = [_all_counts(pool) if pool.rank is not None else range(1) for pool in job.pools]
-    found = list(itertools.islice(_allowed(limits, job.least_workers, job.most_workers), MAX_CANDIDATES + 1))
-    complete = len(found) <= MAX_CANDIDATES
-    if not complete:
-        found = [counts for counts in _fewer(job) if job.least_workers <= sum(counts) <= job.most_workers]
-    return [Allocation(workers=counts) for counts in found], complete
-
-
-def _allowed(limits: Sequence[range], least: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield the counts within limits whose sum is between ``least`` and ``most``; no time is spent on others."""
-    if not limits:
-        if least <= 0 <= most:
-            yield ()
-        return
-    fewest, largest = sum(own[0] for own in limits[1:]), sum(own[-1] for own in limits[1:])
-    first = limits[0]
-    for count in range(max(first[0], least - largest), min(first[-1], most - fewest) + 1):
-        for rest in _allowed(limits[1:], least - count, most - count):
-            yield (count, *rest)
-
-
-def _fewer(job: Job) -> Iterator[tuple[int, ...]]:
-    """Return fewer counts, whatever their sum."""
-    ranges: list[list[int]] = []
-    for wanted in (_halved_counts, _extreme_counts):
-        ranges = [wanted(pool) if pool.rank is not None else [0] for pool in job.pools]
-        if math.prod(map(len, ranges)) <= MAX_CANDIDATES:
-            return itertools.product(*ranges)
-    return _without_or_only_each_pool(ranges)
-
-
-def _all_counts(pool: Pool) -> range:
-    return range(pool.least_workers, pool.most_workers + 1)
-
-
-def _halved_counts(pool: Pool) -> list[int]:
-    halves = {pool.most_workers >> shift for shift in range(pool.most_workers.bit_length() + 1)}
-    return sorted({pool.least_workers, *(n for n in halves if n > pool.least_workers)})
-
-
-def _extreme_counts(pool: Pool) -> list[int]:
-    return sorted({pool.least_workers, pool.most_workers})
-
-
-def _without_or_only_each_pool(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    least, most = [values[0] for values in ranges], [values[-1] for values in ranges]
-    yield tuple(most)
-    for index in range(len(ranges)):
-        yield (*most[:index], least[index], *most[index + 1 :])
-        yield (*least[:index], most[index], *least[index + 1 :])

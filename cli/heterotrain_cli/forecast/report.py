@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from heterotrain_core.allocate.distance import Distance
 from heterotrain_core.contract.plan import Prediction
 from heterotrain_operator.api.reading import SpecError, read_spec
 from rich.console import Console
@@ -56,6 +58,8 @@ class JobReport:
             "unknownPools": [pool.name for pool in self.job.pools if pool.rank is None],
             "comparedAllocations": self.forecast.compared,
             "comparedAll": self.forecast.complete,
+            "mostSpeedGain": _stated(self.forecast.speed_gain),
+            "mostCostGain": _stated(self.forecast.cost_gain),
             "alternatives": [self._figures(other) for other in self.forecast.alternatives],
         }
 
@@ -187,6 +191,16 @@ class JobReport:
                 _money(cost),
             )
         console.print(table)
+        if line := self._distance_line():
+            say(console, line)
+
+    def _distance_line(self) -> str:
+        """How far the best rows are from the best possible; empty where no allocation is better for certain."""
+        gains = [("fastest", self.forecast.speed_gain), ("cheapest", self.forecast.cost_gain)]
+        known = [(which, gain) for which, gain in gains if gain is not None]
+        if not any(gain for _, gain in known):
+            return ""
+        return "; ".join(f"the {which} one: {Distance(gain=gain, proved=True).text}" for which, gain in known)
 
 
 def report_from_profile(path: str, profile_path: str, *, batch: int | None, samples_per_epoch: int | None) -> JobReport:
@@ -259,6 +273,10 @@ def _bindings(pool: PoolForecast) -> str:
     if len(pool.bindings) == 1:
         return pool.bindings[0][0].value
     return ", ".join(f"{binding.value} {count}" for binding, count in pool.bindings)
+
+
+def _stated(gain: float | None) -> float | None:
+    return gain if gain is not None and math.isfinite(gain) else None
 
 
 def _money(amount: float | None) -> str:

@@ -179,7 +179,8 @@ class _Group:
         self._job, self._terms, self._timing, self._batch, self._worth = job, terms, timing, batch, worth
         self._fewest, self._largest = workers
         self.above = self._done = -math.inf
-        high = float(timing.step_s(timing.hi_W).max())
+        # A little later, so that rounding excludes no worker's largest share.
+        high = float(timing.step_s(timing.hi_W).max()) * (1 + 1e-12)
         if high <= 0:
             self.above = math.inf  # workers without any time of their own: no bound
             return

@@ -158,9 +158,9 @@ def _start(balanced_W: Floats, variation_W: Floats, low_W: Floats, high_W: Float
     missing = total - float(start_W.sum())
     room_W = high_W - start_W if missing > 0 else start_W - low_W
     weight_W = np.minimum(room_W, balanced_W) if missing > 0 else room_W
-    return (
-        start_W + weight_W * (missing / float(weight_W.sum())) if float(weight_W.sum()) >= abs(missing) else balanced_W
-    )
+    whole = float(weight_W.sum())
+    # Without any room, limits leave a single division: the balanced one.
+    return start_W + weight_W * (missing / whole) if whole > 0 and whole >= abs(missing) else balanced_W
 
 
 def _curves_of(timing: Timing, variation_W: Floats) -> Callable[[Floats], Curves]:

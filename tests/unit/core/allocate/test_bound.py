@@ -110,6 +110,25 @@ def test_no_numbers_of_workers_exceed_the_bound_of_unlisted_ones(
     assert np.median(plain) < 0.05 or sizes
 
 
+def test_the_largest_share_of_a_table_counts_in_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker that has to take the last point of its table: rounding does not exclude it."""
+    monkeypatch.setattr(unlisted, "MOST_COUNTED", 0)
+    rng = random.Random(5)
+    for _ in range(40):
+        seconds_s, exchange_s = rng.uniform(0.01, 0.05), rng.uniform(0.0, 0.1)
+        member = SplitMember(compute=TableTime(points=((1, 0.01), (64, seconds_s))))
+        job = JobDemand(
+            key="job",
+            pools=(JobPool(pool="p", max_workers=1, member=member),),
+            max_workers=1,
+            batch_samples=64,
+            communication=CommunicationTime(overlapped_s=exchange_s),
+            communication_members=rng.choice([0, 3]),
+        )
+        found = most_net_score(job, {}, [1], np.zeros(1), listed=-100.0)
+        assert found >= np.log(64 / seconds_s) - 1e-9
+
+
 def scores_of(candidates: Sequence[Candidate], choice: Choice) -> tuple[float, float]:
     """Return the sum of scores of the jobs that run, and the sum of their weights."""
     running = [(c, o) for c, o in zip(candidates, choice, strict=True) if o is not None]

@@ -144,6 +144,17 @@ def test_limits_hold() -> None:
     assert found.split.shares == (104, 104, 104, 88)
 
 
+def test_limits_that_leave_a_single_division() -> None:
+    """Members that each have to take exactly what they may take get it, whatever their noise."""
+    members = [
+        *proportional([1.0], floor_samples=4, cap_samples=4),
+        *proportional([1.0], floor_samples=6, cap_samples=6),
+    ]
+    found = balance_expected(10, members, [0.0, 0.3])
+    assert isinstance(found, ExpectedSplit)
+    assert found.split.shares == (4, 6)
+
+
 def test_an_impossible_batch_has_a_reason() -> None:
     assert isinstance(balance_expected(2, proportional([1.0] * 3, floor_samples=1), [0.1, 0.2, 0.3]), Infeasible)
 
