@@ -57,8 +57,15 @@ def test_the_wheel_is_tried_on_every_python_that_it_claims() -> None:
     assert "continue-on-error" not in JOBS["wheel"]
 
 
-def test_the_job_of_the_chart_has_the_programs_of_its_tests() -> None:
-    scripts = "\n".join(step.get("run", "") for step in JOBS["operator"]["steps"])
-    for name in ("prometheus", "promtool"):
-        assert f'"$RUNNER_TEMP/bin/{name}" "$package/{name}"' in scripts
-    assert scripts.index("GITHUB_PATH") < scripts.index("make test-operator")
+@pytest.mark.parametrize(
+    ("job", "target", "programs"),
+    [
+        ("operator", "test-operator", ("prometheus", "promtool")),
+        ("cluster", "test-cluster", ("prometheus", "promtool", "kubeconform")),
+    ],
+)
+def test_a_job_has_the_programs_of_its_tests(job: str, target: str, programs: tuple[str, ...]) -> None:
+    scripts = "\n".join(step.get("run", "") for step in JOBS[job]["steps"])
+    for name in programs:
+        assert f'-o "$RUNNER_TEMP/bin/{name}" "$package' in scripts
+    assert scripts.index('bin" >> "$GITHUB_PATH"') < scripts.index(f"make {target}")

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
 from heterotrain_operator.api.admission import read_new_job
 from support.helm import CHART, HELM
-
-TEXT = (Path(__file__).parents[2] / "docs/platforms.md").read_text()
-PLATFORM = re.compile(r"^## (.+)$", re.MULTILINE)
-BLOCK = re.compile(r"```yaml\n# (\w+)\n(.*?)```", re.DOTALL)
-
-
-def blocks(kind: str) -> list[tuple[str, str]]:
-    parts = PLATFORM.split(TEXT)[1:]
-    sections = zip(parts[::2], parts[1::2], strict=True)
-    return [(name, text) for name, body in sections for found, text in BLOCK.findall(body) if found == kind]
+from support.platforms import PLATFORM, TEXT, blocks, job
 
 
 def test_every_block_of_yaml_is_tested() -> None:
@@ -38,10 +27,5 @@ def test_the_chart_takes_the_values(platform: str, text: str) -> None:
 
 @pytest.mark.parametrize(("platform", "text"), blocks("pools"), ids=[name for name, _ in blocks("pools")])
 def test_the_api_takes_the_pools(platform: str, text: str) -> None:
-    spec = {
-        "training": {"globalBatchSize": 512},
-        "workerPools": yaml.safe_load(text),
-        "template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}},
-    }
-    body = {"apiVersion": "heterotrain.dev/v1alpha1", "kind": "HeteroTrainJob", "metadata": {"name": "j"}, "spec": spec}
-    assert [pool.name for pool in read_new_job(body).worker_pools] == [pool["name"] for pool in spec["workerPools"]]
+    body = job(text)
+    assert [pool.name for pool in read_new_job(body).worker_pools] == [pool["name"] for pool in yaml.safe_load(text)]

@@ -80,6 +80,8 @@ PROGRAMS = (
     ),
     # Tests of the chart's alerts need it. The versions are those above, so little is left to compile: 3 s of one core.
     Program(package="github.com/prometheus/prometheus/cmd/promtool", module=paths.LOCAL / "promtool"),
+    # Tests of the chart's objects need it; small.
+    Program(package="github.com/yannh/kubeconform/cmd/kubeconform", module=paths.LOCAL / "kubeconform"),
 )
 SIMULATOR = Program(package="sigs.k8s.io/kwok/cmd/kwok", module=paths.LOCAL / "kwok")
 """Simulates kubelets; built only on request."""
@@ -135,6 +137,18 @@ def sources(program: Program) -> Path:
     """
     go, environment = _go_command()
     where = run(*go, "list", "-f", "{{.Module.Dir}}", program.package, cwd=program.module, environment=environment)
+    return Path(where.strip())
+
+
+def module_folder(name: str, *, required_by: Path) -> Path:
+    """Return the folder of a module that the ``go.mod`` in ``required_by`` names, for files in it that are not code.
+
+    Raises:
+        Problem: the module could not be fetched.
+    """
+    go, environment = _go_command()
+    run(*go, "mod", "download", name, cwd=required_by, environment=environment, timeout_s=300)
+    where = run(*go, "list", "-m", "-f", "{{.Dir}}", name, cwd=required_by, environment=environment)
     return Path(where.strip())
 
 
