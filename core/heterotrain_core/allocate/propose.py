@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from heterotrain_core.allocate.bound import most_gain
@@ -44,18 +44,26 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
     # 1. Leave out waiting jobs whose minimum would take more than their tenant's share from others.
     ordered = in_order_of_admission(jobs)
     beyond = beyond_share(capacity, ordered)
+    started: Collection[str] = ()
     if beyond:
         started = starting_on_free_nodes(build_candidates(capacity, ordered, rate_cache=cache), capacity, beyond)
-        beyond = {key: reason for key, reason in beyond.items() if key not in started}
 
-    # 2. List each other job's options, in the order of admission: its possible numbers of workers, with their scores.
-    within = [job for job in ordered if job.key not in beyond]
-    exponent_of = exponents(within)
-    weighted = [replace(job, exponent=exponent_of[job.key]) for job in within]
-    candidates: Sequence[Candidate] = build_candidates(capacity, weighted, rate_cache=cache)
+    while True:
+        # 2. List each other job's options, in the order of admission: possible numbers of workers, with their scores.
+        left_out = {key: reason for key, reason in beyond.items() if key not in started}
+        within = [job for job in ordered if job.key not in left_out]
+        exponent_of = exponents(within)
+        weighted = [replace(job, exponent=exponent_of[job.key]) for job in within]
 
-    # 3. Choose options. Keep nodes free for a job that waits too long: some later jobs then have to wait as well.
-    candidates, choice, exact = _chosen(candidates, capacity, cache)
+        # 3. Choose options. A job beyond its share that finds its free nodes taken does not take part: it would
+        # otherwise share its tenant's weight now and no longer in the next proposal.
+        candidates, choice, exact = _chosen(build_candidates(capacity, weighted, rate_cache=cache), capacity, cache)
+        runs = {c.job.key for c, option in zip(candidates, choice, strict=True) if option is not None}
+        if runs.issuperset(started):
+            break
+        started = runs.intersection(started)
+
+    # 4. Keep nodes free for a job that waits too long: some later jobs then have to wait as well.
     reservation = reserve(candidates, choice, capacity)
     kept_free: dict[str, str] = {}
     if reservation is not None and not reservation.allows(candidates, choice):
@@ -65,14 +73,14 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
         ]
         candidates, choice, exact = _chosen(build_candidates(capacity, restricted, rate_cache=cache), capacity, cache)
 
-    # 4. Turn the chosen options into grants, each with its reason.
+    # 5. Turn the chosen options into grants, each with its reason.
     grants = {
         candidate.job.key: _grant(candidate, option, capacity)
         for candidate, option in zip(candidates, choice, strict=True)
     }
     if reservation is not None and grants[reservation.holder.key].rate_per_s <= 0:
         grants[reservation.holder.key] = replace(grants[reservation.holder.key], kept_for=True)
-    left_out = beyond | kept_free
+    left_out |= kept_free
     grants |= {
         job.key: replace(_no_workers(job, f"waits: {left_out[job.key]}"), kept_out=job.key in kept_free)
         for job in ordered
