@@ -7,12 +7,9 @@
 from __future__ import annotations
 
 import click
+from heterotrain_operator.usage import CommandLineError
 
-
-class InputError(click.ClickException):
-    """A file or option that cannot be used; the message is one sentence with the remedy."""
-
-    exit_code = 2
+InputError = CommandLineError
 
 
 class UnavailableError(click.ClickException):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 from heterotrain_core.version import __version__
-
-from heterotrain_cli.usage import one_sentence
+from heterotrain_operator.usage import one_sentence
 
 COMMANDS: Final[Mapping[str, str]] = {
     "init": "convert.command", "validate": "cluster.submit", "submit": "cluster.submit", "wait": "cluster.submit",
@@ -49,23 +47,13 @@ class Commands(click.Group):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Return the context of the program; a mistake in its options becomes one sentence."""
-        with _one_sentence():
+        with one_sentence(list(COMMANDS)):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a mistake in its options becomes one sentence."""
-        with _one_sentence():
+        with one_sentence(list(COMMANDS)):
             return super().invoke(ctx)
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    try:
-        yield
-    except click.UsageError as error:
-        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
-            raise  # the help is the answer
-        raise one_sentence(error, list(COMMANDS)) from error
 
 
 @click.group("heterotrain", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

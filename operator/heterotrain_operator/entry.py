@@ -15,4 +15,4 @@ def main() -> None:
         if sentence := missing_extra(error, what="heterotrain-operator", extra="operator"):
             sys.exit(sentence)
         raise
-    command()
+    command(prog_name="heterotrain-operator")

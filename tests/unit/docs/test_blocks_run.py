@@ -21,7 +21,7 @@ from heterotrain_cli.cluster import submit
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import ComputeTime, Member
 from support.api_stub import ApiStub, serve
-from support.helm import HELM, helm
+from support.helm import helm
 from support.plans import plan_of
 
 ROOT = Path(__file__).parents[3]
@@ -262,7 +262,7 @@ def test_the_target_of_make_exists(command: str) -> None:
     assert set(named) <= targets
 
 
-@pytest.mark.skipif(HELM is None, reason="helm is not installed")
+@pytest.mark.needs_program("helm")
 @pytest.mark.parametrize("command", [each for each in commands() if is_chart(each)])
 def test_the_chart_renders_with_these_values(command: str, folder: Path) -> None:
     """``helm template`` instead of install or upgrade: the values pass the chart's schema."""

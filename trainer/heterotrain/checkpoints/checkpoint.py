@@ -252,11 +252,11 @@ class CheckpointFolder:
         steps = {name: label.step for name in self._manifest_names() if (label := label_of(name))}
         named = next((name for name, of in steps.items() if step in (None, of)), None)
         if named is None:
-            there = f"there are checkpoints of the steps {sorted(set(steps.values()))}" if steps else "it has none"
-            which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            shown, known = self.storage.shown, sorted(set(steps.values()))
             raise UsageError(
-                f"{self.storage.shown} has {which}: {there}. A job's own folder has a name of the form "
-                "namespace-name-uid"
+                f"{shown} has no checkpoint of step {step}: choose one of the steps {known}"
+                if known
+                else f"{shown} holds no checkpoint: name a job's own folder, which has the form namespace-name-uid"
             )
         manifest = self._manifest(named)
         if manifest is None:

@@ -1,5 +1,7 @@
 """One sentence for each mistake on a command line, in place of click's usage, hint and error on three lines.
 
+The operator's own command and ``heterotrain`` use it.
+
 Click's messages hold the wrong value as text only. Its forms are read here; an unknown form keeps click's words.
 """
 
@@ -7,13 +9,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
-from heterotrain_operator.api.text import quoted
 
-from heterotrain_cli.errors import InputError
+from heterotrain_operator.api.text import quoted
 
 _NUMBER = re.compile(r"^'?(?P<value>.*?)'? is not a valid (?P<kind>integer|float)(?: range)?\.$", re.DOTALL)
 _RANGE = re.compile(r"^(?P<value>\S+) is not in the range .*\.$", re.DOTALL)
@@ -24,18 +26,32 @@ _EXTRA = re.compile(r"^Got unexpected extra arguments? \((?P<value>.*)\)$", re.D
 _NO_VALUE = re.compile(r"^Option '(?P<value>[^']+)' requires (?:an argument|\d+ arguments)\.$")
 
 
-def one_sentence(error: click.UsageError, names: Sequence[str] = ()) -> InputError:
-    """Return the mistake with its next step, on one line.
+class CommandLineError(click.ClickException):
+    """A file, an option or a command that cannot be used; the message is one sentence with the remedy."""
+
+    exit_code = 2
+
+
+@contextmanager
+def one_sentence(names: Sequence[str] = ()) -> Iterator[None]:
+    """Turn click's error about a command line into one sentence.
 
     Args:
-        error: click's.
         names: commands that there are, for a misspelt one.
+
+    Raises:
+        CommandLineError: the command line has a mistake.
     """
-    return InputError(_sentence(error, names))
+    try:
+        yield
+    except click.UsageError as error:
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            raise  # the help is the answer
+        raise CommandLineError(_sentence(error, names)) from error
 
 
 def _sentence(error: click.UsageError, names: Sequence[str]) -> str:
-    path = error.ctx.command_path if error.ctx is not None else "heterotrain"
+    path = error.ctx.command_path if error.ctx is not None else "the command"
     more = f"`{path} --help` has examples"
     message = error.message or ""
     match error:
