@@ -87,7 +87,7 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 	@$(COMPILE) -c $(VENV)/without-cuda.txt -c requirements/cu12.in --extra trainer --extra tensorboard --group examples \
 	  pyproject.toml -o requirements/examples-cu12.txt
 	@$(COMPILE) -c requirements/dev.txt --extra trainer --group guides pyproject.toml -o requirements/guides.txt
-	@$(COMPILE) --group build -o requirements/build.txt
+	@$(COMPILE) -c requirements/dev.txt --group build -o requirements/build.txt
 	@$(COMPILE) --group go -o requirements/go.txt
 	@$(COMPILE) --group stores -o requirements/stores.txt
 	@$(COMPILE) --group docs -o requirements/docs.txt

@@ -1,4 +1,4 @@
-"""The version of all packages; images have no package metadata, so the number is stated here only."""
+"""The version of all packages; the wheel's metadata take it from here."""
 
 from __future__ import annotations
 

@@ -107,12 +107,14 @@ class Jobs:
         epoch_samples: int = EPOCH_SAMPLES,
         disk: str = "",
         other_image: str = "",
+        uid: int | None = None,
         **changes: Any,
     ) -> Running:
         """Apply an example job; with ``epochs=None`` it trains until the test calls ``stop``.
 
         ``disk`` is the size of a disk of each pod's own for checkpoints, such as 64Ki; by default they share a folder.
-        ``other_image`` is a pool with an image, a command and a variable of its own.
+        ``other_image`` is a pool with an image, a command and a variable of its own. ``uid`` is the pods' user, in
+        group 0, as OpenShift chooses it.
         """
         cluster = Cluster(environment=self._installed.environment, namespace=f"e2e-{self._base}{namespace}")
         if not any(job.cluster.namespace == cluster.namespace for job in self._jobs):
@@ -135,6 +137,10 @@ class Jobs:
         )
         if epochs is None:
             replace_script(cluster, manifest, OPEN_ENDED)
+        if uid is not None:
+            manifest["spec"]["template"]["spec"]["securityContext"] = {
+                "runAsUser": uid, "runAsGroup": 0, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"},
+            }  # fmt: skip
         if disk:
             give_disk(manifest, disk)
         if other_image:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +68,42 @@ def test_the_urls_of_prometheus_in_the_readme_and_the_cluster_are_the_service_of
     url = f"http://{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{port['port']}"
     assert url == PROMETHEUS_URL
     assert f"prometheus.url={url}" in (REPOSITORY / "README.md").read_text()
+
+
+def wheel_files(source: Path, folder: Path) -> dict[str, int]:
+    """Build the wheel of a folder, and return its files with their checksums."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=source, check=True, capture_output=True)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
+        return {entry.filename: entry.CRC for entry in archive.infolist()}
+
+
+def test_the_build_context_of_images_gives_the_wheel_of_the_sources(tmp_path: Path) -> None:
+    """Images install this wheel; a package that .dockerignore leaves out would be missing in them without an error."""
+    ignored, *kept = (REPOSITORY / ".dockerignore").read_text().split()
+    assert ignored == "*"
+    context = tmp_path / "context"
+    for path in (line.removeprefix("!") for line in kept if line.startswith("!")):
+        (context / path).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (REPOSITORY / path).is_dir() else shutil.copy
+        copy(REPOSITORY / path, context / path)
+    assert wheel_files(context, tmp_path / "of_context") == wheel_files(REPOSITORY, tmp_path / "of_sources")
+
+
+@pytest.mark.parametrize("name", ["operator", "trainer"])
+def test_an_image_installs_the_wheel_and_has_a_home_for_any_user(name: str) -> None:
+    stages = (REPOSITORY / name / "Dockerfile").read_text().split("\nFROM ")
+    assert len(stages) == 3
+    assert stages[1].startswith("${BASE} AS wheel\n")
+    assert "--require-hashes -r /build/build.txt" in stages[1]
+    assert "hatchling build -t wheel -d /wheel" in stages[1]
+    assert "--no-deps /wheel/*.whl" in stages[1]
+    assert "COPY --from=wheel /opt/heterotrain /opt/heterotrain\n" in stages[2]
+    assert re.findall(r"(?m)^ENV HOME=(\S+) USER=\S+$", stages[2]) == ["/tmp"]
+    assert "/opt/heterotrain/src" not in "".join(stages)
+
+
+def test_both_images_build_the_same_wheel_by_the_same_steps() -> None:
+    """So the second build takes the first one's layers."""
+    stages = [(REPOSITORY / name / "Dockerfile").read_text().split("\nFROM ")[1] for name in ("operator", "trainer")]
+    assert stages[0] == stages[1]

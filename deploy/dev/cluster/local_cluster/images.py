@@ -46,8 +46,11 @@ class Image:
 
 
 def own() -> list[Image]:
-    """Return the images of this project: what `make images` builds."""
-    core = paths.REPOSITORY / "core/heterotrain_core"
+    """Return the images of this project: what `make images` builds.
+
+    Both install the wheel, which has all packages. A change of a package that an image does not run rebuilds nothing.
+    """
+    core, project = paths.REPOSITORY / "core/heterotrain_core", paths.REPOSITORY / "pyproject.toml"
     locks = paths.REPOSITORY / "requirements"
     operator, trainer = paths.REPOSITORY / "operator", paths.REPOSITORY / "trainer"
     return [
@@ -56,6 +59,7 @@ def own() -> list[Image]:
             dockerfile=operator / "Dockerfile",
             inputs=(
                 operator / "Dockerfile",
+                project,
                 locks / "build.txt",
                 locks / "operator.txt",
                 core,
@@ -65,7 +69,14 @@ def own() -> list[Image]:
         Image(
             name="trainer:dev",
             dockerfile=trainer / "Dockerfile",
-            inputs=(trainer / "Dockerfile", locks / "build.txt", locks / "examples.txt", core, trainer / "heterotrain"),
+            inputs=(
+                trainer / "Dockerfile",
+                project,
+                locks / "build.txt",
+                locks / "examples.txt",
+                core,
+                trainer / "heterotrain",
+            ),
             # The package registry has PyTorch only with CUDA. These two packages are a quarter of its size, and nothing
             # loads them on a CPU: a compiler for GPU kernels, and a solver that is opened on first use.
             arguments={"LEAVE_OUT": "triton==|nvidia-cusolver=="},
