@@ -21,6 +21,15 @@ from heterotrain_core.contract.outcome import Cause
 
 from heterotrain.excepthook import show_script_only
 
+OUT_OF_MEMORY_SIGNS = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Parts of messages of plain ``RuntimeError``: of torch's allocator for CPUs, and of CUDA's libraries, which allocate
+memory that torch's allocator does not manage."""
+
 
 class HeterotrainError(Exception):
     """Base class of all errors that the trainer raises on purpose.

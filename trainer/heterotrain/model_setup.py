@@ -179,6 +179,8 @@ class ModelSetup:
         profiles = model.profile(inputs, kind=kind, limit_s=PROFILE_S)
         usable = usable_bytes(self.device, ranks=self.identity.local_world_size)
         ratio = model.state_ratio(self.training.optimizers)
+        if self.loop.pipeline is not None:
+            self.loop.pipeline.state_ratio = ratio
         report_units(self.report, profiles, kind=kind, memory_bytes=usable, state_ratio=ratio)
         leave_out_what_is_loaded()
 

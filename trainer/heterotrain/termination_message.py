@@ -13,7 +13,7 @@ from types import TracebackType
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_outcome
 from heterotrain_core.uris import redacted
 
-from heterotrain.errors import HeterotrainError
+from heterotrain.errors import OUT_OF_MEMORY_SIGNS, HeterotrainError
 
 _DEVICE_MEMORY = "OutOfMemoryError"
 """Name of PyTorch's error; this module does not load PyTorch."""
@@ -84,4 +84,5 @@ def cause_of(error: BaseException) -> Cause | None:
     if isinstance(error, HeterotrainError):
         return error.cause
     names = {kind.__name__ for kind in type(error).__mro__}
-    return Cause.OUT_OF_DEVICE_MEMORY if _DEVICE_MEMORY in names else None
+    is_sign = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+    return Cause.OUT_OF_DEVICE_MEMORY if _DEVICE_MEMORY in names or is_sign else None

@@ -334,6 +334,10 @@ class Loop:
         """This rank's stage; ``None`` in a job whose model is not cut into stages."""
         return None if self.pipeline is None else self.pipeline.stage
 
+    def reserve(self) -> list[torch.Tensor]:
+        """Return memory for this rank's update; see ``PipelineMember.reserve``."""
+        return [] if self.pipeline is None else self.pipeline.reserve()
+
     def reduced(self) -> None:
         """Give all ranks the same random numbers, now that they have the same gradients.
 

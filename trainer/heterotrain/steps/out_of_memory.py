@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import torch
 
-SIGNS = (
-    "DefaultCPUAllocator",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-"""Parts of messages of plain ``RuntimeError``: of torch's allocator for CPUs, and of CUDA's libraries, which allocate
-memory that torch's allocator does not manage."""
+from heterotrain.errors import OUT_OF_MEMORY_SIGNS
 
 
 def out_of_memory(error: BaseException) -> torch.OutOfMemoryError | None:
@@ -21,6 +14,6 @@ def out_of_memory(error: BaseException) -> torch.OutOfMemoryError | None:
     micro-batch would then have to do with the memory that is left.
     """
     is_one = isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
     )
     return torch.OutOfMemoryError(str(error)) if is_one else None

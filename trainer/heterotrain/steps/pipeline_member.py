@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from heterotrain_core.contract.plan import LayoutKind, Plan
 
-from heterotrain.errors import UsageError
+from heterotrain.errors import OutOfMemory, UsageError
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.layout import is_whole
 from heterotrain.layouts.stage import Stage
@@ -23,8 +23,12 @@ from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.state.moved_optimizers import MovedOptimizer
 from heterotrain.state.training import Training, holding_of
+from heterotrain.steps.out_of_memory import out_of_memory
 
 _log = logging.getLogger(__name__)
+
+_WITHOUT_OPTIMIZER = 2.0
+"""Parameters and gradients, which exist before an update."""
 
 
 class PipelineMember:
@@ -34,6 +38,7 @@ class PipelineMember:
         ranks: its number of ranks.
         on_model: called with this rank's part of the model, when that changes, and whether it is the whole model.
         check_open: called before each operation inside the member; see ``MemberGroup``.
+        state_ratio: bytes of training state for each byte of parameters; ``None`` while it is not known.
     """
 
     def __init__(self, model: CuttableModel, training: Training, device: torch.device) -> None:
@@ -47,6 +52,7 @@ class PipelineMember:
         self.ranks = 1
         self.on_model: Callable[[torch.nn.Module, bool], None] = lambda _model, _is_whole: None
         self.check_open: Callable[[], None] = lambda: None
+        self.state_ratio: float | None = None
         self._model = model
         self._training = training
         self._device = device
@@ -56,6 +62,7 @@ class PipelineMember:
         self._cuts: tuple[int, ...] = ()
         self._connected: tuple[PeerKey, ...] = ()
         self._has_leftovers = False
+        self._has_room = False
 
     @property
     def stage(self) -> Stage:
@@ -107,7 +114,7 @@ class PipelineMember:
             optimizer.move(parameters)
         training.optimizers = [optimizer.optimizer for optimizer in self._optimizers]
         self._stage, self._cuts, self.ranks = stage, cuts, layout.stages
-        self._has_leftovers = True
+        self._has_leftovers, self._has_room = True, False
         self.on_model(stage.model, whole)
         give_back(self._device)  # all of the earlier part but the tensors of its state
 
@@ -156,6 +163,44 @@ class PipelineMember:
         cap = min(rows[rank][1] for rank in mine)
         return None if math.isinf(cap) else int(cap)
 
+    def reserve(self) -> list[torch.Tensor]:
+        """Return memory for what a stage's first update allocates; the caller frees it right before the update.
+
+        Optimizers make their state in their first update. When that fails, others may have committed the step, and with
+        this rank a part of the model would be lost. So it is found out before the vote whether the state fits, next to
+        all that the exchange of gradients takes.
+
+        Raises:
+            OutOfMemory: it does not fit.
+        """
+        if self._has_room or self.state_ratio is None:
+            return []
+        optimizers = [each.optimizer for each in self._optimizers]
+        with_state = {id(p) for optimizer in optimizers for p in optimizer.state}
+        parameters = [p for _, p in self.stage.named_parameters() if p.requires_grad]
+        more = max(0.0, self.state_ratio - _WITHOUT_OPTIMIZER)
+        sizes = [
+            size
+            for p in parameters
+            if id(p) not in with_state
+            for size in [*([p.nbytes] * int(more)), int(p.nbytes * (more % 1))]
+        ]
+        held: list[torch.Tensor] = []
+        try:
+            for size in [*sizes, *_temporary_bytes(optimizers, parameters)]:
+                room = torch.empty(size, dtype=torch.uint8, device=self._device)
+                held.append(room.zero_())  # a container's kernel counts pages from their first use
+        except RuntimeError as error:
+            if out_of_memory(error) is None:
+                raise
+            held.clear()
+            raise OutOfMemory(
+                "the optimizer's state of this rank's units does not fit into memory: they need a device with more of "
+                "it, or a cut that gives this one fewer units"
+            ) from None
+        self._has_room = True
+        return held
+
     def spare_memory(self) -> bool:
         """Keep no activations of units from now on; return ``False`` if there is nothing more to spare."""
         if not self._model.checkpoint_units():
@@ -170,3 +215,20 @@ class PipelineMember:
 
     def rest(self) -> None:
         """Do nothing: a pass keeps nothing."""
+
+
+def _temporary_bytes(
+    optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[torch.nn.Parameter]
+) -> list[int]:
+    """Return the sizes of temporary tensors that torch's optimizers have in an update at the same time, about.
+
+    Those that treat all parameters together (``foreach``, the default on GPUs) have one of each parameter's size, those
+    that treat one after the other two of the largest one's, and fused ones none.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if not parameters or all(group.get("fused") for group in groups):
+        return []
+    by_default = parameters[0].is_cuda
+    if any(by_default if group.get("foreach", False) is None else group.get("foreach", False) for group in groups):
+        return [p.nbytes for p in parameters]
+    return 2 * [max(p.nbytes for p in parameters)]

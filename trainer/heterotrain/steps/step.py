@@ -291,13 +291,17 @@ class Step:
             limits={"clip_norm": clip_norm, "clip_value": clip_value},
         )  # fmt: skip
         self._begin()
-        decision = self._reduce()
-        update = partial(self._update, optimizers, clip_norm=clip_norm, clip_value=clip_value)
-        if isinstance(self.reducer, PieceReducer):
-            began = self.clock.now()
-            finish = None if self.more else partial(self._finish_late, decision, update)
-            self._accept(self.context.confirm(self, decision, finish), decision)
-            self.clock.spent(Phase.SYNC, began)
+        reserve = self.context.reserve()  # kept until every rank has committed
+        try:
+            decision = self._reduce()
+            update = partial(self._update, optimizers, clip_norm=clip_norm, clip_value=clip_value)
+            if isinstance(self.reducer, PieceReducer):
+                began = self.clock.now()
+                finish = None if self.more else partial(self._finish_late, decision, update)
+                self._accept(self.context.confirm(self, decision, finish), decision)
+                self.clock.spent(Phase.SYNC, began)
+        finally:
+            reserve.clear()
         began = self.clock.now()
         norm, rates = update()
         self.clock.spent(Phase.UPDATE, began)

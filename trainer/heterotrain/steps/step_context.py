@@ -40,6 +40,13 @@ class StepContext(Protocol):
     def measure(self, step: Step) -> Measurement | None:
         """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
 
+    def reserve(self) -> list[torch.Tensor]:
+        """Return memory that this rank's update will need, for the caller to free before it.
+
+        Raises:
+            OutOfMemory: there is not enough.
+        """
+
     def reduced(self) -> None:
         """Give all ranks the same random numbers, now that they have the same gradients."""
 
