@@ -7,7 +7,7 @@ the passes are the planner's prediction; the measured step stands beside it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,12 @@ def layout_of(cluster: Cluster, prometheus: str, name: str) -> LayoutShown:
     seconds = _rows(cluster, prometheus, f"max by ({by}) ({metrics.UNIT_SECONDS}{mine})")
     by = f"{metrics.LABEL_UNIT}, {metrics.LABEL_UNIT_NAME}, {metrics.LABEL_WHAT}"
     sizes = _rows(cluster, prometheus, f"max by ({by}) ({metrics.UNIT_BYTES}{mine})")
-    link = float((body["spec"].get("parallelism") or {}).get("linkMbitPerSecond") or 10_000) * 1e6 / 8
     status = body.get("status") or {}
     return LayoutShown(
         name=name,
-        members=_members(name, plan, _curves(seconds), sizes, bytes_per_s=link),
+        members=_members(
+            name, plan, _curves(seconds), sizes, bytes_per_s=_links(body["spec"].get("parallelism") or {})
+        ),
         predicted_s=plan.prediction.step_s if plan.prediction is not None else None,
         measured_s=status.get("stepSeconds"),
     )
@@ -140,8 +141,20 @@ def draw_layout(layout: LayoutShown, output: Path) -> str:
     return f"{len(members)} {'member' if len(members) == 1 else 'members'}, {sum(heights)} stages{more}"
 
 
+def _links(parallelism: Mapping[str, Any]) -> Callable[[str, str], float]:
+    """Return what gives the bytes per second between two pools, by ``spec.parallelism``."""
+    default = float(parallelism.get("linkMbitPerSecond") or 10_000)
+    own = {frozenset(link["between"]): float(link["mbitPerSecond"]) for link in parallelism.get("links") or ()}
+    return lambda one, other: own.get(frozenset((one, other)), default) * 1e6 / 8
+
+
 def _members(
-    job: str, plan: Plan, curves: _Curves, sizes: list[tuple[dict[str, str], float]], *, bytes_per_s: float
+    job: str,
+    plan: Plan,
+    curves: _Curves,
+    sizes: list[tuple[dict[str, str], float]],
+    *,
+    bytes_per_s: Callable[[str, str], float],
 ) -> tuple[MemberShown, ...]:
     """Return the members of a plan with the seconds of their stages."""
     names = {int(labels[metrics.LABEL_UNIT]): labels.get(metrics.LABEL_UNIT_NAME, "") for labels, _ in sizes}
@@ -156,7 +169,8 @@ def _members(
         edges = (0, *member.layout.cuts, units)
         size = max(1, member.micro_batch_samples)
         stages = []
-        for rank in ranks[:: member.layout.shards]:
+        holders = ranks[:: member.layout.shards]
+        for position, rank in enumerate(holders):
             first, end = edges[rank.stage], edges[rank.stage + 1]
             try:
                 each = [seconds_at(curves[rank.worker, unit], size) for unit in range(first, end)]
@@ -166,8 +180,13 @@ def _members(
                     "that it scrapes the workers, and that they run an image of this version"
                 ) from None
             # A stage waits for its input, and for the gradient of its output.
-            into = boundary.get(first - 1, 0.0) * size / bytes_per_s if rank.stage else 0.0
-            back = boundary.get(end - 1, 0.0) * size / bytes_per_s if end < units else 0.0
+            into = back = 0.0
+            if rank.stage:
+                before = plan.pool_of(holders[position - 1])
+                into = boundary.get(first - 1, 0.0) * size / bytes_per_s(before, plan.pool_of(rank))
+            if end < units:
+                after = plan.pool_of(holders[position + 1])
+                back = boundary.get(end - 1, 0.0) * size / bytes_per_s(plan.pool_of(rank), after)
             named = f" ({names[first]} to {names[end - 1]})" if names[first] and names[end - 1] else ""
             stages.append(
                 StageShown(

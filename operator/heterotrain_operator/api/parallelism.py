@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated
+
 from heterotrain_core.contract.choices import Parallelism as Mode
 from pydantic import Field
 
@@ -9,6 +12,20 @@ from heterotrain_operator.api.schema import Model
 
 PLANNED_MODES = frozenset({Mode.PIPELINE, Mode.AUTO})
 """Modes whose members are planned from what the workers measure of the model."""
+
+
+class PoolLink(Model):
+    """The bandwidth between workers of two pools."""
+
+    between: tuple[Annotated[str, Field(min_length=1, max_length=40)], ...] = Field(
+        min_length=2,
+        max_length=2,
+        description="Names of two pools, in either order; twice the same for two workers of one pool. "
+        "Example: [a100, t4].",
+    )
+    mbit_per_second: int = Field(
+        ge=1, le=100_000_000, description="Megabits per second between two workers of these pools. Example: 1000."
+    )
 
 
 class Parallelism(Model):
@@ -28,3 +45,25 @@ class Parallelism(Model):
         le=100_000_000,
         description="With mode Pipeline or Auto: megabits per second between two workers. Example: 10000.",
     )
+    links: tuple[PoolLink, ...] = Field(
+        default=(),
+        max_length=64,
+        description="With mode Pipeline or Auto: pairs of pools with another bandwidth, such as pools in two zones. "
+        "Example: [{between: [a100, t4], mbitPerSecond: 1000}].",
+    )
+
+
+def problem_with_links(links: Sequence[PoolLink], pools: Sequence[str]) -> str:
+    """Return in one sentence what is wrong with the links of a job with these pools; empty for nothing."""
+    seen: set[frozenset[str]] = set()
+    for link in links:
+        if unknown := next((name for name in link.between if name not in pools), None):
+            return (
+                f"spec.parallelism.links names pool {unknown}, which is not in spec.workerPools: correct the name, or "
+                "leave the link out"
+            )
+        pair = frozenset(link.between)
+        if pair in seen:
+            return f"spec.parallelism.links has the pair {', '.join(link.between)} twice: give it one bandwidth"
+        seen.add(pair)
+    return ""

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from heterotrain_operator.api.explain import explain
 from heterotrain_operator.api.lean import share_field_names
+from heterotrain_operator.api.parallelism import problem_with_links
 from heterotrain_operator.api.schema import Model, broken_rules
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.text import quoted
@@ -77,6 +78,8 @@ def beyond_rules(spec: HeteroTrainJobSpec, body: Mapping[str, Any]) -> str:
     names = [pool.name for pool in spec.worker_pools]
     if len(set(names)) != len(names):
         return "spec.workerPools names a pool twice: give every pool its own name"
+    if problem := problem_with_links(spec.parallelism.links, names):
+        return problem
     if spec.deadline is None:
         return ""
     if spec.deadline.year >= MAXYEAR:

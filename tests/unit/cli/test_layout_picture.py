@@ -78,6 +78,15 @@ def test_stages_have_the_times_of_their_units_and_links(stub: ApiStub) -> None:
     assert (found.predicted_s, found.measured_s) == (None, 12.5)
 
 
+def test_pools_may_have_a_link_of_their_own(stub: ApiStub) -> None:
+    stub.objects[JOB]["spec"]["parallelism"]["links"] = [{"between": ["pool", "pool"], "mbitPerSecond": 4}]
+    with prometheus(answers()) as where:
+        found = layout_of(api.Cluster(api.Target(namespace="ml")), where, "gpt")
+    units = [unit(index).seconds[KIND][1] for index in range(UNITS)]
+    expected = sum(each.forward_s for each in units[4:]) + 2 * unit(3).boundary_bytes / 0.5e6
+    assert found.members[0].stages[1].passes.forward_s == pytest.approx(expected)
+
+
 def test_the_picture_of_a_layout(stub: ApiStub, tmp_path: Path) -> None:
     picture = tmp_path / "stages.svg"
     with prometheus(answers()) as where:

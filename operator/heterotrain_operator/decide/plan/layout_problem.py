@@ -49,6 +49,11 @@ def problem_of(
             for pool in pools
         ),
         default_link=Link(bytes_per_s=spec.parallelism.link_mbit_per_second * _BYTES_PER_MBIT),
+        links={
+            (link.between[0], link.between[1]): Link(bytes_per_s=link.mbit_per_second * _BYTES_PER_MBIT)
+            for link in spec.parallelism.links
+            if set(link.between) <= lengths.keys()
+        },
         state_ratio=max(profiles[pool.name].state_ratio or STATE_RATIO for pool in pools),
         batch_samples=spec.training.base_batch_samples,
         micro_batches=_micro_batches(spec, pools, profiles),

@@ -146,6 +146,19 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "parallelism.mode Pipeline and Auto are planned for a fixed batch",
     ),
     "a link without bandwidth": ({"parallelism": {"linkMbitPerSecond": 0}}, "must be at least 1"),
+    "a link of an unknown pool": (
+        {"parallelism": {"links": [{"between": ["a", "z"], "mbitPerSecond": 100}]}},
+        "spec.parallelism.links names pool z, which is not in spec.workerPools",
+    ),
+    "a link twice": (
+        {"parallelism": {"links": [{"between": pair, "mbitPerSecond": 100} for pair in (["a", "b"], ["b", "a"])]}},
+        "has the pair b, a twice",
+    ),
+    "a link of one pool": ({"parallelism": {"links": [{"between": ["a"], "mbitPerSecond": 100}]}}, "links"),
+    "a slow link without bandwidth": (
+        {"parallelism": {"links": [{"between": ["a", "b"], "mbitPerSecond": 0}]}},
+        "must be at least 1",
+    ),
     "an unknown mode": ({"parallelism": {"mode": "Tensor"}}, "must be one of"),
     "a pool twice": ({"workerPools": [pool("a"), pool("a")]}, "names a pool twice"),
     "some prices": (

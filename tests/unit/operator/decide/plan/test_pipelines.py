@@ -454,3 +454,44 @@ def test_random_losses_and_returns_leave_a_sound_plan(seed: int) -> None:
             assert sum(plan.shares) == 100
         else:
             assert cluster.condition("Running")[0] == "False" or not gone
+
+
+def members_by_pools(cluster: FakeCluster) -> list[tuple[str, ...]]:
+    """Return the pools of each member's stages."""
+    plan = plan_of(cluster)
+    return sorted(tuple(plan.pool_of(rank) for rank in ranks) for ranks in plan.ranks_by_member)
+
+
+@pytest.mark.parametrize(("mbit_per_second", "is_mixed"), [(None, True), (10, False), (50_000, True)])
+def test_stages_of_a_member_are_not_put_on_both_sides_of_a_slow_link(
+    mbit_per_second: int | None, is_mixed: bool
+) -> None:
+    """A large and a small worker hold the model, two large ones as well, and two small ones do not.
+
+    All four train, unless a mebibyte of each sample has to cross a slow link between the pools.
+    """
+    profiles = {"a": profile("a", units_that_fit=5.5), "b": profile("b", units_that_fit=2.5, slowness=2)}
+    profiles = {
+        name: replace(each, units=tuple(replace(unit, boundary_bytes=2**20) for unit in each.units))
+        for name, each in profiles.items()
+    }
+    pair = {"between": ["b", "a"], "mbitPerSecond": mbit_per_second}
+    cluster = a_cluster(
+        pool("a", maxReplicas=2), pool("b", maxReplicas=2), profiles=profiles,
+        parallelism={
+            "mode": "Pipeline", "linkMbitPerSecond": 100_000, "links": [] if mbit_per_second is None else [pair]
+        },
+    ).start()  # fmt: skip
+    found = members_by_pools(cluster)
+    assert any(set(pools) == {"a", "b"} for pools in found) is is_mixed
+    assert is_mixed or found == [("a", "a")]
+
+
+def test_a_link_of_a_pool_without_a_profile_is_left_out() -> None:
+    """Planned are the pools that have one; the others join later."""
+    cluster = a_cluster(
+        pool("a", maxReplicas=2), pool("c", maxReplicas=1), profiles={"a": profile("a", units_that_fit=3.5)},
+        parallelism={"mode": "Pipeline", "links": [{"between": ["a", "c"], "mbitPerSecond": 10}]},
+    ).start()  # fmt: skip
+    cluster.pass_time(PROFILE_WAIT_S + 1).settle()
+    assert members_by_pools(cluster) == [("a", "a")]
