@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
+from statistics import median
 from typing import Any
 
 from heterotrain_operator.api.status import WorkerStatus
@@ -14,6 +16,7 @@ from rich.text import Text
 
 from heterotrain_cli.cluster.api import event_time
 from heterotrain_cli.cluster.diagnosis import findings
+from heterotrain_cli.cluster.phases import Phases
 from heterotrain_cli.cluster.view import UNKNOWN, JobView, cost, cost_until_end, duration, number, seconds_since, short
 from heterotrain_cli.forecast.tables import plain_table
 
@@ -23,6 +26,11 @@ COLOURS = {
 }  # fmt: skip
 EVENTS = 10
 """Newest events that are shown."""
+WORKERS = 30
+"""Workers that have a row each; of more, the most urgent ones. The status itself has at most 64."""
+TRAINING = "Training"
+"""State of a worker that computes its share."""
+PHASES = tuple(each.name for each in fields(Phases))
 BAR_COLUMNS = 30
 PIPE_COLUMNS = 200
 
@@ -83,23 +91,57 @@ def summary(view: JobView) -> Table:
     return table
 
 
-def workers_table(view: JobView) -> Table:
-    """Return one row for each worker."""
+def workers_table(view: JobView, phases: Mapping[str, Phases] | None = None) -> Table:
+    """Return one row for each worker; of many, those that need attention (``noticed``).
+
+    Args:
+        view: the job.
+        phases: of workers by name; ``None`` for no columns of phases.
+    """
+    workers = noticed(view.status.workers)
     table = plain_table("worker")
     for heading in ("pool", "state", "node"):
         table.add_column(heading, no_wrap=True)
     for heading in ("share", "samples/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("limit", no_wrap=True)
-    short = any(each.memory for each in view.status.workers)
+    short = any(each.memory for each in workers)
     if short:
         table.add_column("memory", no_wrap=True)
-    for each in view.status.workers:
+    for heading in PHASES if phases is not None else ():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in workers:
         table.add_row(
             each.name, each.pool, _state(each.state), each.node or UNKNOWN, _whole(each.share_samples),
             number(each.samples_per_second), each.binding or UNKNOWN, *([_memory(each)] if short else []),
+            *(_phases(phases.get(each.name)) if phases is not None else []),
         )  # fmt: skip
     return table
+
+
+def _phases(phases: Phases | None) -> list[str]:
+    return [UNKNOWN if phases is None else f"{100 * getattr(phases, name):.0f}%" for name in PHASES]
+
+
+def noticed(workers: Sequence[WorkerStatus]) -> Sequence[WorkerStatus]:
+    """Return all workers, or of more than ``WORKERS`` so many that are worth a look.
+
+    First come those that do not train, then those that are slowest for their pool: by their speed divided by the
+    median of the pool.
+    """
+    if len(workers) <= WORKERS:
+        return workers
+    speeds: dict[str, list[float]] = {}
+    for each in workers:
+        if each.samples_per_second is not None:
+            speeds.setdefault(each.pool, []).append(each.samples_per_second)
+
+    def urgency(worker: WorkerStatus) -> tuple[bool, float]:
+        speed = worker.samples_per_second
+        relative = 1.0 if speed is None else speed / (median(speeds[worker.pool]) or 1.0)
+        return worker.state == TRAINING, relative
+
+    return sorted(workers, key=urgency)[:WORKERS]
 
 
 def _memory(worker: WorkerStatus) -> str:
@@ -126,14 +168,19 @@ def events_table(events: Sequence[Mapping[str, Any]], now: datetime) -> Table:
     return table
 
 
-def description(view: JobView, events: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return everything about a job on one page."""
+def description(
+    view: JobView, events: Sequence[Mapping[str, Any]], phases: Mapping[str, Phases] | None = None
+) -> RenderableType:
+    """Return everything about a job on one page; ``phases`` as for ``workers_table``."""
     parts: list[RenderableType] = [Text(f"{view.namespace}/{view.name}", style="bold"), summary(view), Text()]
     for each in findings(view):
         mark = Text("! ", style="yellow") if each.is_problem else Text("· ", style="dim")
         parts.append(mark + Text(each.what))
+    if len(view.status.workers) > WORKERS:
+        what = f"{WORKERS} of the workers: those that do not train, then the slowest for their pool"
+        parts += [Text(), Text(what, style="dim")]
     if view.status.workers:
-        parts += [Text(), workers_table(view)]
+        parts += [Text(), workers_table(view, phases)]
     if events:
         parts += [Text(), events_table(events, view.now)]
     return Group(*parts)

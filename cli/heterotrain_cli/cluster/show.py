@@ -11,6 +11,7 @@ from rich.live import Live
 from heterotrain_cli.cluster.api import Cluster, Target, target_options
 from heterotrain_cli.cluster.documents import description_document
 from heterotrain_cli.cluster.names import job_argument
+from heterotrain_cli.cluster.phases import phases_of
 from heterotrain_cli.cluster.render import console, description, jobs_table
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.forecast.tables import say
@@ -75,19 +76,28 @@ def describe(*, name: str, output: str, **target: Any) -> None:
 @job_argument()
 @click.option("--interval", type=click.FloatRange(_LEAST_INTERVAL_S, 3600), default=2.0, show_default=True,
               help="Seconds between two readings.")  # fmt: skip
+@click.option("--prometheus", metavar="ADDRESS",
+              help="Shows the parts of each worker's step: URL, or NAMESPACE/SERVICE:PORT.")  # fmt: skip
 @target_options
-def top(*, name: str, interval: float, **target: Any) -> None:
+def top(*, name: str, interval: float, prometheus: str | None, **target: Any) -> None:
     """Watch one job until it ends: what describe shows, renewed every few seconds. Ctrl-C ends it.
+
+    \b
+    Examples:
+      heterotrain top digits
+      heterotrain top digits --prometheus monitoring/prometheus:9090
 
     Exit status: 0 when the job has ended or Ctrl-C was pressed; 1 without an answer from the cluster; 2 for a job that
     does not exist.
-    """
+    """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
     screen = console()
 
     def look() -> tuple[bool, Any]:
         view = view_of(cluster.job(name))
-        return view.has_ended, description(view, cluster.events(name))
+        uid = str(view.body["metadata"]["uid"])
+        phases = phases_of(cluster, prometheus, uid) if prometheus is not None else None
+        return view.has_ended, description(view, cluster.events(name), phases)
 
     has_ended, page = look()
     with Live(page, console=screen, auto_refresh=False, screen=screen.is_terminal, transient=False) as live:

@@ -124,6 +124,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
 NOT_COMMANDS = {
     "CONTRIBUTING.md": ("Allocation: keep a worker",),
     "docs/command-line.md": ("ok       driver",),
+    "docs/forecast.md": ("the fastest one: at most",),
     "docs/watching-a-job.md": ("2026-11-21 19:43:27", "epoch 4 of 8", "WARNING step 7"),
 }
 """First words of blocks that show a text or an output, by document."""

@@ -149,7 +149,10 @@ def test_missing_checkpoints_are_named(tmp_path: Path) -> None:
     done = export(tmp_path / "checkpoints", tmp_path / "w.safetensors", "--step", "7")
     assert done.exit_code == 2
     assert "has no checkpoint of step 7: choose one of the steps [3]" in done.output
-    assert "holds no checkpoint: name a job's own folder" in export(tmp_path / "elsewhere", tmp_path / "w.safetensors").output
+    assert (
+        "holds no checkpoint: name a job's own folder"
+        in export(tmp_path / "elsewhere", tmp_path / "w.safetensors").output
+    )
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
