@@ -5,15 +5,11 @@ The API server knows the kinds of the Prometheus operator while these tests run.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from heterotrain_operator.api.crd import crd
 from lab.cluster import Cluster, ClusterError
-from local_cluster import paths, toolchain
 from support.helm import CHART
 from support.kubeconform import kubeconform, write_schemas
 from support.platforms import blocks, job
@@ -25,7 +21,6 @@ pytestmark = [
 ]
 
 NAMESPACE = "chart-objects"
-MONITORS = ("podmonitors", "servicemonitors", "prometheusrules")
 EVERYTHING = """
 nameOverride: mine
 commonLabels: {team: ml}
@@ -54,30 +49,6 @@ extraObjects:
 - {apiVersion: v1, kind: ConfigMap, metadata: {name: "of-{{ .Release.Name }}"}, data: {a: b}}
 """
 VALUES = [("defaults", "{}"), ("everything", EVERYTHING), *blocks("values")]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """The cluster with a namespace, the definition of jobs and those of the Prometheus operator."""
-    if not os.environ.get("KUBECONFIG"):
-        pytest.skip(reason="no cluster: KUBECONFIG names none")
-    found = Cluster(namespace=NAMESPACE)
-    definitions = toolchain.module_folder(
-        "github.com/prometheus-operator/prometheus-operator", required_by=paths.LOCAL / "kubeconform"
-    )
-    files = [definitions / f"example/prometheus-operator-crd/monitoring.coreos.com_{each}.yaml" for each in MONITORS]
-    monitors = [f"{each}.monitoring.coreos.com" for each in MONITORS]
-    found.run("kubectl", "create", "namespace", NAMESPACE)
-    try:
-        found.run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump(crd()))
-        for path in files:
-            found.run("kubectl", "apply", "--server-side", "-f", str(path))
-        found.run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", "crd", crd()["metadata"]["name"])
-        found.run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", "crd", *monitors)
-        yield found
-    finally:
-        found.run("kubectl", "delete", "crd", "--ignore-not-found", *monitors)
-        found.run("kubectl", "delete", "namespace", NAMESPACE, "--wait=false")
 
 
 def rendered(cluster: Cluster, values: str) -> str:

@@ -81,13 +81,13 @@ def draw(panels: Sequence[Mapping[str, Any]], contents: Sequence[Sequence[Line]]
     for panel, shown in zip(panels, contents, strict=True):
         at = panel["gridPos"]
         axes = figure.add_subplot(grid[at["y"] : at["y"] + at["h"], at["x"] : at["x"] + at["w"]])
-        axes.set_title(panel["title"], fontsize=10, loc="left")
+        axes.set_title(panel["title"], fontsize=10, loc="left", pad=16)  # above the legend
         axes.set_ylabel(UNITS.get(panel["fieldConfig"]["defaults"].get("unit", "short"), ""), fontsize=8)
         for line in shown:
             times_s = [at_s - start_s for at_s, _ in line.points]
             axes.plot(times_s, [value for _, value in line.points], linewidth=1.2, label=line.legend)
         if shown:
-            # Beside the title, not over the curves.
+            # Between title and curves.
             axes.legend(
                 fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=6, frameon=False, borderaxespad=0.0
             )

@@ -1,0 +1,39 @@
+"""A cluster with a namespace, the definition of jobs and those of the Prometheus operator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from heterotrain_operator.api.crd import crd
+from lab.cluster import Cluster
+from local_cluster import paths, toolchain
+
+NAMESPACE = "chart-objects"
+MONITORS = ("podmonitors", "servicemonitors", "prometheusrules")
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[Cluster]:
+    """The cluster with a namespace, the definition of jobs and those of the Prometheus operator."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip(reason="no cluster: KUBECONFIG names none")
+    found = Cluster(namespace=NAMESPACE)
+    definitions = toolchain.module_folder(
+        "github.com/prometheus-operator/prometheus-operator", required_by=paths.LOCAL / "kubeconform"
+    )
+    files = [definitions / f"example/prometheus-operator-crd/monitoring.coreos.com_{each}.yaml" for each in MONITORS]
+    monitors = [f"{each}.monitoring.coreos.com" for each in MONITORS]
+    found.run("kubectl", "create", "namespace", NAMESPACE)
+    try:
+        found.run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump(crd()))
+        for path in files:
+            found.run("kubectl", "apply", "--server-side", "-f", str(path))
+        found.run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", "crd", crd()["metadata"]["name"])
+        found.run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", "crd", *monitors)
+        yield found
+    finally:
+        found.run("kubectl", "delete", "crd", "--ignore-not-found", *monitors)
+        found.run("kubectl", "delete", "namespace", NAMESPACE, "--wait=false")
