@@ -7,21 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heterotrain_core.layout.best import best_cover
-from heterotrain_core.layout.book import book_of
+from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.problem import Problem, invalid
-from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Member
+from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Member, Template
 from heterotrain_core.layout.sharded import sharded_templates
 
 from heterotrain_cli.errors import InputError
 
+AUTO = "auto"
 MODES: Mapping[str, frozenset[LayoutKind]] = {
     "data": frozenset({LayoutKind.REPLICATED}),
     "sharded": frozenset({LayoutKind.REPLICATED, LayoutKind.SHARDED}),
     "pipeline": frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE}),
-    "auto": frozenset(LayoutKind),
+    AUTO: frozenset(LayoutKind),
 }
 """Layouts that members may have, by the name of the mode. A member of one device is always
-possible."""
+possible. ``auto`` is the fastest of the others: no job mixes sharded members with stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class LayoutForecast:
         )
 
 
-def forecast_layout(problem: Problem, *, mode: str = "auto") -> LayoutForecast:
+def forecast_layout(problem: Problem, *, mode: str = AUTO) -> LayoutForecast:
     """Return the forecast.
 
     Args:
@@ -77,7 +78,7 @@ def forecast_layout(problem: Problem, *, mode: str = "auto") -> LayoutForecast:
     if clause := invalid(problem):
         raise InputError(clause)
     found = best(problem, mode)
-    rates = {name: _rate(best(problem, name)) for name in MODES if name != "auto"}
+    rates = {name: _rate(best(problem, name)) for name in MODES if name != AUTO}
     more = [
         OneMore(kind=kind.name, samples_per_s=_rate(best(_with_one_more(problem, index), mode)))
         for index, kind in enumerate(problem.kinds)
@@ -90,8 +91,24 @@ def best(problem: Problem, mode: str) -> Cover | Infeasible:
     book = book_of(problem)
     if isinstance(book, Infeasible):
         return book
-    sharded = sharded_templates(problem) if LayoutKind.SHARDED in MODES[mode] else ()
+    if mode != AUTO:
+        return _best(book, mode)
+    found = [_best(book, each) for each in MODES if each != AUTO]
+    covers = [each for each in found if isinstance(each, Cover)]
+    return max(covers, key=lambda cover: cover.samples_per_s, default=found[-1])
+
+
+def _best(book: Book, mode: str) -> Cover | Infeasible:
+    sharded: tuple[Template, ...] = ()
+    if LayoutKind.SHARDED in MODES[mode]:
+        sharded = tuple(each for each in sharded_templates(book.problem) if _is_one_worker(book.problem, each))
     return best_cover(book, MODES[mode], further=sharded)
+
+
+def _is_one_worker(problem: Problem, template: Template) -> bool:
+    """Return whether a sharded member is what a job can have: all devices of one node."""
+    used = [(count, kind) for count, kind in zip(template.devices, problem.kinds, strict=True) if count]
+    return len(used) == 1 and used[0][0] == used[0][1].devices_per_node
 
 
 def draw(layout: Layout) -> str:

@@ -124,3 +124,16 @@ def test_a_mode_belongs_to_a_model() -> None:
     result = CliRunner().invoke(main, ["forecast", "--mode", "pipeline"])
     assert result.exit_code == 2
     assert "--mode needs --model FILE" in result.stderr
+
+
+@pytest.mark.parametrize(("per_node", "expected"), [(2, "Sharded"), (1, "Pipeline")])
+def test_a_sharded_member_is_one_worker(tmp_path: Path, per_node: int, expected: str) -> None:
+    """No device holds the model. Two of a node do, and four devices without common nodes form pipelines."""
+    document = model(fast=(4, 3.5)) | {"defaultLink": {"gbitPerSecond": 8000}}
+    document["devices"][0]["perNode"] = per_node
+    found = answer(tmp_path, document, "--batch", "8")
+    rates = found["samplesPerSecondByMode"]
+    assert {member["kind"] for member in found["members"]} == {expected}
+    assert found["samplesPerSecond"] == max(rate for rate in rates.values() if rate is not None)
+    assert all(len(member["shards"]) in (0, per_node) for member in found["members"])
+    assert (rates["sharded"] is None) is (per_node == 1)
