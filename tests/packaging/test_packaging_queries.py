@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from heterotrain_operator.cluster_state.telemetry import MemberId
+from heterotrain_operator.prom import queries as prom
 from support.helm import CHART
 from support.real_prometheus import START_S, RealPrometheus, real_prometheus
 
@@ -250,3 +252,14 @@ def test_a_job_is_selected_by_its_name_and_its_run(server: RealPrometheus) -> No
     server.write({name("heterotrain_ready", worker="digits-big-w0", job_uid="u2"): constant(1)}, range(0, 1, 5))
     found = server.query(selector[1].replace("$name", "digits"), 0)
     assert [dict(labels)["job_uid"] for labels in found] == ["u1"]
+
+
+def test_one_query_of_the_operator_brings_a_job_s_series_and_the_times_of_its_scrapes(server: RealPrometheus) -> None:
+    """Prometheus leaves out rows on the right of ``or`` with the labels of a row on the left, whatever their names."""
+    identity = {"job_uid": "read", "worker": "read-w0", "worker_uid": "uid-a", "local_rank": "0"}
+    written = {name("heterotrain_ready", **identity): constant(1), name("heterotrain_step", **identity): constant(7)}
+    server.write(written, range(0, 11, 5))
+    answer = server.query(prom.series_and_times_of("read"), 12)
+    rows, times = prom.without_times([prom.Series(dict(labels), value) for labels, value in answer.items()])
+    assert [(row.labels["__name__"], row.value) for row in rows] == [("heterotrain_step", 7)]
+    assert prom.parse_scrape_times(times) == {MemberId("uid-a", 0): START_S + 10}

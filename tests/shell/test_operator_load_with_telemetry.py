@@ -75,8 +75,8 @@ async def test_each_scrape_of_each_job_is_read_once_and_shares_follow_the_speeds
     assert passes <= 4 * JOBS * SPAN_S / SCRAPE_S, "no job asks for passes again and again"
     rounds, scrapes = telemetry.queries["sum by "], JOBS * SPAN_S / SCRAPE_S
     assert rounds == pytest.approx(SPAN_S / PrometheusSettings().poll_s, abs=2), "one query a round, for all jobs"
-    for kind in ("timestamp", "everything"):
-        assert scrapes - JOBS <= telemetry.queries[kind] <= scrapes + 2 * JOBS, kind
+    assert set(telemetry.queries) == {"sum by ", "everything"}, "one query brings series and times of scrapes"
+    assert scrapes - JOBS <= telemetry.queries["everything"] <= scrapes + 2 * JOBS
     pools = {name: speed.per_sample_s for name, speed in SPEEDS.items()}
     compared = 0
     for (plural, _, _), body in load.kube.objects.items():
@@ -149,7 +149,7 @@ async def costs(jobs: int, monkeypatch: pytest.MonkeyPatch, *, more_nodes: int =
     structlog.reset_defaults()
     assert len(telemetry.stand_in._jobs) == jobs
     return Counter(
-        queries_of_jobs=telemetry.queries["timestamp"] + telemetry.queries["everything"],
+        queries_of_jobs=telemetry.queries["everything"],
         queries_of_all=telemetry.queries["sum by "],
         passes=int(sum(app.metrics.reconciles.labels(result=each)._value.get() for each in RECONCILE_RESULTS)),
         requests=len(load.kube.calls),

@@ -22,7 +22,7 @@ Row = tuple[dict[str, str], float]
 
 
 class SimulatedPrometheus:
-    """Answers the operator's two queries about one job.
+    """Answers the operator's query about one job, and nothing to the one about all jobs: then each round reads it.
 
     Args:
         speeds: by pool, the time model of one rank.
@@ -61,7 +61,7 @@ class SimulatedPrometheus:
 
     async def _query(self, request: web.Request) -> web.Response:
         query = str((await request.post())["query"])
-        rows = self._times() if query.startswith("timestamp(") else self._everything()
+        rows = [] if query.startswith("sum by") else [*self._everything(), *self._times()]
         result = [{"metric": labels, "value": [time.time(), str(value)]} for labels, value in rows]
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
 

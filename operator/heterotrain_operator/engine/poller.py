@@ -31,12 +31,12 @@ from heterotrain_operator.prom.errors import PromBadAnswer, PromError
 from heterotrain_operator.prom.history import FORGET_S, Speed, TelemetryHistory
 from heterotrain_operator.prom.queries import (
     Series,
-    everything_of,
     parse_everything,
     parse_scrape_times,
     parse_scrapes,
-    scrape_times_of,
     scrapes_of,
+    series_and_times_of,
+    without_times,
 )
 from heterotrain_operator.prom.unit_profiles import parse_profile, profile_of
 from heterotrain_operator.settings import PrometheusSettings
@@ -153,12 +153,12 @@ class Poller:
     async def _scrapes_of(self, jobs: Sequence[JobView], prom: Prom) -> dict[str, float]:
         """Return by uid the number that changes with each scrape of the job, for all that Prometheus answers about.
 
-        So jobs without a new scrape need no query of their own.
+        So only jobs with a new scrape need a query of their own, which brings everything.
         """
         found: dict[str, float] = {}
-        for start in range(0, len(jobs) if len(jobs) > 1 else 0, JOBS_PER_QUERY):
+        for start in range(0, len(jobs), JOBS_PER_QUERY):
             uids = [job.uid for job in jobs[start : start + JOBS_PER_QUERY]]
-            with suppress(PromError):  # each job's own read reports the problem
+            with suppress(Exception):  # each job's own read meets the problem, too, and reports it
                 found |= parse_scrapes(await prom.query(scrapes_of(uids)))
         return found
 
@@ -190,20 +190,19 @@ class Poller:
         await self._wait_for_slot()
         async with gate:
             try:
-                rows, dropped = await prom.query(scrape_times_of(job.uid)), Dropped()
+                answer, dropped = await prom.query(series_and_times_of(job.uid)), Dropped()
+                rows, scrapes = without_times(answer)
                 # The clock of Prometheus may be ahead of the operator's, but not by this much.
                 latest_s = self._clocks.wall() + FORGET_S
                 times = parse_scrape_times(
-                    rows,
+                    scrapes,
                     workers=self._workers_of(job),
                     namespace=job.key.namespace,
                     latest_s=latest_s,
                     dropped=dropped,
                 )
-                # Only a scrape brings new data, and most reads find no new scrape.
                 scraped = not history.has_taken(times)
                 if scraped:
-                    rows = await prom.query(everything_of(job.uid))
                     pods = self._store.pods.of_job(job.key)
                     take = partial(
                         _take,

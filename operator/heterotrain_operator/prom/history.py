@@ -248,8 +248,8 @@ class TelemetryHistory:
     def _fallen(self, snapshot: Snapshot, times: Mapping[MemberId, float]) -> set[MemberId]:
         """Return the members whose counters fell: no process counts backwards, and a new one has a new uid.
 
-        Times and counters are two reads, which may reach two replicas. A member without newer counters for
-        ``FORGET_S`` is believed again.
+        Two reads may reach two replicas of Prometheus. A member without newer counters for ``FORGET_S`` is believed
+        again.
         """
         fallen = {
             key.member

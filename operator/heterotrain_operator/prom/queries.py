@@ -33,6 +33,7 @@ from heterotrain_operator.prom.errors import PromBadAnswer
 MAX_SERIES = 50_000
 """Series of one answer, for each job: all of 160 ranks with 16 shapes, or of 500 ranks with 4."""
 _ROWS = '"result":['
+_TIME = "time_of"
 _LONGEST_HEAD = 200
 """Characters within which the rows of an answer begin."""
 MAX_SHAPES = 4 * metrics.MAX_LIVE_SHAPES
@@ -60,9 +61,23 @@ def everything_of(job_uid: str) -> str:
     return f'{{__name__=~"{"|".join(PLAUSIBLE)}",{metrics.LABEL_JOB_UID}="{job_uid}"}}'
 
 
-def scrape_times_of(job_uid: str) -> str:
-    """Return the query for the time of each member's newest scrape."""
-    return f'timestamp({metrics.READY}{{{metrics.LABEL_JOB_UID}="{job_uid}"}})'
+def series_and_times_of(job_uid: str) -> str:
+    """Return the query for all series of a job and the time of each member's newest scrape; see ``without_times``.
+
+    ``or`` leaves out rows on the right with the labels of a row on the left, names of metrics aside, so the times need
+    a label that no series has.
+    """
+    times = f'timestamp({metrics.READY}{{{metrics.LABEL_JOB_UID}="{job_uid}"}})'
+    return f'{everything_of(job_uid)} or label_replace({times}, "{_TIME}", "scrape", "", "")'
+
+
+def without_times(rows: Iterable[Series]) -> tuple[list[Series], list[Series]]:
+    """Return the series of an answer to ``series_and_times_of``, and the times of scrapes: only those have no name."""
+    series: list[Series] = []
+    times: list[Series] = []
+    for row in rows:
+        (series if "__name__" in row.labels else times).append(row)
+    return series, times
 
 
 def scrapes_of(job_uids: Iterable[str]) -> str:

@@ -45,13 +45,16 @@ class ChaosPrometheus:
         job = next((t for t in self._cluster.trainings.values() if f'"{t.job_uid}"' in promql), None)
         if job is None:
             return ()
-        rows = self._times(job) if promql.startswith("timestamp(") else self._everything(job)
+        times = self._times(job)
+        if promql.startswith("sum by"):
+            return (Series({metrics.LABEL_JOB_UID: job.job_uid}, sum(row.value for row in times)),)
+        rows = [*self._everything(job), *times]
         return tuple(self._lied(row) for row in rows)
 
     def _times(self, job: JobTraining) -> list[Series]:
         scraped_s = self._now_s() // SCRAPE_S * SCRAPE_S + self.skew_s
         scraped_s += {"old": -600.0, "future": 86_400.0}.get(self.lie, 0.0)
-        return [Series({**_identity(job, uid), "__name__": metrics.READY}, scraped_s) for uid in sorted(job.processes)]
+        return [Series(_identity(job, uid), scraped_s) for uid in sorted(job.processes)]
 
     def _everything(self, job: JobTraining) -> list[Series]:
         rows = []

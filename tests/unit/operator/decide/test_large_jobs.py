@@ -16,11 +16,11 @@ from heterotrain_operator.decide.job import decide
 from heterotrain_operator.prom.history import TelemetryHistory
 from heterotrain_operator.prom.queries import (
     Series,
-    everything_of,
     parse_answer,
     parse_everything,
     parse_scrape_times,
-    scrape_times_of,
+    series_and_times_of,
+    without_times,
 )
 from lab.scale.exporters import SCRAPE_S, StandIn
 from support.fake_cluster import FakeCluster, node_body, pool
@@ -56,8 +56,8 @@ def large_job(workers: int) -> FakeCluster:
     uid = cluster.job["metadata"]["uid"]
     for _ in range(3):
         cluster.pass_time(SCRAPE_S)
-        times = parse_scrape_times(answer(scrape_times_of(uid)))
-        history.take(parse_everything(answer(everything_of(uid))), times, pools=pools_by_uid)
+        rows, times = without_times(answer(series_and_times_of(uid)))
+        history.take(parse_everything(rows), parse_scrape_times(times), pools=pools_by_uid)
     cluster.telemetry = history.telemetry
     return cluster
 

@@ -20,8 +20,8 @@ from heterotrain_operator.prom.queries import (
     parse_everything,
     parse_scrape_times,
     parse_vector,
-    scrape_times_of,
     scrapes_of,
+    series_and_times_of,
 )
 
 ME = MemberId("uid-a", 0)
@@ -54,7 +54,8 @@ def snapshot(steps: float, *, committed: int | None = None, **shape: Any) -> Sna
 def test_queries_select_one_job() -> None:
     assert everything_of("u").endswith(',job_uid="u"}')
     assert metrics.PHASE_SECONDS_SQUARED in everything_of("u")
-    assert scrape_times_of("u") == 'timestamp(heterotrain_ready{job_uid="u"})'
+    times = 'label_replace(timestamp(heterotrain_ready{job_uid="u"}), "time_of", "scrape", "", "")'
+    assert series_and_times_of("u") == f"{everything_of('u')} or {times}"
 
 
 def test_one_query_asks_about_many_jobs_and_each_of_them_gets_one_row() -> None:

@@ -101,7 +101,7 @@ class SimulatedJob:
         }
 
     def scrape_times(self) -> list[Row]:
-        """Return the answer about the newest scrapes."""
+        """Return the times of the newest scrapes, as rows without a name."""
         return [_row({**_identity(self.plan, rank)}, self.scraped_s) for rank in self.plan.ranks]
 
     def everything(self) -> list[Row]:
@@ -183,10 +183,8 @@ class StandIn:
             job.advance(self._wall())
             if query.startswith("sum by"):
                 rows.append(_row({metrics.LABEL_JOB_UID: uid}, job.scraped_s * len(job.plan.ranks)))
-            elif query.startswith("timestamp("):
-                rows += job.scrape_times()
             else:
-                rows += job.everything()
+                rows += [*job.everything(), *job.scrape_times()]
         return {"status": "success", "data": {"resultType": "vector", "result": rows}}
 
     async def query(self, request: web.Request) -> web.Response:
