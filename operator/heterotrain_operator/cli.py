@@ -20,7 +20,7 @@ from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.handlers import register
 from heterotrain_operator.kube.auth import load_configuration
-from heterotrain_operator.kube.client import KubeClient
+from heterotrain_operator.kube.client import KubeClient, use_small_tls_buffers
 from heterotrain_operator.kube.errors import KubeError
 from heterotrain_operator.kube.lease import LeadershipLost
 from heterotrain_operator.kube.resources import JOBS, LEASES, NODES
@@ -139,6 +139,7 @@ def check(**options: Any) -> None:
 
 
 async def _run(settings: Settings) -> list[BaseException]:
+    use_small_tls_buffers()
     kube = KubeClient(await load_configuration(settings.kubeconfig))
     await _reachable(kube)
     source = settings.prometheus

@@ -7,7 +7,8 @@ missing series, a value that is not a number, a negative mean) are treated as mi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract import metrics
@@ -18,6 +19,7 @@ SHORTEST_STEP_S = 1e-9
 """Shorter compute times are not measurements."""
 MOST_SAMPLES = 2**31
 """Larger shares are not measurements."""
+_PLACE = {phase: place for place, phase in enumerate(metrics.PHASES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,27 @@ class CounterKey:
     member: str
     share_samples: int
     micro_batch_samples: int
+
+
+class PhaseSums(Mapping[str, float]):
+    """A sum of each phase, in less than half of a dictionary's memory; a phase without a finite sum is missing."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, sums: Mapping[str, float]) -> None:
+        self._values = array("d", [sums.get(phase, math.nan) for phase in metrics.PHASES])
+
+    def __getitem__(self, phase: str) -> float:
+        value = self._values[_PLACE[phase]]
+        if not math.isfinite(value):
+            raise KeyError(phase)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return (phase for phase, value in zip(metrics.PHASES, self._values, strict=True) if math.isfinite(value))
+
+    def __len__(self) -> int:
+        return sum(map(math.isfinite, self._values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

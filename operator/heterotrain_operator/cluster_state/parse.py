@@ -112,7 +112,7 @@ def parse_job(body: Mapping[str, Any], known: JobView | None = None) -> JobView:
             deleting="deletionTimestamp" in metadata,
             labels=metadata.get("labels") or {},
             status=read_status(body),
-            status_body=body.get("status") or {},
+            status_text=json.dumps(body.get("status") or {}, separators=(",", ":")),
             checkpoint_request=_checkpoint_request(metadata.get("annotations") or {}),
         )
     spec, problem = None, ""
@@ -134,7 +134,7 @@ def parse_job(body: Mapping[str, Any], known: JobView | None = None) -> JobView:
         template=(body.get("spec") or {}).get("template") or {},
         patches={} if spec is None else template_patches(body["spec"]),
         status=read_status(body),
-        status_body=body.get("status") or {},
+        status_text=json.dumps(body.get("status") or {}, separators=(",", ":")),
         checkpoint_request=_checkpoint_request(metadata.get("annotations") or {}),
     )
 

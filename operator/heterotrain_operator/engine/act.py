@@ -338,19 +338,18 @@ class Actor:
         """Write the status if it differs; return the seconds until delayed numbers may be written."""
         if status is None:
             return None
-        desired = as_body(status)
-        changed = {name for name in {*desired, *job.status_body} if desired.get(name) != job.status_body.get(name)}
+        desired, stored = as_body(status), job.status_body
+        changed = {name for name in {*desired, *stored} if desired.get(name) != stored.get(name)}
         changed -= self._undeclared
         if not changed:
             return None
-        if _without_messages(desired) == _without_messages(job.status_body):
+        if _without_messages(desired) == _without_messages(stored):
             changed.discard("conditions")  # only numbers in messages differ
         left_s = memory.status_written_s + self._status_interval_s - self._clocks.monotonic()
         if changed <= _FAST and left_s > 0:
             return left_s
         before, desired = (
-            {name: value for name, value in each.items() if name not in self._undeclared}
-            for each in (job.status_body, desired)
+            {name: value for name, value in each.items() if name not in self._undeclared} for each in (stored, desired)
         )
         # The uid and the resourceVersion protect a recreated or changed job from an outdated status.
         metadata = {"uid": job.uid, "resourceVersion": job.resource_version}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from asyncio import sslproto
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 from urllib.request import getproxies
@@ -28,9 +29,17 @@ LIST_TIMEOUT_S: Final = 120.0
 PAGE_SIZE: Final = 100
 """Objects of one answer: decoding 500 jobs with their status would keep the event loop for 0.1 s."""
 
+TLS_BUFFER_BYTES: Final = 32 * 1024
+"""Python's own buffer for each connection with TLS is 256 KiB, and under load the operator has a hundred of them."""
+
 _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
 _JSON: Final = "application/json"
+
+
+def use_small_tls_buffers() -> None:
+    """Let all later connections of this process have buffers of ``TLS_BUFFER_BYTES``: two records of TLS fit."""
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
 
 
 class KubeClient(Kube):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import CounterKey, Counters
+from heterotrain_core.perf.counters import CounterKey, Counters, PhaseSums
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.parse import LATEST_S
@@ -258,8 +258,8 @@ class _Shape(NamedTuple):
     def counters(self, of_member: Mapping[str, float]) -> Counters:
         return Counters(
             steps=self.plain[metrics.STEPS],
-            phase_s=self.seconds,
-            phase_s2=self.squares,
+            phase_s=PhaseSums(self.seconds),
+            phase_s2=PhaseSums(self.squares),
             first_bucket_fraction=self.plain.get(metrics.FIRST_BUCKET_FRACTION),
             first_bucket_fraction_squared=self.plain.get(metrics.FIRST_BUCKET_FRACTION_SQUARED),
             bucket_steps=of_member.get(metrics.BUCKET_STEPS),

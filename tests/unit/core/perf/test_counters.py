@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import CounterKey, Counters, MeanVariance, Observation, observe, usable
+from heterotrain_core.perf.counters import CounterKey, Counters, MeanVariance, Observation, PhaseSums, observe, usable
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,3 +99,22 @@ def test_no_counters_raise(before: dict[CounterKey, Counters], after: dict[Count
         assert isinstance(found, Observation)
         assert found.steps >= 1
         assert usable(found) in {True, False}
+
+
+def test_sums_of_phases_are_a_mapping_without_the_missing_ones() -> None:
+    some = {metrics.PHASE_COMPUTE: 2.5, metrics.PHASE_STEP: 0.0}
+    sums = PhaseSums({**some, metrics.PHASE_SYNC: float("nan"), "unknown": 1.0})
+    assert sums == some
+    assert some == sums
+    assert (len(sums), sums.get(metrics.PHASE_LOAD), sums.get("unknown")) == (2, None, None)
+    assert PhaseSums({}) == {}
+
+
+@given(counters, counters)
+def test_observations_do_not_depend_on_how_sums_are_kept(before: Counters, after: Counters) -> None:
+    def packed(counters: Counters) -> Counters:
+        return replace(counters, phase_s=PhaseSums(counters.phase_s), phase_s2=PhaseSums(counters.phase_s2))
+
+    key = CounterKey(member="m", share_samples=8, micro_batch_samples=8)
+    expected = observe({key: before}, {key: after}, ended_s=1.0)
+    assert repr(observe({key: packed(before)}, {key: packed(after)}, ended_s=1.0)) == repr(expected)
