@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,9 @@ _INTERVALS = 16
 _CUTS = 24
 """How often the group with the highest bound is looked at more closely."""
 _PARTS = 4
-"""Parts that each of its intervals is cut into."""
+"""Parts that each of its intervals is cut into, or its batches."""
+_ALIKE = 0.01
+"""Relative difference in worth between two batches that is not worth a closer look."""
 _MOST_CUT = 48
 """Intervals that are cut at a time, those with the highest bounds."""
 _CLOSE = 5e-4
@@ -126,15 +129,17 @@ def _most_by_levels(job: JobDemand, most_P: Floats, cost_P: Floats, *, listed: f
         highest = max(groups, key=lambda group: group.above)
         if highest.above <= listed + _CLOSE * terms.weight:
             break
-        highest.look_closer(listed)
+        if parts := highest.parts():
+            groups.remove(highest)
+            groups += parts
+        else:
+            highest.look_closer(listed)
     return max((group.above for group in groups), default=listed)
 
 
 def _all_groups(job: JobDemand, terms: _Terms, least: int, most: int) -> Iterator[_Group]:
     """Yield every group of numbers of workers, with every candidate batch."""
     batches = candidate_batches(job)
-    plain = job.objective is Objective.DEADLINE  # its rate counts plain samples
-    worth_B = np.ones(len(batches)) if plain else batch_worth(job, batches)
     members = known_members(job)
     ratio = max(_GROUP_RATIO, (max(most, least) / least) ** (len(batches) / _MOST_GROUPS))
     while least <= most:
@@ -144,10 +149,16 @@ def _all_groups(job: JobDemand, terms: _Terms, least: int, most: int) -> Iterato
         scale = min(float(exchange_scale(job, ranks, np.array([workers]))[0]) for workers in {least, 2})
         timing = Timing(members, job.communication, max(batches), exchange_L1=scale)
         noise = float(noise_ceilings(job.variation, np.minimum(ranks, _MOST_MEMBERS_WITH_NOISE))[0])
-        for batch, worth in zip(batches, worth_B.tolist(), strict=True):
-            weighted = batch * noise * worth * terms.factor
-            yield _Group(job, terms, timing, workers=(least, largest), batch=batch, worth=weighted)
+        # Where members accumulate, any batch between the candidates may be one just before a further micro-batch.
+        between = len(batches) > 1 and timing.accumulates
+        for span in pairwise(batches) if between else zip(batches, batches, strict=True):
+            yield _Group(job, terms, timing, workers=(least, largest), batches=span, factor=noise * terms.factor)
         least = largest + 1
+
+
+def _worth(job: JobDemand, batch: float) -> float:
+    """Return the weight of a sample in a batch; a deadline counts plain samples."""
+    return 1.0 if job.objective is Objective.DEADLINE else float(batch_worth(job, [batch])[0])
 
 
 def _score(job: JobDemand, terms: _Terms, rate_L: Floats, money_L: Floats, fewest: int) -> Floats:
@@ -173,10 +184,20 @@ class _Group:
     """Numbers of workers within a range, with one batch; ``above`` is at least their best net score."""
 
     def __init__(
-        self, job: JobDemand, terms: _Terms, timing: Timing, *, workers: tuple[int, int], batch: int, worth: float
+        self,
+        job: JobDemand,
+        terms: _Terms,
+        timing: Timing,
+        *,
+        workers: tuple[int, int],
+        batches: tuple[float, float],
+        factor: float,
     ) -> None:
-        """Note the terms; ``worth`` is the batch in weighted samples, noise included."""
-        self._job, self._terms, self._timing, self._batch, self._worth = job, terms, timing, batch, worth
+        """Note the terms; ``batches`` are the least and the largest batch, and ``factor`` counts noise and changes."""
+        self._job, self._terms, self._timing, self._factor = job, terms, timing, factor
+        # The least batch of a span has to be taken, and the largest one counts, which is worth most.
+        self._batch, self._largest_batch = batches
+        self._worth = factor * self._largest_batch * _worth(job, self._largest_batch)
         self._fewest, self._largest = workers
         self.above = self._done = -math.inf
         # A little later, so that rounding excludes no worker's largest share.
@@ -191,6 +212,24 @@ class _Group:
             edges[0] = 1e-12 * high if enough[0] == 0 else edges[0]
             self._start_L, self._end_L = edges[:-1], edges[1:]
             self._note()
+
+    def parts(self) -> list[_Group]:
+        """Return the groups of parts of its batches; none where these are alike."""
+        if self._worth <= (1.0 + _ALIKE) * self._factor * self._batch * _worth(self._job, self._batch):
+            return []
+        edges = np.geomspace(self._batch, self._largest_batch, _PARTS + 1).tolist()
+        edges[0], edges[-1] = self._batch, self._largest_batch
+        return [
+            _Group(
+                self._job,
+                self._terms,
+                self._timing,
+                workers=(self._fewest, self._largest),
+                batches=span,
+                factor=self._factor,
+            )
+            for span in pairwise(edges)
+        ]
 
     def look_closer(self, target: float) -> None:
         """Cut the intervals with bounds above a score."""

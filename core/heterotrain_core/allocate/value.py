@@ -7,7 +7,7 @@ Legend: ``O`` options (numbers of workers from each of the job's pools), ``P`` t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from heterotrain_core.allocate.problem import JobDemand, Objective, Pool
 from heterotrain_core.allocate.risk import losses_per_s
 from heterotrain_core.allocate.thinning import Limit, combine, thin
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.goodput import statistical_efficiency
 from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from heterotrain_core.split.level import real_levels
@@ -33,8 +32,10 @@ LEAST_GAIN = 0.03
 """Gain that a change has to promise beyond its pause: models are no more exact, and every change is a risk."""
 LONGEST_DWELL_S = 7 * 24 * 3600.0
 """Seconds that a set of workers is expected to last at most, however rare losses are: one week."""
-BATCHES = 9
+BATCHES = 7
 """Candidate batches of an adaptive job in an allocation; the plan itself compares more."""
+JUMPS = (-1, 0, 1)
+"""Where members accumulate: full micro-batches more than in the best of these batches, at which to look as well."""
 MOST_OPTIONS = 2048
 """Most options of one job; where there are more, the numbers of workers are thinned out."""
 MOST_NEAR = 729
@@ -175,12 +176,8 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
     worth = batch_worth(job, batches)
     counts_CP: Floats = np.repeat(members_OP, len(batches), axis=0).astype(float)
     batch_C = np.tile(np.array(batches, dtype=float), len(counts_OP))
-    timing = Timing(
-        members,
-        job.communication,
-        max(batches),
-        exchange_L1=np.repeat(exchange_scale(job, total_O, counts_OP.sum(axis=1)), len(batches))[:, None],
-    )
+    scale_O = exchange_scale(job, total_O, counts_OP.sum(axis=1))
+    timing = Timing(members, job.communication, max(batches), exchange_L1=np.repeat(scale_O, len(batches))[:, None])
     floor_C, cap_C = counts_CP @ timing.lo_W, counts_CP @ timing.hi_W
     possible_C = (floor_C <= batch_C) & (batch_C <= cap_C)
     # Where the batch cannot be shared, a feasible one stands in; its result is discarded below.
@@ -188,16 +185,49 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
     at_floor_CP = timing.step_s(np.broadcast_to(timing.lo_W, counts_CP.shape))
     step_C = np.maximum(level_C, np.where(counts_CP > 0, at_floor_CP, 0.0).max(axis=1))
     # With noise, the slowest of many members is slower than each of them on average.
-    noise_C = np.repeat(noise_ceilings(job.variation, total_O), len(batches))
-    rate_C = np.where(possible_C & (step_C > 0), batch_C * noise_C / np.maximum(step_C, 1e-300), 0.0)
-    rate_OB = rate_C.reshape(len(counts_OP), len(batches))
+    noise_O = noise_ceilings(job.variation, total_O)
+    rate_C = np.where(possible_C & (step_C > 0), batch_C / np.maximum(step_C, 1e-300), 0.0)
+    rate_OB = rate_C.reshape(len(counts_OP), len(batches)) * noise_O[:, None]
+    every_O = np.arange(len(counts_OP))
+    best_O = (rate_OB * worth).argmax(axis=1)
+    plain_O, worth_O = rate_OB[every_O, best_O], worth[best_O]
+    if len(batches) > 1 and timing.accumulates:
+        timing = Timing(members, job.communication, max(batches), exchange_L1=scale_O[:, None])
+        level_O = step_C.reshape(rate_OB.shape)[every_O, best_O]
+        for batch_O, at_O in _before_jumps(timing, members_OP, level_O):
+            able_O = (batches[0] <= batch_O) & (batch_O <= batches[-1]) & (plain_O > 0)
+            there_O = np.where(able_O, batch_O / np.maximum(at_O, 1e-300), 0.0) * noise_O
+            its_O = batch_worth(job, np.clip(batch_O, batches[0], batches[-1]))
+            better_O = there_O * its_O > plain_O * worth_O
+            plain_O, worth_O = np.where(better_O, there_O, plain_O), np.where(better_O, its_O, worth_O)
     if job.objective is Objective.DEADLINE:
         # The remaining work is counted in plain samples, but the batch is chosen by their weighted value.
-        chosen_O = (rate_OB * worth).argmax(axis=1)
-        at_batch_O: Floats = rate_OB[np.arange(len(counts_OP)), chosen_O]
-        return at_batch_O
-    rate_O: Floats = (rate_OB * worth).max(axis=1)
+        worth_O = np.ones(len(worth_O))
+    rate_O: Floats = plain_O * worth_O
     return rate_O
+
+
+def _before_jumps(timing: Timing, members_OP: Ints, level_O: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """Yield batches just before a further micro-batch of some pool's members, with their step times, both ``_O``.
+
+    One more sample would cost the fixed part of that micro-batch, so goodput falls there. At the time of so many full
+    micro-batches, the largest batch is the sum of what all members do until then.
+
+    Args:
+        timing: of one member of each pool, with the exchange of each option.
+        members_OP: members of each pool.
+        level_O: step time near which to look.
+    """
+    full_OP = np.floor(timing.real_most(level_O[:, None])[0] / timing.micro_W)
+    floors_OP = timing.step_s(np.broadcast_to(timing.lo_W, members_OP.shape))
+    floor_O = np.where(members_OP > 0, floors_OP, 0.0).max(axis=1)
+    for further in JUMPS:
+        samples_OP = np.clip((full_OP + further).astype(np.int64), 1, None) * timing.micro_W
+        step_OP = timing.step_s(np.clip(samples_OP, timing.lo_W, timing.hi_W))
+        for p in np.flatnonzero(timing.micro_W < timing.hi_W).tolist():
+            at_O = np.maximum(step_OP[:, p], floor_O)
+            most_OP = timing.real_most(at_O[:, None])[0]
+            yield np.where(members_OP[:, p] > 0, (members_OP * most_OP).sum(axis=1), 0.0), at_O
 
 
 def exchange_scale(job: JobDemand, members_O: Ints, workers_O: Ints) -> Floats:
@@ -328,12 +358,13 @@ def candidate_batches(job: JobDemand) -> tuple[int, ...]:
     return tuple(sorted({round(job.batch_samples * ratio ** (i / (BATCHES - 1))) for i in range(BATCHES)}))
 
 
-def batch_worth(job: JobDemand, batches: Sequence[int]) -> Floats:
+def batch_worth(job: JobDemand, batches: Sequence[float] | Floats) -> Floats:
     """Return the weight of a sample in each batch, ``_B``."""
     if job.noise_samples is None or job.objective is Objective.THROUGHPUT:
         return np.ones(len(batches))
     phi = max(0.0, job.noise_samples)
-    return np.array([statistical_efficiency(b, base_samples=job.batch_samples, noise_samples=phi) for b in batches])
+    found_B: Floats = (phi + job.batch_samples) / (phi + np.asarray(batches, dtype=float))  # as in ``goodput``
+    return found_B
 
 
 def noise_ceilings(variation: float, total_O: Ints) -> Floats:
