@@ -73,7 +73,9 @@ async def test_a_limit_range_s_default_request_counts_in_the_capacity(cluster: C
 
     await until(one_waits, "one worker is unschedulable")
     pods = await cluster.pods()
-    assert len(pods) == 4, "no worker is created that has no room, but one"
+    assert len(pods) == 4
+    created = await operator.metric("heterotrain_operator_pods_created_total")
+    assert created == 4, "only one worker was ever created that has no room"
     requests = {pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for pod in pods.values()}
     assert requests == {"2"}, "the API server has set the requests"
 
