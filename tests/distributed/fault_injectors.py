@@ -12,6 +12,7 @@ import torch
 from distributed.network_cut import cut, refuse
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
+from heterotrain.layouts.gathered_unit import GatheredUnit
 from heterotrain.layouts.neighbours import Neighbours
 from heterotrain.membership.consensus.election import Election
 from heterotrain.network.group import Group
@@ -35,6 +36,8 @@ PHASE_PLACES = ("prepared", "confirmed")
 has not heard from the others; and it has heard from all."""
 STAGE_PLACES = ("sending",)
 """Before a stage of a pipeline sends a tensor to its neighbour, counted by the step."""
+SHARD_PLACES = ("exchanging",)
+"""Before a rank of unequal shards sends its part of a unit, or of a unit's gradient; counted by the step."""
 HAND_OVER_PLACE = "handing over"
 """A formation ends as agreed, and those that leave are about to pass on what only they hold of a divided model."""
 SCRIPT_PLACES = ("between collectives", "in forward", "in a hook")
@@ -102,7 +105,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
     launch, wait, enter = Reducer._launch, Reducer.wait, Step.__enter__
     vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointManager.write_final
     wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Loop.confirm
-    send, hand_over = Neighbours.send, formations.hand_over
+    send, part, hand_over = Neighbours.send, GatheredUnit._exchange, formations.hand_over
     visits = dict.fromkeys((*FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE), 0)
     running = [-1]
 
@@ -140,6 +143,10 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
         fault.at("sending", running[0])
         send(self, *arguments)
 
+    def parted(self: GatheredUnit, *arguments: Any) -> None:
+        fault.at("exchanging", running[0])
+        part(self, *arguments)
+
     def entered(self: Step) -> Step:
         running[0] = self.number
         return enter(self)
@@ -168,6 +175,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
 
     Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
     formations.hand_over = handed_over
+    GatheredUnit._exchange = parted  # type: ignore[method-assign]  # a deliberate wrapper
     Neighbours.send = sent  # type: ignore[method-assign]  # a deliberate wrapper
     PieceReducer.wait, Group.gather, Loop.confirm = waited_pieces, gathered, confirmed  # type: ignore[method-assign]  # a deliberate wrapper
     Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # a deliberate wrapper

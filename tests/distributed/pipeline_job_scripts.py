@@ -110,7 +110,8 @@ def train(
             injector.at("applied", step.number)
     own = dict(job._training.layout.named_parameters())  # a test
     parts = {name: local.local(p).clone() for name, p in own.items()}
-    places = {name: (local.extent(p).start, local.extent(p).stop) for name, p in own.items()}
+    held = job._training.layout.holding  # a test
+    places = {name: (held[name].start, held[name].stop) for name in own}
     where = f"{out}/{os.environ['HETEROTRAIN_WORKER']}-{os.environ['HETEROTRAIN_LOCAL_RANK']}.pt"
     torch.save({"parts": parts, "places": places, "found": found}, where)
 

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -31,6 +31,7 @@ from distributed.test_pipeline_jobs import (
 )
 from heterotrain.data.order import permutation
 from heterotrain.data.sample_log import lineage
+from heterotrain_core.contract.plan import Layout, LayoutKind
 
 SEEDS = range(*map(int, os.environ.get("HETEROTRAIN_DIVIDED_HISTORIES", "8").split(":")))
 EPOCHS = 3
@@ -65,8 +66,8 @@ def at(operator: Operator, number: int, faults: list[dict[str, object]]) -> dict
     return fault | ({"reached": f"{operator.folder}/asked-w{number}"} if fault["do"] == "leave" else {})
 
 
-def members_of(rng: random.Random, workers: list[Worker]) -> tuple[list[Cut], list[Worker]]:
-    """Return random members of these workers, and the spare ones."""
+def members_of(rng: random.Random, workers: list[Worker], *, shards: bool = False) -> tuple[list[Cut], list[Worker]]:
+    """Return random members of these workers, and the spare ones; ``shards``: most hold unequal parts of each unit."""
     order = rng.sample(workers, len(workers))
     spares = [order.pop()] if len(order) > 2 and rng.random() < 0.2 else []
     groups: list[list[Worker]] = []
@@ -75,7 +76,15 @@ def members_of(rng: random.Random, workers: list[Worker]) -> tuple[list[Cut], li
         groups.append([order.pop() for _ in range(size)])
     edges = sorted(rng.sample(range(1, BATCH), len(groups) - 1))
     shares = [b - a for a, b in zip([0, *edges], [*edges, BATCH], strict=True)]
-    cuts = [tuple(sorted(rng.sample(range(1, UNITS), len(group) - 1))) for group in groups]
+    cuts: list[tuple[int, ...] | Layout] = [
+        tuple(sorted(rng.sample(range(1, UNITS), len(group) - 1))) for group in groups
+    ]
+    for index, group in enumerate(groups):
+        if shards and len(group) > 1 and rng.random() < 0.8:
+            cuts[index] = Layout(
+                kind=LayoutKind.SHARDED, shards=len(group), state_weights=tuple(rng.randint(1, 9) for _ in group),
+                sample_weights=(*(rng.randint(0, 5) for _ in group[1:]), rng.randint(1, 5)),
+            )  # fmt: skip
     return [
         (group, cut, share, rng.choice([0, 1, 2, 3]))
         for group, cut, share in zip(groups, cuts, shares, strict=True)
@@ -89,11 +98,16 @@ def steps_of(workers: list[Worker]) -> float:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_history(operate: Callable[..., Operator], seed: int) -> None:
     """Up to three workers fail; the operator names new members of those that are left, and of new ones."""
+    history(operate, seed, PLACES)
+
+
+def history(operate: Callable[..., Operator], seed: int, places: Sequence[str], *, shards: bool = False) -> None:
+    """Play a history; ``shards``: most members hold unequal parts of each unit."""
     rng = random.Random(seed)  # noqa: S311  # a seeded scenario, not a secret
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Pipeline", peer_timeout_s=0.3, grace_s=GRACE_S)
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Auto", peer_timeout_s=0.3, grace_s=GRACE_S)
     checkpoints = {"checkpoint_uri": f"file://{operator.folder}/checkpoints", "checkpoint_interval_s": 0.0}
     operator.config = replace(operator.config, **checkpoints)
-    faults = [fault_of(rng, PLACES[(3 * seed + number) % len(PLACES)]) for number in range(rng.randint(1, 3))]
+    faults = [fault_of(rng, places[(3 * seed + number) % len(places)]) for number in range(rng.randint(1, 3))]
     if any(fault["place"] == HAND_OVER_PLACE for fault in faults):
         faults.append({"place": "step", "step": rng.randint(0, STEPS - 4), "do": "leave"})
     everyone = [
@@ -103,7 +117,7 @@ def test_history(operate: Callable[..., Operator], seed: int) -> None:
     operator.until_ready(*everyone)
     living, end_s, recuts = list(everyone), time.monotonic() + LIMIT_S, rng.randint(0, 2)
     prompt = rng.random() < 0.7  # whether the operator answers to announced leaves, or to ends only
-    members, spares = members_of(rng, living)
+    members, spares = members_of(rng, living, shards=shards)
     plan_members(operator, members, spares=spares)
     while not any(worker.poll() == 0 and worker not in leaving(everyone) for worker in living):
         assert time.monotonic() < end_s, operator.evidence()
@@ -126,7 +140,7 @@ def test_history(operate: Callable[..., Operator], seed: int) -> None:
             living.append(new)
         living = [worker for worker in living if worker.poll() is None]
         if living:
-            members, spares = members_of(rng, living)
+            members, spares = members_of(rng, living, shards=shards)
             plan_members(operator, members, spares=spares)
     for worker in living:
         worker.signal(signal.SIGTERM)
@@ -137,7 +151,8 @@ def test_history(operate: Callable[..., Operator], seed: int) -> None:
     for worker in finished:
         found = result_of(operator, worker)
         for name, part in found["parts"].items():
-            torch.testing.assert_close(part, weights[name], rtol=1e-10, atol=1e-10, msg=f"{worker.name} {name}")
+            own = weights[name].reshape(-1)[slice(*found["places"][name])]
+            torch.testing.assert_close(part.reshape(-1), own, rtol=1e-10, atol=1e-10, msg=f"{worker.name} {name}")
         check_evaluations(found["found"], evaluated)
     orders = {
         epoch: permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist() for epoch in range(EPOCHS)

@@ -22,8 +22,9 @@ SCRIPT = "distributed.pipeline_job_scripts:train"
 BLOCKS, SAMPLES, BATCH = 5, 96, 17
 UNITS = BLOCKS + 2
 
-Cut = tuple[list[Worker], tuple[int, ...], int, int]
-"""The workers of a member by stage, the first unit of each stage but the first one, share and micro-batch."""
+Cut = tuple[list[Worker], tuple[int, ...] | Layout, int, int]
+"""The workers of a member by stage or shard, the first unit of each stage but the first one or the layout, its share
+and micro-batch."""
 
 
 def start(operator: Operator, name: str, **arguments: Any) -> Worker:
@@ -37,12 +38,15 @@ def plan_members(operator: Operator, members: Sequence[Cut], *, spares: Sequence
     written: list[Member] = []
     ranks: list[Rank] = []
     for index, (workers, cuts, share, micro) in enumerate(members):
-        layout = Layout(kind=LayoutKind.PIPELINE, cuts=cuts) if cuts else Layout()
+        layout = cuts if isinstance(cuts, Layout) else Layout()
+        if cuts and not isinstance(cuts, Layout):
+            layout = Layout(kind=LayoutKind.PIPELINE, cuts=cuts)
         written.append(Member(index=index, pool="pool", share_samples=share, layout=layout, micro_batch_samples=micro))
-        for stage, worker in enumerate(workers):
+        for position, worker in enumerate(workers):
+            stage, shard = layout.place(position)
             ranks.append(Rank(
                 rank=len(ranks), member=index, worker=worker.name, worker_uid=worker.uid, address="127.0.0.1",
-                peer_port=worker.peer_port, on_demand=True, stage=stage,
+                peer_port=worker.peer_port, on_demand=True, stage=stage, shard=shard,
             ))  # fmt: skip
     plan = Plan(
         job_uid=JOB_UID, generation=operator.generation, revision=operator.revision, members=tuple(written),

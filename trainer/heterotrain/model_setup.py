@@ -28,6 +28,7 @@ from heterotrain.layouts.weight_files import PretrainedWeights
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.network.gloo.member_group import MemberGroup
+from heterotrain.numerics.elementwise import is_elementwise
 from heterotrain.numerics.method import Numerics
 from heterotrain.state import admission
 from heterotrain.state.training import Training
@@ -149,6 +150,7 @@ class ModelSetup:
         cuttable = CuttableModel(
             whole, path, seed=self.config.seed, device=self.device, checkpoint_units=options.checkpoint_units,
             compile_units=options.compile_units, weights=self._weights(whole, options),
+            gather_dtype=self.numerics.precision.gather_dtype,
         )  # fmt: skip
         member = PipelineMember(cuttable, self.training, self.device)
         member.on_model, member.check_open = self.loop.reducers.model_changed, self.loop.exchanges.check_open
@@ -181,7 +183,10 @@ class ModelSetup:
         ratio = model.state_ratio(self.training.optimizers)
         if self.loop.pipeline is not None:
             self.loop.pipeline.state_ratio = ratio
-        report_units(self.report, profiles, kind=kind, memory_bytes=usable, state_ratio=ratio)
+        report_units(
+            self.report, profiles, kind=kind, memory_bytes=usable, state_ratio=ratio,
+            can_shard=is_elementwise(self.training.optimizers),
+        )  # fmt: skip
         leave_out_what_is_loaded()
 
 

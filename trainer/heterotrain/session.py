@@ -24,7 +24,7 @@ from heterotrain.errors import Excluded, UsageError
 from heterotrain.evaluation import Measure, means, measured, sums
 from heterotrain.identity import Identity, Mode
 from heterotrain.job_setup import membership_of
-from heterotrain.layouts.stage import Method
+from heterotrain.layouts.stage import Method, Stage
 from heterotrain.membership.devices import take_device
 from heterotrain.membership.roster import parts_of_member
 from heterotrain.model_setup import ModelSetup, WrapOptions
@@ -403,7 +403,8 @@ class Job:
         if model is None:
             raise UsageError("call model = job.wrap(model) before job.evaluate")
         group = self._loop.exchanges.begin("job.evaluate")
-        if self._loop.pipeline is None:
+        part = None if self._loop.pipeline is None else self._loop.pipeline.part
+        if not isinstance(part, Stage):
             parts = self.part(dataset, batch_samples=batch_samples, collate=collate)
             with torch.no_grad():
                 return means(group, sums(measured(model, batch, measure) for batch in parts))
@@ -411,7 +412,7 @@ class Job:
         active_group = self._loop.require_group()
         own = parts_of_member(active_group.roster, active_group.rank, len(dataset))
         ids = list(batches.batches_of(own, batch_samples))
-        values = self._loop.pipeline.stage.evaluate(
+        values = part.evaluate(
             lambda index: batches.to_device(batches.fetch(dataset, ids[index], collate), self.device), len(ids),
             lambda output, targets: plain_numbers("job.evaluate", measure(output, targets)),
             method=Method(autocast=self._numerics.precision.autocast),

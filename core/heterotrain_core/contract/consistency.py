@@ -9,6 +9,8 @@ from heterotrain_core.contract.plan import BoundaryKind, Layout, LayoutKind, Mem
 
 MAX_UNITS = 2**16
 """Limit of the units of a model, and so of the places where it may be cut."""
+MAX_WEIGHT = 2**20
+"""Limit of the numbers that divide state and samples among shards."""
 MAX_PORT = 2**16 - 1
 MAX_REQUEST_CHARS = 64
 
@@ -58,8 +60,25 @@ def _layout(layout: Layout) -> str:
         return "is cut into stages, but is not a pipeline"
     if layout.kind is LayoutKind.REPLICATED and layout.shards != 1:
         return f"is replicated, but has {layout.shards} shards"
+    if bad := _weights("state", layout.state_weights, layout, least=1):
+        return bad
+    if bad := _weights("sample", layout.sample_weights, layout, least=0):
+        return bad
     ascending = all(before < after for before, after in pairwise((0, *layout.cuts, MAX_UNITS)))
     return "" if ascending else f"has cuts that do not ascend from 1 to at most {MAX_UNITS - 1}"
+
+
+def _weights(what: str, weights: Sequence[int], layout: Layout, *, least: int) -> str:
+    """Return what is wrong with the numbers that divide something among shards; empty when they are sound."""
+    if not weights:
+        return ""
+    if layout.kind is not LayoutKind.SHARDED:
+        return f"has {what} weights, but is not sharded"
+    if len(weights) != layout.shards:
+        return f"has {len(weights)} {what} weights for {layout.shards} shards"
+    if min(weights) < least or max(weights) > MAX_WEIGHT or not sum(weights):
+        return f"has {what} weights outside of {least} to {MAX_WEIGHT}, or only zeros"
+    return ""
 
 
 def _ranks(plan: Plan) -> Iterator[str]:

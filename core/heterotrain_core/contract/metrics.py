@@ -166,6 +166,8 @@ UNIT_BYTES: Final = "heterotrain_unit_bytes"
 """Labels ``unit``, ``unit_name`` and ``what``: bytes of its parameters; activations and boundary for each sample."""
 STATE_RATIO: Final = "heterotrain_training_state_ratio"
 """Bytes of parameters, gradients and optimizer state for each byte of parameters; absent where it is not known."""
+CAN_SHARD: Final = "heterotrain_can_shard"
+"""1 if this rank can hold parts of units in a sharded member of several workers: its optimizers are elementwise."""
 USABLE_MEMORY: Final = "heterotrain_usable_memory_bytes"
 """Memory of the device that training state and activations may take; less than ``DEVICE_MEMORY``, and also without an
 accelerator."""

@@ -8,7 +8,7 @@ that hold the model together. The symbols q, s, k, m, T_o, T_u, gamma are those 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Choice
@@ -93,11 +93,16 @@ class Layout:
         kind: replicated, sharded or pipeline.
         cuts: first unit of each stage but the first one, ascending; only for a pipeline.
         shards: ranks of each stage.
+        state_weights: parts of parameters, gradients and optimizer state by shard, in proportion to these numbers;
+            empty for equal parts. Only for a sharded member.
+        sample_weights: parts of the member's share by shard, likewise.
     """
 
     kind: LayoutKind = LayoutKind.REPLICATED
     cuts: tuple[int, ...] = ()
     shards: int = 1
+    state_weights: tuple[int, ...] = ()
+    sample_weights: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -112,6 +117,23 @@ class Layout:
     def place(self, position: int) -> tuple[int, int]:
         """Return (stage, shard) of the member's rank at this position: stage by stage, in each shard by shard."""
         return divmod(position, self.shards)
+
+    def state_part(self, elements: int, shard: int) -> tuple[int, int]:
+        """Return the part ``[start, stop)`` of a tensor's elements, or of several tensors in a row, that a shard holds.
+
+        With ``state_weights`` only; equal shards are those of ``torch.distributed.fsdp.fully_shard``.
+        """
+        return _part(elements, self.state_weights or (1,) * self.shards, shard)
+
+    def sample_part(self, samples: int, shard: int) -> tuple[int, int]:
+        """Return the part ``[start, stop)`` of a member's samples that a shard computes."""
+        return _part(samples, self.sample_weights or (1,) * self.shards, shard)
+
+
+def _part(total: int, weights: Sequence[int], index: int) -> tuple[int, int]:
+    """Return part ``index`` of ``[0, total)``, divided in proportion to weights and rounded down at each edge."""
+    whole, before = sum(weights), sum(weights[:index])
+    return total * before // whole, total * (before + weights[index]) // whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""A model that is cut into stages anew for each formation: the whole model without values, and its units.
+"""A model that is divided anew for each formation: the whole model without values, and its units.
 
-The whole model stays on the meta device. A stage is made from a copy of it, so parameters have the same names, order
-and ties under every cut. ``job.wrap`` returns the whole model; it has no values and cannot be run.
+The whole model stays on the meta device. A stage, or a rank's part of every unit, is made from a copy of it, so
+parameters have the same names, order and ties in every layout. ``job.wrap`` returns the whole model; it has no values
+and cannot be run.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
+from heterotrain_core.contract.plan import Layout
 from heterotrain_core.layout.problem import UnitProfile
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts import training_state, unit_profile
 from heterotrain.layouts.initial_weights import copied, fill
+from heterotrain.layouts.shards import Shards
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.trace import Trace, trace
 from heterotrain.layouts.unit_wrappers import checkpointed, compiled
@@ -47,6 +50,7 @@ class CuttableModel:
         checkpoint_units: bool = False,
         compile_units: bool = False,
         weights: PretrainedWeights | None = None,
+        gather_dtype: torch.dtype | None = None,
     ) -> None:
         """Describe a model on the meta device, which cannot be run from now on.
 
@@ -58,6 +62,7 @@ class CuttableModel:
             checkpoint_units: compute the activations of each unit again in the backward pass.
             compile_units: compile the forward pass of each unit.
             weights: initial values from files; ``None`` for those that layers draw.
+            gather_dtype: format in which sharded members gather parameters; ``None`` for their own.
 
         Raises:
             UsageError: it is not a sequence of units, or stages cannot compute it exactly.
@@ -68,6 +73,7 @@ class CuttableModel:
         self.seen: Trace | None = None
         self._path, self._seed, self._device = path, seed, device
         self._checkpoint, self._compile, self._weights = checkpoint_units, compile_units, weights
+        self._gather_dtype = gather_dtype
         self._guard = model.register_forward_pre_hook(_cannot_run)
 
     def look(self, inputs: Any) -> Trace:
@@ -120,25 +126,31 @@ class CuttableModel:
         """
         if self.seen is None:
             raise UsageError("call job.steps(...) before stages are made: they need the shape of a sample")
-        units = self._units()
-        for layer in units.layers:
-            if self._checkpoint:
-                checkpointed(layer)
-            if self._compile:
-                compiled(layer)
         return Stage(
-            units, self.seen, cuts, group, seed=self._seed, device=self._device, with_values=with_values,
+            self._prepared(), self.seen, cuts, group, seed=self._seed, device=self._device, with_values=with_values,
+            weights=self._weights,
+        )  # fmt: skip
+
+    def shards(self, layout: Layout, group: MemberGroup) -> Shards:
+        """Return this rank's part in a sharded member, without values.
+
+        Args:
+            layout: of the member.
+            group: the member's ranks, by shard.
+        """
+        return Shards(
+            self._prepared(), layout, group, seed=self._seed, device=self._device, gather_dtype=self._gather_dtype,
             weights=self._weights,
         )  # fmt: skip
 
     def checkpoint_units(self) -> bool:
-        """Let all stages from now on compute activations again; return ``False`` if they have done so before."""
+        """Let all parts from now on compute activations again; return ``False`` if they have done so before."""
         before, self._checkpoint = self._checkpoint, True
         return not before
 
-    def begin(self, stage: Stage) -> None:
-        """Give a stage without values its initial ones."""
-        stage.begin(self._units())
+    def begin(self, part: Stage | Shards) -> None:
+        """Give a stage or shards without values their initial ones."""
+        part.begin(self._units())
 
     def even_cuts(self, stages: int) -> tuple[int, ...]:
         """Return cuts into stages with nearly equal bytes of parameters, the same on every rank.
@@ -159,6 +171,16 @@ class CuttableModel:
                 cuts.append(unit)
             done += size
         return (*cuts, len(self.names))
+
+    def _prepared(self) -> Units:
+        """Return the units of a copy of the model, with the options of ``job.wrap``."""
+        units = self._units()
+        for layer in units.layers:
+            if self._checkpoint:
+                checkpointed(layer)
+            if self._compile:
+                compiled(layer)
+        return units
 
     def _units(self) -> Units:
         model = copied(self.model)

@@ -152,9 +152,9 @@ def slice_of_rank(roster: Roster, shares: tuple[int, ...], rank: int) -> tuple[i
 def part_of_share(layout: Layout, shard: int, share_samples: int) -> tuple[int, int]:
     """Return the part ``[start, stop)`` of a member's share that one of its ranks works on.
 
-    Shards divide the share nearly equally; all stages of a pipeline work on all of it.
+    Shards divide the share by their weights, or nearly equally; all stages of a pipeline work on all of it.
     """
-    return share_samples * shard // layout.shards, share_samples * (shard + 1) // layout.shards
+    return layout.sample_part(share_samples, shard)
 
 
 def parts_of_member(roster: Roster, rank: int, samples: int) -> tuple[tuple[int, int], ...]:
@@ -175,23 +175,30 @@ def parts_of_member(roster: Roster, rank: int, samples: int) -> tuple[tuple[int,
     return tuple((start + a, start + b) for a, b in parts)
 
 
-def rounds_of(layout: Layout, share_samples: int, micro_batch_samples: int) -> int:
+def rounds_of(member: Member, share_samples: int, *, learned_cap_samples: int | None) -> int:
     """Return how many micro-batches each rank of a sharded member makes of its part of the share; 0 for other members.
 
     Args:
-        layout: of the member.
+        member: the member.
         share_samples: of the member.
-        micro_batch_samples: largest micro-batch of one rank; 0 for no limit.
+        learned_cap_samples: largest micro-batch of one rank that is known to fit; ``None`` for no limit.
     """
+    layout = member.layout
     if layout.kind is not LayoutKind.SHARDED or layout.shards == 1:
         return 0
-    largest = -(-share_samples // layout.shards)
-    return -(-largest // micro_batch_samples) if micro_batch_samples else min(largest, 1)
+    rounds = min(share_samples, 1)
+    for shard in range(layout.shards):
+        start, stop = layout.sample_part(share_samples, shard)
+        size = micro_batch_samples(member, shard, learned_cap_samples=learned_cap_samples)
+        rounds = max(rounds, -(-(stop - start) // size) if size else 0)
+    return rounds
 
 
-def micro_batch_samples(member: Member, *, learned_cap_samples: int | None) -> int:
+def micro_batch_samples(member: Member, shard: int = 0, *, learned_cap_samples: int | None) -> int:
     """Return the largest micro-batch for a rank of a member; 0 when its share goes in one piece."""
-    planned = -(-member.micro_batch_samples // member.layout.shards)
+    layout, whole = member.layout, member.micro_batch_samples
+    weights = layout.sample_weights or (1,) * layout.shards
+    planned = max(1, -(-whole * weights[shard] // sum(weights))) if whole else 0
     if learned_cap_samples is None:
         return planned
     return min(planned, learned_cap_samples) if planned else learned_cap_samples

@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from heterotrain.layouts.holdings import Extent, Holding
+from heterotrain.layouts.holdings import Extent, Holding, missing
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
 from heterotrain.state.training import Training
@@ -24,7 +24,7 @@ class Outlook:
     Attributes:
         wants: parameters and buffers of its next part of the model.
         room_bytes: memory for what is not among them.
-        sizes_bytes: of what it holds of the state, by parameter or buffer.
+        sizes_bytes: of the whole state of each parameter or buffer of which it holds something.
     """
 
     wants: Collection[str]
@@ -33,24 +33,20 @@ class Outlook:
 
 
 def orphans(holdings: Sequence[Holding | None], staying: Collection[int]) -> dict[str, Extent]:
-    """Return the parameters and buffers that no staying rank holds anything of, whole.
+    """Return the parameters and buffers of which the staying ranks do not hold everything together, whole.
 
     Args:
         holdings: of each rank of the formation; ``None`` for everything.
         staying: the ranks that stay.
     """
-    kept: set[str] = set()
-    found: dict[str, Extent] = {}
-    for rank, holding in enumerate(holdings):
-        if holding is None:
-            if rank in staying:
-                return {}
-            continue
-        for name, extent in holding.items():
-            if rank in staying and extent.elements:
-                kept.add(name)
-            found[name] = Extent(0, max(extent.stop, found[name].stop if name in found else 0))
-    return {name: extent for name, extent in found.items() if name not in kept and extent.elements}
+    if any(holdings[rank] is None for rank in staying):
+        return {}
+    sizes: dict[str, int] = {}
+    for holding in holdings:
+        for name, extent in (holding or {}).items():
+            sizes[name] = max(extent.stop, sizes.get(name, 0))
+    kept = [holding for rank in staying if (holding := holdings[rank]) is not None]
+    return {name: Extent(0, sizes[name]) for name in missing(sizes, kept)}
 
 
 def heirs(
@@ -107,7 +103,7 @@ def hand_over(
     own: dict[str, int] = {}
     for held in training.flat().held:
         if held.entry.of in alone:
-            own[held.entry.of] = own.get(held.entry.of, 0) + held.values.nbytes
+            own[held.entry.of] = own.get(held.entry.of, 0) + held.entry.size_bytes
     wanted = sorted(alone.keys() & set(wants))
     outlooks = _exchanged(group, Outlook(wants=wanted, room_bytes=room_bytes, sizes_bytes=own))
     sizes: dict[str, int] = {}

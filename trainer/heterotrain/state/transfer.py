@@ -83,10 +83,12 @@ def assign_roles(summaries: Sequence[StateSummary], sizes: Mapping[str, int] | N
         summaries: by rank.
         sizes: elements of each parameter of the whole model; only needed where a rank holds a part of it.
     """
-    whole = dict(sizes or {})
+    known: dict[str, int] = {}
     for summary in summaries:
         for holding in (summary.has, summary.needs):
-            whole |= {name: extent.stop for name, extent in (holding or {}).items() if name not in whole}
+            for name, extent in (holding or {}).items():
+                known[name] = max(extent.stop, known.get(name, 0))  # the first holders may have the first elements only
+    whole = known | dict(sizes or {})
     for order in sorted({summary.order for summary in summaries if summary.steps >= 0}, reverse=True):
         held = {rank: summary.has for rank, summary in enumerate(summaries) if summary.order == order}
         describers = covering(whole, held)

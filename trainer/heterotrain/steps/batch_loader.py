@@ -147,11 +147,11 @@ class BatchLoader:
         shares = shares_of(batch)
         start, stop = slice_of_rank(roster, shares, active_group.rank)
         member = active_group.member
-        size = micro_batch_samples(member, learned_cap_samples=cap_samples)
-        rounds = rounds_of(member.layout, shares[roster.positions[active_group.rank]], size)
+        size = micro_batch_samples(member, active_group.place.shard, learned_cap_samples=cap_samples)
+        rounds = rounds_of(member, shares[roster.positions[active_group.rank]], learned_cap_samples=cap_samples)
         own = stop - start
         return Task(
-            member_samples=shares[roster.positions[active_group.rank]], shards=active_group.member.layout.shards,
+            member_samples=shares[roster.positions[active_group.rank]],
             epoch=epoch, number=progress.steps, batch_samples=batch, ends_epoch=ends_epoch, shares=shares,
             rank=active_group.rank, cursor=cursor, position=cursor + start,
             share_samples=stop - start, global_batch_samples=wanted, rounds=rounds,

@@ -1,8 +1,8 @@
 """When a rank that has to leave does so: at once, or with the next plan, which no longer needs its part of the model.
 
-A rank of a pipeline takes its member with it. The operator sees the announced end as early as the rank does, and cuts
-the model anew for those that stay. Until that plan is there, the formation trains on in its old layout. The other half
-of the grace period is left for the hand-over, or for a checkpoint.
+A rank of a member of several workers takes that member with it. The operator sees the announced end as early as the
+rank does, and divides the model anew for those that stay. Until that plan is there, the formation trains on in its old
+layout. The other half of the grace period is left for the hand-over, or for a checkpoint.
 """
 
 from __future__ import annotations
@@ -48,10 +48,17 @@ class Departure:
             active_group: the formation.
             next_s: how long that step will take.
         """
-        if not self._operated or all(member.layout.stages == 1 for member in active_group.roster.members):
+        if not self._operated or not _breaks_members(active_group):
             return False
         left_s = self._shutdown.left_s
         if left_s is None:  # announced by the plan only
             now_s = time.monotonic()
             left_s = (self._since_s or now_s) + self._grace_s - now_s
         return left_s - next_s > (1.0 - PATIENCE) * self._grace_s
+
+
+def _breaks_members(active_group: ActiveGroup) -> bool:
+    """Return whether members were planned: some have stages, or ranks in several workers."""
+    roster = active_group.roster
+    workers = {(rank.member, rank.worker) for rank in roster.ranks}
+    return len(workers) > len(roster.members) or any(member.layout.stages > 1 for member in roster.members)

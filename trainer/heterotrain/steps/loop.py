@@ -24,6 +24,7 @@ from heterotrain.data.slices import Source
 from heterotrain.errors import Diverged, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.layouts.batch_parts import run
+from heterotrain.layouts.shards import Shards
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.usable_memory import usable_bytes
@@ -331,8 +332,14 @@ class Loop:
 
     @property
     def stage(self) -> Stage | None:
-        """This rank's stage; ``None`` in a job whose model is not cut into stages."""
-        return None if self.pipeline is None else self.pipeline.stage
+        """This rank's stage; ``None`` where it computes the whole model."""
+        part = None if self.pipeline is None else self.pipeline.part
+        return part if isinstance(part, Stage) else None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether plans decide which part of the model this rank has."""
+        return self.pipeline is not None
 
     def reserve(self) -> list[torch.Tensor]:
         """Return memory for this rank's update; see ``PipelineMember.reserve``."""
@@ -347,6 +354,8 @@ class Loop:
 
     def forward(self, step: Step, start: int, inputs: Any) -> Any:
         """Return the model's output for a micro-batch that begins at the step's sample ``start``."""
+        if self.pipeline is not None and isinstance(self.pipeline.part, Shards):
+            return self.pipeline.part.forward(step.number, start, inputs)
         model = cast("torch.nn.Module", self._training.model)  # Job.steps has checked it
         if self.draws is None:
             return run(model, inputs)

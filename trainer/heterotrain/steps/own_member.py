@@ -58,6 +58,11 @@ class OwnMember:
         position = roster.positions[active_group.rank]
         mine = [rank for rank, other in enumerate(roster.positions) if other == position]
         shard = roster.ranks[active_group.rank].shard
+        if roster.members[position].layout.state_weights:
+            raise UsageError(
+                "the plan divides the state in unequal parts, but this job's members are sharded workers, whose ranks "
+                "hold equal parts: use parallelism Auto"
+            )
         if (len(mine), shard) != (self.ranks, self._group.rank()):
             raise UsageError(
                 f"the plan makes this rank shard {shard} of a member of {len(mine)} ranks, but its worker divides the "

@@ -1,6 +1,7 @@
-"""This rank's stage in a job whose members may be pipelines: made anew whenever a plan cuts the model elsewhere.
+"""This rank's part in a job whose members are planned: made anew whenever a plan divides the model in another way.
 
-A member of one rank is a pipeline of one stage, which holds all units. The connections of a member are used in steps
+It is a stage of a pipeline, or a part of every unit in a sharded member. A member of one rank is a pipeline of one
+stage, which holds all units. The connections of a member are used in steps
 and hooks only; whoever leaves a pass in the middle cuts them, and the next formation connects the ranks again.
 """
 
@@ -11,16 +12,18 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 import torch
-from heterotrain_core.contract.plan import LayoutKind, Plan
+from heterotrain_core.contract.plan import Layout, LayoutKind, Plan
 
 from heterotrain.errors import OutOfMemory, UsageError
 from heterotrain.layouts.cuttable import CuttableModel
-from heterotrain.layouts.layout import is_whole
+from heterotrain.layouts.layout import is_whole, sizes_of
+from heterotrain.layouts.shards import Shards
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.usable_memory import give_back
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.heartbeat import PeerKey, key_of
+from heterotrain.numerics.elementwise import check_elementwise
 from heterotrain.state.moved_optimizers import MovedOptimizer
 from heterotrain.state.training import Training, holding_of
 from heterotrain.steps.out_of_memory import out_of_memory
@@ -42,7 +45,7 @@ class PipelineMember:
     """
 
     def __init__(self, model: CuttableModel, training: Training, device: torch.device) -> None:
-        """Describe a member without a stage.
+        """Describe a member without a part of the model.
 
         Args:
             model: the whole model.
@@ -58,74 +61,90 @@ class PipelineMember:
         self._device = device
         self._optimizers: list[MovedOptimizer] = []
         self._group = MemberGroup(rank=0, world_size=1)
-        self._stage: Stage | None = None
-        self._cuts: tuple[int, ...] = ()
+        self._part: Stage | Shards | None = None
+        self._place: tuple[Layout, int] | None = None
         self._connected: tuple[PeerKey, ...] = ()
         self._has_leftovers = False
         self._has_room = False
 
     @property
-    def stage(self) -> Stage:
-        """This rank's stage.
+    def part(self) -> Stage | Shards:
+        """This rank's part of the model.
 
         Raises:
             UsageError: no plan has given it one yet.
         """
-        if self._stage is None:
-            raise UsageError("this rank has no stage yet: run the model inside `for step in job.steps(...)`")
-        return self._stage
+        if self._part is None:
+            raise UsageError(
+                "this rank has no part of the model yet: run the model inside `for step in job.steps(...)`"
+            )
+        return self._part
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer follow the parameters of this rank's part; it was made from those of the whole model."""
         self._optimizers.append(MovedOptimizer(optimizer, self._model.model))
 
     def place(self, plan: Plan, plan_rank: int) -> None:
-        """Make the stage that a plan gives this rank, if it has another one; the state follows in the next transfer.
+        """Make the part that a plan gives this rank, if it has another one; the state follows in the next transfer.
 
         Raises:
             UsageError: the model cannot be divided as the plan says.
         """
         rank = plan.ranks[plan_rank]
         layout, units = plan.members[rank.member].layout, len(self._model.names)
-        if layout.kind is LayoutKind.SHARDED or layout.shards > 1:
-            raise UsageError("the plan divides the tensors of this model, and job.wrap has made it for stages only")
-        cuts = (0, *layout.cuts, units)
-        now = None if self._stage is None else (self._cuts, self._group.rank())
-        if (cuts, rank.stage) == now:
+        divided = layout.kind is LayoutKind.SHARDED and layout.shards > 1
+        position = rank.shard if divided else rank.stage
+        wanted = (layout if divided else Layout(kind=LayoutKind.PIPELINE, cuts=layout.cuts), position)
+        if layout.shards > 1 and not divided:
+            raise UsageError("the plan divides the stages of a pipeline into shards, which this image cannot do")
+        if wanted == self._place:
             return
-        self._group.cut("this rank takes another stage")
-        self._group = MemberGroup(rank=rank.stage, world_size=layout.stages)
+        self._group.cut("this rank takes another part of the model")
+        self._group = MemberGroup(rank=position, world_size=layout.ranks)
         self._group.check_open = self.check_open
         self._connected = ()
-        if self._stage is not None:
-            for _, parameter in self._stage.named_parameters():
+        if self._part is not None:
+            for _, parameter in self._part.named_parameters():
                 parameter.grad = None  # only the state of the earlier part is needed
-        stage = self._model.stage(cuts, self._group, with_values=False)
-        _log.info(
-            "stage %d of %d: units %d to %d of %d", rank.stage + 1, layout.stages, cuts[rank.stage],
-            cuts[rank.stage + 1] - 1, units,
-        )  # fmt: skip
+        part: Stage | Shards
+        if divided:
+            check_elementwise([optimizer.optimizer for optimizer in self._optimizers])
+            part = self._model.shards(layout, self._group)
+            held = sum(extent.elements for extent in part.holding.values())
+            total = sum(sizes_of(part.shapes).values())
+            _log.info("shard %d of %d: %d of %d parameters", position + 1, layout.shards, held, total)
+        else:
+            cuts = (0, *layout.cuts, units)
+            part = self._model.stage(cuts, self._group, with_values=False)
+            _log.info(
+                "stage %d of %d: units %d to %d of %d", rank.stage + 1, layout.stages, cuts[rank.stage],
+                cuts[rank.stage + 1] - 1, units,
+            )  # fmt: skip
         training = self._training
-        whole = is_whole(stage.shapes, stage.holding)
-        training.change_layout(stage.model, stage)
-        training.begin = lambda: self._model.begin(stage)
-        parameters = dict(stage.named_parameters())
+        whole = is_whole(part.shapes, part.holding)
+        training.change_layout(part.model, part)
+        training.begin = lambda: self._model.begin(part)
+        parameters = dict(part.named_parameters())
         for optimizer in self._optimizers:
             optimizer.move(parameters)
         training.optimizers = [optimizer.optimizer for optimizer in self._optimizers]
-        self._stage, self._cuts, self.ranks = stage, cuts, layout.stages
+        self._part, self._place, self.ranks = part, wanted, layout.ranks
         self._has_leftovers, self._has_room = True, False
-        self.on_model(stage.model, whole)
+        self.on_model(part.model, whole)
         give_back(self._device)  # all of the earlier part but the tensors of its state
 
     def wants(self, plan: Plan, plan_rank: int) -> Collection[str]:
-        """Return the parameters and buffers of the stage that a plan gives a rank.
+        """Return the parameters and buffers of the stage that a plan gives a rank; none in a sharded member.
+
+        There, each rank needs a part of every one, which the next transfer brings.
 
         Raises:
             UsageError: the model cannot be divided as the plan says.
         """
         rank = plan.ranks[plan_rank]
         layout = plan.members[rank.member].layout
+        if layout.kind is LayoutKind.SHARDED:
+            return ()
         group = MemberGroup(rank=rank.stage, world_size=layout.stages)
         cuts = (0, *layout.cuts, len(self._model.names))
         found = holding_of(self._model.stage(cuts, group, with_values=False))
@@ -177,7 +196,7 @@ class PipelineMember:
             return []
         optimizers = [each.optimizer for each in self._optimizers]
         with_state = {id(p) for optimizer in optimizers for p in optimizer.state}
-        parameters = [p for _, p in self.stage.named_parameters() if p.requires_grad]
+        parameters = [p for _, p in self.part.named_parameters() if p.requires_grad]
         more = max(0.0, self.state_ratio - _WITHOUT_OPTIMIZER)
         sizes = [
             size
@@ -205,16 +224,19 @@ class PipelineMember:
         """Keep no activations of units from now on; return ``False`` if there is nothing more to spare."""
         if not self._model.checkpoint_units():
             return False
-        self.stage.checkpoint_units()
+        self.part.checkpoint_units()
         return True
 
     def leave_pass(self, reason: str, *, keep_gradients: bool) -> None:  # noqa: ARG002  # as OwnMember
         """Leave a pass, wherever this rank is in it; the member's other ranks leave it, too. Gradients stay."""
         if self.ranks > 1:
             self._group.cut(reason)
+        self.rest()
 
     def rest(self) -> None:
-        """Do nothing: a pass keeps nothing."""
+        """Give up what an interrupted pass, or one without gradients, keeps gathered."""
+        if isinstance(self._part, Shards):
+            self._part.forget_pass()
 
 
 def _temporary_bytes(

@@ -135,11 +135,15 @@ class Step:
             UsageError: this is called outside ``with step:``, or again without ``more`` in the call before; or the
                 loop's body changed gradients, or froze or replaced parameters; or ranks differ in ``more``.
         """
-        if self.context.stage is not None:
+        if self.context.is_planned:
             raise UsageError(
                 "a model that is cut into stages is on several workers: replace the loop over step.micro_batches() by "
                 "step.compute(loss_fn)"
             )
+        return self._passes(more=more)
+
+    def _passes(self, *, more: bool = False) -> Iterator[Any]:
+        """Yield the micro-batches; see ``micro_batches``."""
         self._check_open()
         self._begin_pass(more=more)
         self._counts.padding = self._counts.missing()
@@ -174,7 +178,7 @@ class Step:
             self._compute_in_stages(self.context.stage, loss_fn)
             return
         start = self.task.position - self.task.cursor
-        for batch in self.micro_batches():
+        for batch in self._passes():
             inputs, targets = inputs_and_targets(batch)
             loss, weight = loss_and_weight(loss_fn(self.context.forward(self, start, inputs), targets))
             if not self.is_padding and self._counts.sizes:

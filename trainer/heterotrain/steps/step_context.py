@@ -23,7 +23,11 @@ class StepContext(Protocol):
 
     @property
     def stage(self) -> Stage | None:
-        """This rank's stage; ``None`` in a job whose model is not cut into stages."""
+        """This rank's stage; ``None`` where it computes the whole model."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether plans decide which part of the model this rank has, so that only ``step.compute`` can run it."""
 
     def enter(self, step: Step) -> None:
         """Prepare for a step's forward passes: random numbers, and copies of what a failed attempt has to restore."""

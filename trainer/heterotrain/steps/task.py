@@ -17,7 +17,6 @@ class Task:
         ends_epoch: whether the epoch ends with it.
         shares: samples by member of the formation.
         member_samples: those of this rank's member.
-        shards: ranks that divide each micro-batch of the member among themselves.
         rank: this rank in the process group.
         cursor: committed samples of the epoch before it.
         position: the epoch's samples before this rank's first one.
@@ -37,7 +36,6 @@ class Task:
     ends_epoch: bool
     shares: tuple[int, ...]
     member_samples: int
-    shards: int = 1
     rank: int
     cursor: int
     position: int
@@ -56,7 +54,8 @@ class Task:
     @property
     def shape(self) -> tuple[int, int]:
         """Share and largest micro-batch of the whole member, under which its ranks count the step."""
-        return self.member_samples, min(self.member_samples, max(self.micro_batches, default=0) * self.shards)
+        largest = -(-self.member_samples // self.rounds) if self.rounds else max(self.micro_batches, default=0)
+        return self.member_samples, min(self.member_samples, largest)
 
     @property
     def ids(self) -> tuple[int, ...]:

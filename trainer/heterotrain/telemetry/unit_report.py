@@ -12,8 +12,9 @@ from heterotrain.telemetry.report import Report, Table
 
 
 def report_units(
-    report: Report, profiles: Sequence[UnitProfile], *, kind: str, memory_bytes: int, state_ratio: float | None = None
-) -> None:
+    report: Report, profiles: Sequence[UnitProfile], *, kind: str, memory_bytes: int, state_ratio: float | None = None,
+    can_shard: bool = False,
+) -> None:  # fmt: skip
     """Export the profile of all units, and say that it is complete; a scrape sees all of it or nothing.
 
     Args:
@@ -22,6 +23,7 @@ def report_units(
         kind: name under which the profiles hold this device's seconds.
         memory_bytes: memory of the device that training state and activations may take.
         state_ratio: bytes of training state for each byte of parameters; ``None`` where that is not known.
+        can_shard: whether this rank can hold parts of units.
 
     Raises:
         UsageError: the model has more units, or the profile more sizes of micro-batches, than a rank exports.
@@ -65,6 +67,7 @@ def report_units(
             names.UNITS: float(len(profiles)),
             names.USABLE_MEMORY: float(memory_bytes),
             names.UNIT_PROFILE_COMPLETE: 1.0,
+            names.CAN_SHARD: float(can_shard),
             **({} if state_ratio is None else {names.STATE_RATIO: state_ratio}),
         },
     )

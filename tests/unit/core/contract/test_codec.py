@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from heterotrain_core.contract.codec import Refused, decode_plan, encode_plan
-from heterotrain_core.contract.consistency import MAX_UNITS, problems
+from heterotrain_core.contract.consistency import MAX_UNITS, MAX_WEIGHT, problems
 from heterotrain_core.contract.plan import (
     Binding,
     Boundary,
@@ -30,6 +30,14 @@ seconds = st.floats(min_value=0, max_value=1e3, allow_nan=False)
 layouts = st.one_of(
     st.just(Layout()),
     st.builds(Layout, kind=st.just(LayoutKind.SHARDED), shards=st.integers(1, 4)),
+    st.lists(st.tuples(st.integers(1, MAX_WEIGHT), st.integers(1, MAX_WEIGHT)), min_size=1, max_size=4).map(
+        lambda pairs: Layout(
+            kind=LayoutKind.SHARDED,
+            shards=len(pairs),
+            state_weights=tuple(state for state, _ in pairs),
+            sample_weights=tuple(samples for _, samples in pairs),
+        )
+    ),
     st.builds(
         Layout,
         kind=st.just(LayoutKind.PIPELINE),
@@ -215,6 +223,11 @@ WHOLE = of_layouts(SHARDED, Layout(), CUT)
         (replace(WHOLE, members=WHOLE.members[::-1]), "members are not listed by index"),
         (with_layout(WHOLE, shards=0), "member 0 has 0 shards"),
         (with_layout(WHOLE, kind=LayoutKind.REPLICATED), "member 0 is replicated, but has 2 shards"),
+        (with_layout(WHOLE, state_weights=(1, 2, 3)), "member 0 has 3 state weights for 2 shards"),
+        (with_layout(WHOLE, state_weights=(0, 2)), "has state weights outside of 1 to"),
+        (with_layout(WHOLE, sample_weights=(0, 0)), "has sample weights outside of 0 to"),
+        (with_layout(WHOLE, sample_weights=(1, MAX_WEIGHT + 1)), "has sample weights outside of 0 to"),
+        (of_layouts(Layout(state_weights=(1,))), "has state weights, but is not sharded"),
         (with_layout(WHOLE, cuts=(1,)), "member 0 is cut into stages, but is not a pipeline"),
         (with_layout(of_layouts(CUT), cuts=(5, 3)), "cuts that do not ascend"),
         (with_layout(of_layouts(CUT), cuts=(0, 3)), "cuts that do not ascend"),

@@ -6,8 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from heterotrain.membership.roster import FormationId, Roster, may_adopt, micro_batch_samples, roster_of, step_shares
-from heterotrain_core.contract.plan import Boundary, BoundaryKind, ComputeTime, Member, Plan
+from heterotrain.data.progress import even_micro_batches
+from heterotrain.membership.roster import (
+    FormationId,
+    Roster,
+    may_adopt,
+    micro_batch_samples,
+    part_of_share,
+    roster_of,
+    rounds_of,
+    step_shares,
+)
+from heterotrain_core.contract.plan import Boundary, BoundaryKind, ComputeTime, Layout, LayoutKind, Member, Plan
+from hypothesis import given
+from hypothesis import strategies as st
 from support.plans import plan_of
 
 A_MEMBER = Member(index=0, pool="p", share_samples=8)
@@ -104,3 +116,27 @@ def test_a_revision_waits_for_its_boundary(newer: dict[str, Any], step: int, exp
 def test_the_smaller_micro_batch_wins(planned: int, learned: int | None, expected: int) -> None:
     """The limit learned from an out-of-memory error applies as well as that of the plan."""
     assert micro_batch_samples(replace(A_MEMBER, micro_batch_samples=planned), learned_cap_samples=learned) == expected
+
+
+@given(
+    weights=st.lists(st.integers(0, 9), min_size=2, max_size=5).filter(any), share=st.integers(0, 40),
+    micro=st.integers(0, 12), learned=st.one_of(st.none(), st.integers(1, 6)),
+)  # fmt: skip
+def test_unequal_shards_divide_every_share_and_make_the_same_number_of_passes(
+    weights: list[int], share: int, micro: int, learned: int | None
+) -> None:
+    """Parts follow each other, each is within a sample of its weight, and no pass exceeds a limit."""
+    layout = Layout(kind=LayoutKind.SHARDED, shards=len(weights), sample_weights=tuple(weights))
+    member = replace(A_MEMBER, layout=layout, share_samples=share, micro_batch_samples=micro)
+    parts = [part_of_share(layout, shard, share) for shard in range(len(weights))]
+    assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])]
+    assert parts[-1][1] == share
+    rounds = rounds_of(member, share, learned_cap_samples=learned)
+    assert (rounds == 0) == (share == 0)
+    for shard, (start, stop) in enumerate(parts):
+        assert abs((stop - start) - share * weights[shard] / sum(weights)) < 1
+        size = micro_batch_samples(member, shard, learned_cap_samples=learned)
+        passes = even_micro_batches(stop - start, rounds)
+        assert len(passes) <= rounds
+        assert not size or max(passes, default=0) <= size
+        assert not learned or size <= learned

@@ -23,10 +23,11 @@ def test_an_empty_parameter_needs_no_holder() -> None:
 
 
 def test_shards_of_a_parameter_are_passed_on_whole_if_all_their_ranks_leave() -> None:
-    """Where a staying rank has some of the elements, the parameter is left alone."""
+    """Also where a staying rank has some of the elements: what it lacks would be gone."""
     held = [{"a": Extent(0, 4)}, {"b": Extent(0, 3)}, {"b": Extent(3, 5)}]
     assert orphans(held, {0}) == {"b": Extent(0, 5)}
-    assert orphans(held, {0, 1}) == {}
+    assert orphans(held, {0, 1}) == {"b": Extent(0, 5)}
+    assert orphans([*held, {"b": Extent(2, 5)}], {0, 1, 3}) == {}
 
 
 def outlook(wants: str = "", room_bytes: int = 0) -> Outlook:

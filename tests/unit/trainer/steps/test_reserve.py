@@ -36,13 +36,13 @@ def a_stage(make: Make) -> PipelineMember:
     member.add(training.optimizers[0])
     member.state_ratio = cuttable.state_ratio(training.optimizers)
     member.place(PLAN, 0)
-    cuttable.begin(member.stage)
+    cuttable.begin(member.part)
     return member
 
 
 def held_units(member: PipelineMember) -> int:
     """Return the number of units that the stage holds."""
-    return sum(p.nbytes for _, p in member.stage.named_parameters()) // UNIT
+    return sum(p.nbytes for _, p in member.part.named_parameters()) // UNIT
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_as_much_is_reserved_as_the_first_update_makes(make: Make, states: int, 
 def test_state_that_is_there_is_not_reserved_again() -> None:
     member = a_stage(torch.optim.AdamW)
     (optimizer,) = member._training.optimizers
-    for _, parameter in member.stage.named_parameters():
+    for _, parameter in member.part.named_parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     assert sum(each.nbytes for each in member.reserve()) == 2 * LARGEST

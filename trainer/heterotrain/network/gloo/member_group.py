@@ -181,13 +181,39 @@ class MemberGroup(Collectives):
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
         return PointToPointWait(work, is_over=self.is_over, belongs_to=self._group)
 
+    def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> BoundedWait:
+        """Begin to receive a tensor into the CPU's memory; ``finish_receive`` waits for it.
+
+        Raises:
+            PeerLost: the connections are cut.
+        """
+        if self._cut or self._group is None:
+            raise PeerLost(self._cut)
+        try:
+            work = self._group.recv([tensor], rank, tag)
+        except RuntimeError as error:
+            self.cut("a message inside the member failed")
+            raise PeerLost(f"{self._cut}: {short_message(error)}") from error
+        return PointToPointWait(work, is_over=self.is_over, belongs_to=self._group)
+
+    def finish_receive(self, wait: BoundedWait) -> None:
+        """Wait until a message has arrived.
+
+        Raises:
+            PeerLost: its sender, or another rank of the member, is lost or has left the step.
+        """
+        self._finish(wait, "receive inside the member")
+
     def finish_send(self, wait: BoundedWait) -> None:
         """Wait until a message has left.
 
         Raises:
             PeerLost: its receiver, or another rank of the member, is lost or has left the step.
         """
-        self.on_wait("send inside the member")
+        self._finish(wait, "send inside the member")
+
+    def _finish(self, wait: BoundedWait, what: str) -> None:
+        self.on_wait(what)
         try:
             wait.wait()
         except RuntimeError as error:

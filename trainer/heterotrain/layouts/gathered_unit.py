@@ -1,0 +1,294 @@
+"""Layers of which each rank of a member keeps a part of any size, and which the ranks gather to compute them.
+
+The parameters of the layers lie in a row, and each rank keeps one stretch of that row, as long as its part of the
+training state says. Before the layers run, each rank sends its stretch to all others; after their backward pass, it
+sends the others their stretches of its gradient, and adds up what it gets for its own one. So nothing is padded: memory
+is in proportion to a rank's part. ``torch.distributed.fsdp.fully_shard`` makes equal parts, and its collectives need
+messages of the same size from all ranks.
+
+All messages of an exchange travel at the same time, directly. The busiest rank sends or receives its part n − 1 times.
+
+While they are not gathered, a layer has this rank's stretches in place of its parameters, flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from heterotrain.layouts.holdings import Extent
+from heterotrain.network.gloo.member_group import MemberGroup
+
+TAG = 7
+"""Of the messages; those between two ranks arrive in their order."""
+Place = tuple[torch.nn.Module, str]
+"""A layer, and its name for a parameter."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One parameter.
+
+    Attributes:
+        name: its first name in the whole model.
+        places: where layers have it; several where it is tied.
+        whole: the gathered parameter.
+        part: this rank's elements, flat.
+        own: which ones they are.
+        offset: elements before it in its row.
+    """
+
+    name: str
+    places: tuple[Place, ...]
+    whole: torch.nn.Parameter
+    part: torch.nn.Parameter
+    own: Extent
+    offset: int
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """Parameters of one format, one after the other.
+
+    Attributes:
+        slots: the parameters.
+        edges: where each rank's stretch begins, and the number of elements.
+        values: memory for all of them, released while they are not gathered.
+        gradient: sums of this rank's gradients; ``None`` outside of backward passes.
+    """
+
+    slots: list[Slot]
+    edges: tuple[int, ...]
+    values: torch.Tensor
+    gradient: torch.Tensor | None = None
+
+    def stretches(self, of: torch.Tensor) -> list[torch.Tensor]:
+        """Return each rank's stretch of a tensor as long as the row."""
+        return [of[start:stop] for start, stop in pairwise(self.edges)]
+
+
+def rows_of(
+    slots: Mapping[str, Sequence[Place]],
+    edges_of: Callable[[int], Sequence[int]],
+    *,
+    rank: int,
+    device: torch.device,
+    gather_dtype: torch.dtype | None,
+) -> list[Row]:
+    """Return the rows of some parameters, one for each format.
+
+    Args:
+        slots: the places of each parameter by its first name; layers have parameters without memory there.
+        edges_of: returns where each rank's stretch of so many elements begins, and their number.
+        rank: this rank in the member.
+        device: of this rank.
+        gather_dtype: format of gathered parameters; ``None`` for their own.
+    """
+    formats: dict[tuple[torch.dtype, bool], list[tuple[str, tuple[Place, ...], torch.nn.Parameter]]] = {}
+    for name, places in slots.items():
+        layer, own = places[0]
+        found = layer._parameters[own]  # noqa: SLF001  # torch has no public way
+        if found is not None:
+            formats.setdefault((found.dtype, found.requires_grad), []).append((name, tuple(places), found))
+    rows = []
+    for (dtype, _), members in formats.items():
+        total = sum(parameter.numel() for *_, parameter in members)
+        edges = tuple(edges_of(total))
+        kept_as = gather_dtype if gather_dtype is not None and dtype.is_floating_point else dtype
+        values = torch.empty(total, dtype=kept_as, device=device)
+        row, offset = Row([], edges, values), 0
+        for name, places, parameter in members:
+            size = parameter.numel()
+            start, stop = (min(max(edge - offset, 0), size) for edge in edges[rank : rank + 2])
+            row.slots.append(Slot(
+                name=name, places=places, own=Extent(start, stop), offset=offset,
+                whole=torch.nn.Parameter(
+                    values[offset : offset + size].view(parameter.shape), requires_grad=parameter.requires_grad
+                ),
+                part=torch.nn.Parameter(
+                    torch.full((), torch.nan, device=device).to(dtype).expand(stop - start),
+                    requires_grad=parameter.requires_grad,
+                ),
+            ))  # fmt: skip
+            offset += size
+        values.untyped_storage().resize_(0)
+        rows.append(row)
+    return rows
+
+
+@dataclass(slots=True, eq=False)
+class GatheredUnit:
+    """Layers that are gathered and released together.
+
+    Attributes:
+        rows: their parameters.
+        group: the member's ranks.
+        is_gathered: whether the layers have whole parameters now.
+    """
+
+    rows: list[Row]
+    group: MemberGroup
+    is_gathered: bool = False
+    _used: set[int] = field(default_factory=set)
+    _watched: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for slot in self.slots:
+            self._put(slot, slot.part)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """All parameters."""
+        return [slot for row in self.rows for slot in row.slots]
+
+    def gather(self) -> None:
+        """Give the layers whole parameters.
+
+        Raises:
+            PeerLost: another rank of the member is lost or has left the pass.
+        """
+        if self.is_gathered:
+            return
+        self.is_gathered = True
+        for row in self.rows:
+            values = row.values.data  # writing through .data leaves the version that autograd has recorded
+            row.values.untyped_storage().resize_(values.nbytes)
+            for slot in row.slots:
+                begin = slot.offset + slot.own.start
+                values[begin : begin + slot.own.elements].copy_(slot.part.detach())
+            stretches = row.stretches(values)
+            self._exchange([stretches[self.group.rank()]] * len(stretches), stretches)
+            for slot in row.slots:
+                self._watch(slot)
+                self._put(slot, slot.whole)
+
+    def release(self) -> None:
+        """Give the layers this rank's stretches again, and free the memory of the rest."""
+        if not self.is_gathered:
+            return
+        self.is_gathered = False
+        for row in self.rows:
+            for slot in row.slots:
+                self._put(slot, slot.part)
+            row.values.untyped_storage().resize_(0)
+
+    def begin_backward(self) -> None:
+        """Gather, and make room for gradients.
+
+        Raises:
+            PeerLost: as in ``gather``.
+        """
+        self.gather()
+        for row in self.rows:
+            trained = [slot for slot in row.slots if slot.whole.requires_grad]
+            if row.gradient is None and trained:
+                row.gradient = torch.zeros_like(row.values)
+                for slot in trained:
+                    size = slot.whole.numel()
+                    slot.whole.grad = row.gradient[slot.offset : slot.offset + size].view(slot.whole.shape)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parameters have their gradients of this backward pass."""
+        return all(id(slot) in self._used for slot in self.slots if slot.whole.grad is not None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward pass has begun, whose gradients are not reduced yet."""
+        return any(row.gradient is not None for row in self.rows)
+
+    def reduce(self) -> None:
+        """Add up all ranks' gradients and keep this rank's stretch; release the layers.
+
+        Hooks on this rank's parts are called, as those on parameters after a gradient was added to them.
+
+        Raises:
+            PeerLost: as in ``gather``.
+        """
+        used, self._used = self._used, set()
+        for row in self.rows:
+            total, row.gradient = row.gradient, None
+            if total is None:
+                continue
+            for slot in row.slots:
+                slot.whole.grad = None
+            stretches = row.stretches(total.to(row.slots[0].part.dtype))
+            me = self.group.rank()
+            found = [own if rank == me else torch.empty_like(stretches[me]) for rank, own in enumerate(stretches)]
+            self._exchange(stretches, found)
+            sums = found[0]
+            for other in found[1:]:
+                sums += other
+            for slot in row.slots:
+                if id(slot) in used and slot.own.elements:
+                    begin = slot.offset + slot.own.start - row.edges[me]
+                    _add(slot.part, sums[begin : begin + slot.own.elements])
+        self.release()
+
+    def forget(self) -> None:
+        """Leave a pass wherever it is; parts keep their values and gradients."""
+        self._used.clear()
+        for row in self.rows:
+            row.gradient = None
+            for slot in row.slots:
+                slot.whole.grad = None
+            if self.is_gathered:  # messages may still arrive in this memory: it is freed when they are over
+                row.values = torch.empty_like(row.values)
+                for slot in row.slots:
+                    size = slot.whole.numel()
+                    slot.whole.data = row.values[slot.offset : slot.offset + size].view(slot.whole.shape)
+        self.release()
+
+    def _exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+        """Send a tensor to each other rank and receive one from each, both by rank; this rank's own are left alone.
+
+        Messages pass through the CPU's memory.
+
+        Raises:
+            PeerLost: another rank of the member is lost or has left the pass.
+        """
+        own = self.group.rank()
+        waiting, sending = [], []
+        for rank, target in enumerate(received):
+            if rank != own and target.numel():
+                buffer = target if target.is_cpu else torch.empty_like(target, device="cpu")
+                waiting.append((self.group.start_receive(buffer, rank, TAG), buffer, target))
+        copies: dict[int, torch.Tensor] = {}  # the same tensor may go to all ranks
+        for rank, source in enumerate(sent):
+            if rank != own and source.numel():
+                message = copies.setdefault(source.data_ptr(), source.detach().cpu())
+                sending.append(self.group.start_send(message, rank, TAG))
+        for wait, buffer, target in waiting:
+            self.group.finish_receive(wait)
+            if buffer is not target:
+                target.copy_(buffer)
+        for wait in sending:
+            self.group.finish_send(wait)
+
+    def _put(self, slot: Slot, parameter: torch.nn.Parameter) -> None:
+        for layer, own in slot.places:
+            setattr(layer, own, parameter)  # recurrent layers have lists of their parameters, too
+
+    def _watch(self, slot: Slot) -> None:
+        """Freeze or thaw the whole parameter like this rank's part, and note when it has got a gradient."""
+        slot.whole.requires_grad_(slot.part.requires_grad)
+        key = id(slot)
+        if slot.whole.requires_grad and key not in self._watched:
+            self._watched.add(key)
+            register: Any = slot.whole.register_post_accumulate_grad_hook
+            register(lambda _parameter: self._used.add(key))
+
+
+def _add(part: torch.nn.Parameter, sums: torch.Tensor) -> None:
+    """Add to the gradient of a part, and call what waits for it."""
+    if part.grad is None:
+        part.grad = sums.clone()
+    else:
+        part.grad.add_(sums)
+    hooks: Any = getattr(part, "_post_accumulate_grad_hooks", None) or {}
+    for hook in list(hooks.values()):
+        hook(part)
