@@ -70,15 +70,21 @@ def collectives(problem: Problem, kinds: Sequence[str]) -> Collectives:
 def gathered_bytes(problem: Problem, devices: int, gathering: Gathering) -> int:
     """Return the bytes beyond its state and activations that a device needs for whole parameters and gradients.
 
-    In each pass: a unit and the one that is gathered for next, its gradient and the one that is being reduced.
+    In each pass: a unit and the one that is gathered for next, its gradient and the one that is being reduced; and the
+    first and the last unit with their gradients, where these stay.
     """
     sizes = [unit.parameter_bytes for unit in problem.units]
     if devices == 1:
         return 0
     if gathering is Gathering.ONCE:
         return 2 * sum(sizes)
+    stay = 0
+    if problem.gathers_late:
+        stay = 2 * (sizes[0] + sum(sizes[-1:] if len(sizes) > 1 else ()))
+        sizes = sizes[1:-1]
     beside = [0, *sizes, 0]
-    return max(2 * own + before + after for before, own, after in zip(beside[:-2], sizes, beside[2:], strict=True))
+    passing = (2 * own + before + after for before, own, after in zip(beside[:-2], sizes, beside[2:], strict=True))
+    return stay + max(passing, default=0)
 
 
 class DeviceTimes:
@@ -110,14 +116,19 @@ class DeviceTimes:
         self._time_DM: Floats = np.array([curves[term[:2]] for term in terms])
         self._sent_D = [term[2] for term in terms]
         self._first_bytes = sizes[0]
+        self._late = problem.gathers_late
         self.compute_M: Floats = self._number_D @ self._time_DM
 
     def overlapped_s(self, ring: Collectives, largest_ratio: float) -> Floats:
-        """Return the seconds of a forward and a backward pass with their collectives, by size (``_M``)."""
+        """Return the seconds of a forward and a backward pass with their collectives, by size (``_M``).
+
+        They overlap with computation unless units are gathered late.
+        """
         sent_D1 = np.array([[sum(ring.seconds(size, largest_ratio) for size in sizes)] for sizes in self._sent_D])
         # The first unit is gathered before anything computes, and reduced after everything has.
         alone = 2 * ring.seconds(self._first_bytes, largest_ratio)
-        total: Floats = self._number_D @ np.maximum(self._time_DM, sent_D1) + alone
+        both = self._time_DM + sent_D1 if self._late else np.maximum(self._time_DM, sent_D1)
+        total: Floats = self._number_D @ both + alone
         return total
 
 
@@ -158,5 +169,8 @@ def lockstep_seconds(
             backward = max(backward, float(_curve(unit.seconds[kind], up_to, forward=False)[-1]))
         after = sent[index + 1] if index + 1 < len(units) else 0.0
         before = sent[index - 1] if index and gathering is Gathering.EACH_MICRO_BATCH else 0.0
-        total += max(forward, after) + max(backward, before + after)
+        if problem.gathers_late:
+            total += forward + backward + before + 2 * after
+        else:
+            total += max(forward, after) + max(backward, before + after)
     return total

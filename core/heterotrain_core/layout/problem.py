@@ -113,6 +113,10 @@ class Problem:
         micro_batches: candidate sizes of a micro-batch, in samples, without repetition. Each member may take another.
         least_members: members that there must be; f + 1 for a job that survives f losses without a checkpoint.
         most_stages: stages of one member at most.
+        may_cut: whether members may be pipelines.
+        may_shard: whether members may be sharded, over devices of any kinds.
+        gathers_late: whether a sharded member gathers a unit only when it is computed, and the first and the last one
+            for whole passes, as the trainer's members of several workers do; otherwise units are gathered ahead.
     """
 
     units: tuple[UnitProfile, ...]
@@ -124,6 +128,9 @@ class Problem:
     micro_batches: tuple[int, ...]
     least_members: int = 1
     most_stages: int = 16
+    may_cut: bool = True
+    may_shard: bool = False
+    gathers_late: bool = False
 
     def link(self, one: str, other: str) -> Link:
         """Return the link between two kinds, whichever way round it was given."""

@@ -13,6 +13,10 @@ from heterotrain_core.contract.plan import LayoutKind
 __all__ = ["Cover", "Infeasible", "Layout", "LayoutKind", "Limit", "Member", "Shard", "Stage", "Template"]
 
 
+_WHOLE = 2**16
+"""Weight of the whole training state."""
+
+
 class Limit(Choice):
     """What keeps a member from more samples in the same time."""
 
@@ -96,8 +100,15 @@ class Layout:
 
     @property
     def planned(self) -> plan.Layout:
-        """The same as a plan names it: without devices, bytes and times."""
-        return plan.Layout(kind=self.kind, cuts=self.cuts, shards=max(1, len(self.shards)))
+        """The same as a plan names it: without devices, bytes and times; parts of shards in units of 2⁻¹⁶."""
+        shards = self.shards if len(self.shards) > 1 else ()
+        return plan.Layout(
+            kind=self.kind,
+            cuts=self.cuts,
+            shards=max(1, len(self.shards)),
+            state_weights=tuple(max(1, round(shard.state_ratio * _WHOLE)) for shard in shards),
+            sample_weights=tuple(shard.share_samples for shard in shards),
+        )
 
     @property
     def devices(self) -> Mapping[str, int]:

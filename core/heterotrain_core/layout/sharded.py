@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ GAP_RATIO = 1e-4
 """Difference of solution and bound at which the search ends: measurements are not that exact."""
 MOST_MICRO_BATCH = 256
 """Largest micro-batch of a device that gathers once a step. More samples take several."""
+MOST_MIXTURES = 64
+"""Mixtures of kinds that templates are made for."""
 MOST_SHARE = 65_536
 """Samples of a member's share: tables have an entry for each."""
 MOST_SEARCHED = 2000
@@ -188,8 +191,8 @@ def sharded_template(
 def sharded_templates(problem: Problem, *, equal_shards: bool = True) -> tuple[Template, ...]:
     """Return the sharded members that fit, for a cover to choose from, for each size of micro-batch.
 
-    Tried are 2, 4, 8, … devices of a kind, all of a kind, a node of a kind, and all devices together; members of one
-    device need no shards.
+    Tried are 2, 4, 8, … devices of a kind, all of a kind, a node of a kind, and all devices together; with unequal
+    shards also some mixtures of kinds. Members of one device need no shards.
 
     Args:
         problem: sound.
@@ -203,6 +206,8 @@ def sharded_templates(problem: Problem, *, equal_shards: bool = True) -> tuple[T
             for size in sizes
             if size <= kind.count
         }
+    if not equal_shards:
+        groups |= _mixtures(problem)
     names = [kind.name for kind in problem.kinds]
     found = (
         sharded_template(problem, dict(zip(names, counts, strict=True)), size, equal_shards=equal_shards)
@@ -211,6 +216,22 @@ def sharded_templates(problem: Problem, *, equal_shards: bool = True) -> tuple[T
         if sum(counts) > 1
     )
     return tuple(template for template in found if isinstance(template, Template))
+
+
+def _mixtures(problem: Problem) -> set[tuple[int, ...]]:
+    """Return numbers of devices by kind: none, one, half, or all of each; fewer where that makes too many."""
+    counts = [kind.count for kind in problem.kinds]
+    for amounts in (
+        [{0, 1, count // 2, count} for count in counts],
+        [{0, 1, count} if count else {0} for count in counts],
+        [{0, count} for count in counts],
+    ):
+        choices = [
+            sorted(number for number in each if number <= count) for each, count in zip(amounts, counts, strict=True)
+        ]
+        if math.prod(map(len, choices)) <= MOST_MIXTURES:
+            return {each for each in itertools.product(*choices) if sum(map(bool, each)) > 1}
+    return set()
 
 
 def _problem(problem: Problem, devices: Mapping[str, int], samples: int) -> str | None:

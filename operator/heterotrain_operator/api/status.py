@@ -53,8 +53,9 @@ class PlanStatus(Model):
     layout: str | None = Field(
         default=None,
         max_length=MAX_MESSAGE_LENGTH,
-        description="With parallelism Pipeline: the pools of each member's stages and their units, such as "
-        "2 members: [a100: units 0-17 | t4: 18-23] [v100: 0-11 | v100: 12-23].",
+        description="Of planned members: the pools of each member's stages and their units, such as "
+        "2 members: [a100: units 0-17 | t4: 18-23] [v100: 0-11 | v100: 12-23]. Of sharded ones, the part of the "
+        "training state on each device, such as 1 member: [a100: 80% + t4: 20% of all units].",
     )
     global_batch_size: Count | None = Field(
         default=None, description="Samples of one optimizer step in the newest plan."
@@ -137,7 +138,8 @@ class WorkerStatus(Model):
     units: str | None = Field(
         default=None,
         max_length=64,
-        description="With parallelism Pipeline: the units of the model that the worker's stage holds, such as 0-17.",
+        description="Of planned members: the units of the model that the worker's stage holds, such as 0-17, or the "
+        "part that it holds of every unit, such as 20% of all.",
     )
     memory: str | None = Field(
         default=None,

@@ -17,7 +17,7 @@ from pydantic import Field, WithJsonSchema
 
 from heterotrain_operator.api.failures import FailurePolicy
 from heterotrain_operator.api.network import NETWORK_RULES, Network
-from heterotrain_operator.api.parallelism import PLANNED_MODES, Parallelism
+from heterotrain_operator.api.parallelism import Parallelism
 from heterotrain_operator.api.pod_group import PodGroup
 from heterotrain_operator.api.pools import ElasticPolicy, WorkerPool
 from heterotrain_operator.api.schema import MapList, Model, Rule
@@ -234,10 +234,16 @@ class HeteroTrainJobSpec(
             "suspend: false",
         ),
         Rule(
-            cel="!(self.parallelism.mode in ['Pipeline', 'Auto']) || !has(self.training.adaptiveBatch)",
-            holds=lambda self: self.parallelism.mode not in PLANNED_MODES or self.training.adaptive_batch is None,
-            message="parallelism.mode Pipeline and Auto are planned for a fixed batch: give training.globalBatchSize "
-            "instead of adaptiveBatch, or choose another mode",
+            cel="!(self.parallelism.mode in ['Pipeline', 'Auto'] || self.parallelism.acrossWorkers) || "
+            "!has(self.training.adaptiveBatch)",
+            holds=lambda self: not self.parallelism.is_planned or self.training.adaptive_batch is None,
+            message="parallelism.mode Pipeline and Auto are planned for a fixed batch, and so is acrossWorkers: give "
+            "training.globalBatchSize instead of adaptiveBatch, or choose another mode",
+        ),
+        Rule(
+            cel="!self.parallelism.acrossWorkers || self.parallelism.mode == 'Sharded'",
+            holds=lambda self: not self.parallelism.across_workers or self.parallelism.mode is ParallelismMode.SHARDED,
+            message="parallelism.acrossWorkers belongs to mode Sharded: remove it, or choose that mode",
         ),
         Rule(
             cel="oldSelf.suspend || has(self.podGroup) == has(oldSelf.podGroup) && "

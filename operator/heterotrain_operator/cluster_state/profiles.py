@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from heterotrain_core.layout.problem import UnitProfile
 
-from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.cluster_state.views import JobView
 
 
@@ -18,13 +17,15 @@ class PoolProfile:
         memory_bytes: of the rank's device, for training state and activations.
         units: in the order of computation; seconds are under the pool's name.
         state_ratio: bytes of training state for each byte of parameters; ``None`` where the rank exports none.
+        can_shard: whether the rank can hold parts of units: its image and its optimizers allow that.
     """
 
     memory_bytes: int
     units: tuple[UnitProfile, ...]
     state_ratio: float | None = None
+    can_shard: bool = False
 
 
 def needs_profiles(job: JobView) -> bool:
     """Return whether the job's members are planned from profiles of the units."""
-    return job.spec is not None and job.spec.parallelism.mode in PLANNED_MODES
+    return job.spec is not None and job.spec.parallelism.is_planned

@@ -11,7 +11,6 @@ from typing import Any
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import Plan
 
-from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.faults import Faults
@@ -58,7 +57,7 @@ def members_of_next_plan(
     inputs: JobInputs, derived: DerivedState, job: ValidJob, membership: MembershipDecision, faults: Faults
 ) -> PlannedMembers:
     """Return the members; where layouts are planned and that fails, the generation in force stays."""
-    if job.spec.parallelism.mode not in PLANNED_MODES:
+    if not job.spec.parallelism.is_planned:
         return PlannedMembers(membership=membership)
 
     def planned() -> PlannedMembers:

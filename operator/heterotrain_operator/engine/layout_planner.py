@@ -14,16 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
-from heterotrain_core.layout.best import best_cover
+from heterotrain_core.layout.best import best_members
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.problem import Problem
-from heterotrain_core.layout.result import Cover, Infeasible, LayoutKind
+from heterotrain_core.layout.result import Cover, Infeasible
 
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.plan.stages import CoverOf
 
-KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
-"""Layouts of members: a device that holds the whole model is a member, too."""
 MOST_JOBS = 64
 """Jobs whose templates are kept, those that were asked about last."""
 MOST_COVERS = 32
@@ -149,9 +147,9 @@ def solve(book: Book | None, problem: Problem) -> tuple[Book | None, Answer]:
         if isinstance(found, Infeasible):
             found = book_of(problem)  # its reason names the devices that there are
         if isinstance(found, Infeasible):
-            return book, found
+            return book, best_members(found, problem)
         book = found
-    return book, best_cover(book, KINDS, devices=wanted)
+    return book, best_members(book, problem)
 
 
 def _with_most(problem: Problem, book: Book | None) -> Problem:

@@ -67,6 +67,7 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.UNITS: (1.0, metrics.MAX_PROFILED_UNITS),
         metrics.USABLE_MEMORY: _BYTES,
         metrics.STATE_RATIO: (1.0, MOST_STATE_RATIO),
+        metrics.CAN_SHARD: (0.0, 1.0),
         metrics.UNIT_PROFILE_COMPLETE: (0.0, 1.0),
         metrics.PAUSE_SECONDS: _SECONDS,
         metrics.MEMBERSHIP_CHANGES: _COUNT,

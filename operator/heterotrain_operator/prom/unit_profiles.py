@@ -101,7 +101,9 @@ def parse_profile(
                 seconds={pool: points},
             )
         )
-    return PoolProfile(memory_bytes=int(memory_bytes), units=tuple(found), state_ratio=gauges.state_ratio)
+    return PoolProfile(
+        memory_bytes=int(memory_bytes), units=tuple(found), state_ratio=gauges.state_ratio, can_shard=gauges.can_shard
+    )
 
 
 def _plausible(name: str) -> str:

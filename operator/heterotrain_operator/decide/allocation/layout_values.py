@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from heterotrain_core.layout.best import allowed_kinds, shards_of
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.further_member import lacking_devices
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.rates import LayoutRates
-from heterotrain_core.layout.result import LayoutKind
+from heterotrain_core.layout.result import Template
 
-from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.allocation.demand import Competitor
@@ -23,7 +23,6 @@ from heterotrain_operator.decide.objects.pods import members_per_worker, templat
 from heterotrain_operator.decide.plan.layout_problem import problem_of
 from heterotrain_operator.decide.plan.memory_limits import known_limits, limited
 
-KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
 MOST_DEVICES = 64
 """Devices of a kind that are told apart: further ones count as idle, because a table has to stay small."""
 
@@ -35,6 +34,7 @@ class _Known:
     problem: Problem
     book: Book | None
     rates: LayoutRates | None
+    further: tuple[Template, ...] = ()
     lacking: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
 
@@ -70,7 +70,9 @@ class LayoutValues:
             if len(known.lacking) >= _MOST_ANSWERS:
                 known.lacking.clear()
             most = [kind.count for kind in kinds]
-            known.lacking[have] = lacking_devices(known.book, have, most, kinds=KINDS)
+            known.lacking[have] = lacking_devices(
+                known.book, have, most, kinds=allowed_kinds(known.problem), further=known.further
+            )
         found = known.lacking[have]
         return tuple({kind.name: n for kind, n in zip(kinds, each, strict=True) if n} for each in found)
 
@@ -85,8 +87,9 @@ class LayoutValues:
         if known is None or known.problem != problem:
             found = book_of(problem)
             book = found if isinstance(found, Book) else None
-            rates = LayoutRates(book, KINDS) if book is not None else None
-            known = self._known[key] = _Known(problem, book, rates)
+            further = shards_of(problem) if book is not None else ()
+            rates = LayoutRates(book, allowed_kinds(problem), further) if book is not None else None
+            known = self._known[key] = _Known(problem, book, rates, further)
         return known
 
     def forget_unused(self) -> None:
@@ -99,7 +102,7 @@ def _problem(competitor: Competitor) -> Problem | None:
     """Return the planner's question for all devices that the job may have, ``None`` before anything was measured."""
     spec, profiles = competitor.spec, competitor.telemetry.profiles
     measured = limited(profiles, known_limits(competitor.job.status, profiles))
-    if spec.parallelism.mode not in PLANNED_MODES or not measured:
+    if not spec.parallelism.is_planned or not measured:
         return None
     counts = {
         pool.name: min(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.text import listed
 from heterotrain_operator.decide.allocation.demand import Competitor
 from heterotrain_operator.decide.allocation.layout_values import LayoutValues
@@ -31,7 +30,7 @@ def next_member_lacks(competitor: Competitor, grant: JobGrant, values: LayoutVal
     if grant.limits is None or why_limited(spec, grant) not in LIMITED_BY_OTHERS:
         return ""
     limits = grant.limits
-    if spec.parallelism.mode not in PLANNED_MODES:
+    if not spec.parallelism.is_planned:
         pools = [pool.name for pool in spec.worker_pools if limits[pool.name] < pool.max_replicas]
         return f"{LACKS}a worker of {listed(pools, most=_MOST_NAMED, separator=' or ')}" if pools else ""
     ranks = {pool.name: members_per_worker(spec, pool, template_of(competitor.job, pool)) for pool in spec.worker_pools}

@@ -155,7 +155,14 @@ def _accelerators(pool: WorkerPool, template: Mapping[str, Any]) -> int:
 
 def members_per_worker(spec: HeteroTrainJobSpec, pool: WorkerPool, template: Mapping[str, Any]) -> int:
     """Return how many members a worker has; shares and speeds are those of members."""
-    return 1 if spec.parallelism.mode is Parallelism.SHARDED else num_proc_per_worker(pool, template)
+    together = spec.parallelism.mode is Parallelism.SHARDED and not spec.parallelism.is_planned
+    return 1 if together else num_proc_per_worker(pool, template)
+
+
+def _of_workers(spec: HeteroTrainJobSpec) -> Parallelism:
+    """Return the mode that workers are told: only planned members tell them from each other, and their plans do."""
+    planned = spec.parallelism.is_planned and spec.parallelism.mode is Parallelism.SHARDED
+    return Parallelism.AUTO if planned else spec.parallelism.mode
 
 
 def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConfig:
@@ -168,7 +175,7 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         precision=training.precision,
         learning_rate_scaling=training.learning_rate_scaling,
         learning_rate_warmup_samples=training.learning_rate_warmup_samples,
-        parallelism=spec.parallelism.mode,
+        parallelism=_of_workers(spec),
         backend=training.communication.backend,
         compression=training.communication.compression,
         encryption=training.communication.encryption,

@@ -107,7 +107,7 @@ def by_places(workers: Sequence[Worker], cover: Cover, places: Sequence[Sequence
     Args:
         workers: all that may be used.
         cover: the members.
-        places: by member, and by its stage, the device (``device_name``) that takes it.
+        places: by member, and by its stage or shard, the device (``device_name``) that takes it.
     """
     devices = {device_name(w.pod.uid, local): (w.pod, local) for w in workers for local in range(w.pod.ranks)}
     members: list[Member] = []
@@ -125,10 +125,11 @@ def by_places(workers: Sequence[Worker], cover: Cover, places: Sequence[Sequence
                 layout=planned.layout.planned,
             )
         )
-        for stage, name in enumerate(names):
+        for position, name in enumerate(names):
             pod, local_rank = devices[name]
             own = pod.pool if pod.pool != pool else ""
-            ranks.append(_rank(pod, local_rank, rank=len(ranks), member=index, stage=stage, pool=own))
+            stage, shard = members[-1].layout.place(position)
+            ranks.append(_rank(pod, local_rank, rank=len(ranks), member=index, stage=stage, shard=shard, pool=own))
     prediction = Prediction(
         step_s=cover.step_s,
         efficiency=min(1.0, cover.flow_ratio),
@@ -153,7 +154,8 @@ _BINDINGS = {
 
 def _compute(member: PlannedMember) -> ComputeTime:
     """Return a planned member's time: its slowest stage for each sample, and the fill of the pipeline once a step."""
-    slowest_s = max(stage.busy_s for stage in member.layout.stages)
+    stages = member.layout.stages
+    slowest_s = max(stage.busy_s for stage in stages) if stages else member.compute_s / member.micro_batches
     return ComputeTime(
         per_sample_s=slowest_s / member.micro_batch_samples,
         fixed_s=0.0,

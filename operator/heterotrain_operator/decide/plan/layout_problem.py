@@ -58,7 +58,16 @@ def problem_of(
         batch_samples=spec.training.base_batch_samples,
         micro_batches=_micro_batches(spec, pools, profiles),
         least_members=spec.elastic_policy.min_replicas,
+        may_cut=spec.parallelism.may_cut,
+        may_shard=spec.parallelism.may_shard and all(profiles[pool.name].can_shard for pool in pools),
+        gathers_late=True,
     )
+    if not problem.may_cut and not problem.may_shard:
+        name = next(pool.name for pool in pools if not profiles[pool.name].can_shard)
+        return (
+            f"the workers of pool {name} cannot divide units among each other: use an elementwise optimizer of torch, "
+            "such as AdamW, and an image as new as the operator, or mode Pipeline"
+        )
     return invalid(problem) or problem
 
 

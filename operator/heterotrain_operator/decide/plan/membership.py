@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from heterotrain_core.contract.plan import Plan
 
-from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -76,7 +75,7 @@ def decide_membership(
     # 2. Keep the generation if too few workers would take part, or if nothing changes.
     candidates = sorted([*staying, *joiners, *spares], key=lambda worker: (not worker.pod.on_demand, worker.pod.index))
     # The minimum counts members, and how many workers form one is only known once they are planned.
-    planned = spec.parallelism.mode in PLANNED_MODES
+    planned = spec.parallelism.is_planned
     needed = 1 if planned else spec.elastic_policy.min_replicas
     starting = not (staying or leaving)
     if len(candidates) < needed or (starting and _pool_short(spec, candidates)):

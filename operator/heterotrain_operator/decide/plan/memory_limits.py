@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from heterotrain_core.contract.outcome import Cause
-from heterotrain_core.contract.plan import LayoutKind, Plan, Rank
+from heterotrain_core.contract.plan import LayoutKind, Member, Plan, Rank
+from heterotrain_core.layout.pass_time import Gathering, gathered_bytes
 from heterotrain_core.layout.problem import Problem
 
-from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool, PoolMemory
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.profiles import PoolProfile
@@ -110,7 +110,7 @@ def memory_limits(
         plan: the plan in force, which names what each of them held.
         profiles: by pool, as measured.
     """
-    if spec is None or spec.parallelism.mode not in PLANNED_MODES or spec.suspend:
+    if spec is None or not spec.parallelism.is_planned or spec.suspend:
         return MemoryLimits()
     limits, answers = known_limits(status, profiles), {}
     for worker in workers:
@@ -169,6 +169,8 @@ def _stage_bytes(problem: Problem, plan: Plan, rank: Rank) -> int | None:
     micro-batches; a step of fewer micro-batches than the longest pipeline has stages may keep all of them.
     """
     member = plan.members[rank.member]
+    if member.layout.state_weights:
+        return _shard_bytes(problem, member, rank)
     edges = (0, *member.layout.cuts, len(problem.units))
     if member.layout.kind is LayoutKind.SHARDED or edges[-2] >= edges[-1]:
         return None  # of another mode, or of another model
@@ -178,6 +180,17 @@ def _stage_bytes(problem: Problem, plan: Plan, rank: Rank) -> int | None:
     kept = batches if batches < problem.most_stages else len(edges) - 1 - rank.stage
     state = sum(unit.parameter_bytes for unit in own) * problem.state_ratio
     return math.ceil(state + kept * micro * sum(unit.activation_bytes for unit in own))
+
+
+def _shard_bytes(problem: Problem, member: Member, rank: Rank) -> int:
+    """Return the planned bytes of a rank's shard: its state, its part of a micro-batch, and what is gathered."""
+    layout = member.layout
+    state = problem.state_ratio * sum(unit.parameter_bytes for unit in problem.units)
+    own = layout.state_weights[rank.shard] / sum(layout.state_weights)
+    start, stop = layout.sample_part(member.micro_batch_samples or max(1, member.share_samples), rank.shard)
+    kept = max(1, stop - start) * sum(unit.activation_bytes for unit in problem.units)
+    gathered = gathered_bytes(problem, layout.shards, Gathering.EACH_MICRO_BATCH)
+    return math.ceil(own * state + kept + gathered)
 
 
 def _planned_with(limit_bytes: int) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from heterotrain_core.contract.codec import Refused
 from heterotrain_core.contract.plan import Boundary, Plan
 
-from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import JobView, PlanObject
 from heterotrain_operator.decide.plan.decoded import decoded
@@ -119,7 +118,7 @@ def least_to_go_on(spec: HeteroTrainJobSpec) -> int:
     Planned members are at least ``minReplicas`` when a plan is made, so that a loss leaves a whole one. That one goes
     on: else two members would survive a loss no better than one.
     """
-    return 1 if spec.parallelism.mode in PLANNED_MODES else spec.elastic_policy.min_replicas
+    return 1 if spec.parallelism.is_planned else spec.elastic_policy.min_replicas
 
 
 def _spares_text(before: Collection[str], after: Collection[str]) -> str:

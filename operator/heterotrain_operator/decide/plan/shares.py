@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Parallelism, Runtime
-from heterotrain_core.contract.plan import BoundaryKind, Division, Member, Plan
+from heterotrain_core.contract.plan import BoundaryKind, Division, Layout, Member, Plan
 from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
 from heterotrain_core.perf.model import ExchangeModel
@@ -17,7 +18,6 @@ from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, Sha
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
 
-from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.decide.plan.arrangement import Arrangement, arrangement_of
@@ -79,16 +79,16 @@ def share_out(
     rebalance = spec.training.rebalance
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
     limits = {pool.name: pool.micro_batch_size for pool in spec.worker_pools}
-    cuts = spec.parallelism.mode is Parallelism.PIPELINE
+    cuts = spec.parallelism.is_planned and spec.parallelism.mode is not Parallelism.AUTO
     evidence = tuple(
         replace(
-            _evidence(member, identities, telemetry, limits.get(member.pool), planned=cuts),
+            _evidence(member, identities, telemetry, limits.get(member.pool), planned=_was_planned(spec, member)),
             member=name,
             floor_samples=floor,
         )
         for member, name, identities in zip(members, arrangement.names, arrangement.identities, strict=True)
     )
-    if spec.parallelism.mode in PLANNED_MODES and (as_planned := _as_planned(arrangement, evidence, current)):
+    if spec.parallelism.is_planned and (as_planned := _as_planned(arrangement, evidence, current)):
         return as_planned
     fits = fit_members(evidence, () if cuts else _former(arrangement, telemetry))
     learned = exchange or MeasuredExchange()
@@ -234,28 +234,46 @@ def _evidence(
         limit_samples: largest micro-batch of one rank by the job's spec.
         planned: whether the member's micro-batch was planned together with what its ranks hold.
     """
-    shards = member.layout.shards
-    caps = [limit_samples * shards] if limit_samples is not None else []
+    layout = member.layout
+    scales = _scales(layout)
+    caps = [math.floor(limit_samples * min(scales))] if limit_samples is not None else []
     caps += [member.micro_batch_samples] if planned and member.micro_batch_samples else []
     found = [telemetry.gauges.get(rank) for rank in ranks]
-    caps += [cap for gauges in found if gauges is not None and (cap := _micro_cap(gauges, shards)) is not None]
+    for index, gauges in enumerate(found):
+        scale = scales[index % layout.shards]  # the ranks of each stage follow each other by shard
+        if gauges is not None and (cap := _micro_cap(gauges, scale)) is not None:
+            caps.append(cap)
+    divided = f", cut at {layout.cuts}" if layout.cuts else ""
+    divided += f", parts {layout.state_weights}" if layout.state_weights else ""
     return MemberEvidence(
         member=f"{ranks[0].worker_uid}/{ranks[0].local_rank}",
-        pool=f"{member.pool}, cut at {member.layout.cuts}" if member.layout.cuts else member.pool,
+        pool=f"{member.pool}{divided}",
         observations=observations_of_member([telemetry.observations.get(rank, ()) for rank in ranks]),
         micro_cap_samples=min(caps, default=None),
         granularity_samples=member.granularity_samples,
     )
 
 
-def _micro_cap(gauges: MemberGauges, shards: int) -> int | None:
+def _was_planned(spec: HeteroTrainJobSpec, member: Member) -> bool:
+    """Return whether a member's micro-batch was planned together with what its ranks hold."""
+    by_mode = spec.parallelism.is_planned and spec.parallelism.mode is not Parallelism.AUTO
+    return by_mode or bool(member.layout.state_weights)
+
+
+def _scales(layout: Layout) -> tuple[float, ...]:
+    """Return for each shard how many times as large as its own part a micro-batch of the member is."""
+    weights = layout.sample_weights or (1,) * layout.shards
+    return tuple(sum(weights) / max(1, weight) for weight in weights)
+
+
+def _micro_cap(gauges: MemberGauges, scale: float) -> int | None:
     """Return the largest micro-batch of the member that is expected to fit into the rank's memory, ``None`` if unknown.
 
     Ranks report peaks by the member's micro-batch, and the size that ran out of memory by their own part of it.
     """
     peaks = [MemoryPeak(micro_batch_samples=size, peak_bytes=used) for size, used in gauges.peak_memory_bytes.items()]
     if (cap := gauges.micro_batch_cap_samples) is not None:
-        ran_out = 2 * cap * shards  # the cap is half of the size that ran out
+        ran_out = round(2 * cap * scale)  # the cap is half of the size that ran out
         peaks.append(MemoryPeak(micro_batch_samples=ran_out, ran_out=True))
     return micro_batch_cap(peaks, memory_bytes=gauges.device_memory_bytes).samples
 

@@ -254,6 +254,16 @@ def _held(plan: Plan, *, units: int) -> dict[str, tuple[Part, ...]]:
     for rank in plan.ranks:
         layout = plan.members[rank.member].layout
         if layout.kind is LayoutKind.SHARDED:
+            whole, before = sum(layout.state_weights), sum(layout.state_weights[: rank.shard])
+            if whole:
+                found[device_name(rank.worker_uid, rank.local_rank)] = (
+                    Part(
+                        first_unit=0,
+                        last_unit=units - 1,
+                        start=before / whole,
+                        stop=(before + layout.state_weights[rank.shard]) / whole,
+                    ),
+                )
             continue
         edges = (0, *layout.cuts, units)
         part = Part(first_unit=edges[rank.stage], last_unit=edges[rank.stage + 1] - 1)

@@ -18,10 +18,11 @@ MOST_STAGES_SHOWN = 5
 def layout_text(plan: Plan, telemetry: Telemetry) -> str:
     """Return such as ``2 members: [a100: units 0-3 (embed to blocks.2) | t4: 4-5 (blocks.3 to head)] [v100: 0-5]``.
 
-    Empty where no member is cut into stages. Equal layouts are drawn once. Names of units are left out where the
-    workers exported none.
+    Of a sharded member, the part of the training state that each device holds: ``[a100: 80% + t4: 20% of all units]``.
+    Empty where no member is divided among several workers. Equal layouts are drawn once. Names of units are left out
+    where the workers exported none.
     """
-    if not any(member.layout.kind is LayoutKind.PIPELINE for member in plan.members):
+    if not any(member.layout.kind is LayoutKind.PIPELINE or member.layout.state_weights for member in plan.members):
         return ""
     models = {tuple(unit.name for unit in profile.units) for profile in telemetry.profiles.values()}
     names = models.pop() if len(models) == 1 else ()
@@ -35,6 +36,13 @@ def layout_text(plan: Plan, telemetry: Telemetry) -> str:
 def _drawn(plan: Plan, index: int, names: Sequence[str]) -> str:
     """Return one member; ``names`` are those of all units, where they are known."""
     layout, ranks = plan.members[index].layout, plan.ranks_by_member[index]
+    if layout.state_weights:
+        whole = sum(layout.state_weights)
+        parts = [
+            f"{plan.pool_of(rank)}: {weight / whole:.0%}"
+            for rank, weight in zip(ranks, layout.state_weights, strict=True)
+        ]
+        return f"[{' + '.join(parts)} of all units]"
     if layout.kind is not LayoutKind.PIPELINE:
         return f"[{plan.pool_of(ranks[0])}: all units]"
     first = (0, *layout.cuts)
@@ -49,7 +57,10 @@ def _drawn(plan: Plan, index: int, names: Sequence[str]) -> str:
 
 
 def units_by_worker(plan: Plan, telemetry: Telemetry) -> dict[str, str]:
-    """Return by uid the units that a worker's stages hold, such as ``0-17``; workers without a stage are left out."""
+    """Return by uid the units that a worker's stages hold, such as ``0-17``, or of shards such as ``12% of all``.
+
+    Workers that hold whole models are left out.
+    """
     counts = {len(profile.units) for profile in telemetry.profiles.values()}
     if len(counts) != 1:
         return {}
@@ -59,4 +70,7 @@ def units_by_worker(plan: Plan, telemetry: Telemetry) -> dict[str, str]:
         if layout.kind is LayoutKind.PIPELINE:
             edges = (0, *layout.cuts, *counts)
             found.setdefault(rank.worker_uid, []).append(f"{edges[rank.stage]}-{edges[rank.stage + 1] - 1}")
+        elif layout.state_weights:
+            part = layout.state_weights[rank.shard] / sum(layout.state_weights)
+            found.setdefault(rank.worker_uid, []).append(f"{part:.0%} of all")
     return {uid: ", ".join(list(dict.fromkeys(parts))[:MOST_STAGES_SHOWN]) for uid, parts in found.items()}
