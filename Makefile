@@ -144,7 +144,7 @@ chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=numb
 	@PYTHONPATH=core:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \
 	  --histories $(or $(HISTORIES),300) --seed $(or $(SEED),0)
 
-histories: setup ## seeded histories of real workers: KIND=data, divided, sharded or layout, HISTORIES=number, SEED=first one
+histories: setup ## seeded histories of real workers: KIND=data, divided, unequal, sharded or layout, HISTORIES=number, SEED=first one
 	@kind=$(or $(KIND),layout); first=$(or $(SEED),0); [ "$$kind" = data ] && part= || part=$${kind}_; \
 	  export "HETEROTRAIN_$${part^^}HISTORIES=$$first:$$((first + $(or $(HISTORIES),20)))"; \
 	  $(PYTEST) -n 2 "tests/distributed/test_$${part}histories.py"
@@ -250,6 +250,7 @@ bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.
 	@$(PY) deploy/dev/bench/trainer_losses.py; echo
 	@$(PY) deploy/dev/bench/trainer_streams.py; echo
 	@$(PY) deploy/dev/bench/trainer_shards.py; echo
+	@$(PY) deploy/dev/bench/unequal_shards.py; echo
 	@$(PY) deploy/dev/bench/trainer_checkpoint.py
 
 bench-pipeline-picture: setup ## a step of a real pipeline and the planner's prediction, drawn; about two minutes
