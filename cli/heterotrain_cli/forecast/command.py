@@ -23,7 +23,7 @@ MAX_BATCH = 10_000_000
 @click.option("--model", "model_path", metavar="FILE", help="Model in units and devices to divide it over.")
 @click.option(
     "--mode",
-    type=click.Choice(["auto", "data", "sharded", "pipeline"]),
+    type=click.Choice(["auto", "data", "sharded", "across-workers", "pipeline"]),
     default="auto",
     show_default=True,
     help="With --model: layouts that members may have.",

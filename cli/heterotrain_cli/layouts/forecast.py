@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heterotrain_core.layout.best import best_cover
+from heterotrain_core.layout.best import best_cover, best_members
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.problem import Problem, invalid
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Member, Template
@@ -15,14 +15,16 @@ from heterotrain_core.layout.sharded import sharded_templates
 from heterotrain_cli.errors import InputError
 
 AUTO = "auto"
-MODES: Mapping[str, frozenset[LayoutKind]] = {
-    "data": frozenset({LayoutKind.REPLICATED}),
-    "sharded": frozenset({LayoutKind.REPLICATED, LayoutKind.SHARDED}),
-    "pipeline": frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE}),
-    AUTO: frozenset(LayoutKind),
-}
-"""Layouts that members may have, by the name of the mode. A member of one device is always
-possible. ``auto`` is the fastest of the others: no job mixes sharded members with stages."""
+SHARDED = "sharded"
+ACROSS_WORKERS = "across-workers"
+MODES = ("data", SHARDED, ACROSS_WORKERS, "pipeline", AUTO)
+"""What ``spec.parallelism`` allows: ``mode``, and with ``across-workers`` also its field ``acrossWorkers``.
+
+A member of one device is always possible. ``auto`` is the fastest of the others, and of members of several workers
+some of which are sharded and others cut into stages.
+"""
+EVEN_RATIO = 1.01
+"""Largest over smallest part of the state of shards that are drawn as even ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,39 +72,51 @@ def forecast_layout(problem: Problem, *, mode: str = AUTO) -> LayoutForecast:
 
     Args:
         problem: the model, the devices and the batch.
-        mode: a key of ``MODES``.
+        mode: one of ``MODES``.
 
     Raises:
         InputError: the problem is unsound.
     """
     if clause := invalid(problem):
         raise InputError(clause)
-    found = best(problem, mode)
-    rates = {name: _rate(best(problem, name)) for name in MODES if name != AUTO}
+    book = book_of(problem)
+    by_mode = _by_mode(book, problem)
+    found = _auto(book, problem, by_mode) if mode == AUTO else by_mode[mode]
     more = [
         OneMore(kind=kind.name, samples_per_s=_rate(best(_with_one_more(problem, index), mode)))
         for index, kind in enumerate(problem.kinds)
     ]
+    rates = {name: _rate(cover) for name, cover in by_mode.items()}
     return LayoutForecast(problem=problem, found=found, by_mode=rates, one_more=tuple(more))
 
 
 def best(problem: Problem, mode: str) -> Cover | Infeasible:
     """Return the fastest members of a mode, or why there are none."""
     book = book_of(problem)
+    return _auto(book, problem, _by_mode(book, problem)) if mode == AUTO else _best(book, problem, mode)
+
+
+def _by_mode(book: Book | Infeasible, problem: Problem) -> dict[str, Cover | Infeasible]:
+    return {mode: _best(book, problem, mode) for mode in MODES if mode != AUTO}
+
+
+def _auto(book: Book | Infeasible, problem: Problem, by_mode: Mapping[str, Cover | Infeasible]) -> Cover | Infeasible:
+    found = [*by_mode.values(), best_members(book, replace(problem, may_shard=True, gathers_late=True))]
+    covers = [each for each in found if isinstance(each, Cover)]
+    # Without any, the reason names the devices that pipelines would need.
+    return max(covers, key=lambda cover: cover.samples_per_s, default=by_mode["pipeline"])
+
+
+def _best(book: Book | Infeasible, problem: Problem, mode: str) -> Cover | Infeasible:
+    if mode == ACROSS_WORKERS:
+        return best_members(book, replace(problem, may_cut=False, may_shard=True, gathers_late=True))
     if isinstance(book, Infeasible):
         return book
-    if mode != AUTO:
-        return _best(book, mode)
-    found = [_best(book, each) for each in MODES if each != AUTO]
-    covers = [each for each in found if isinstance(each, Cover)]
-    return max(covers, key=lambda cover: cover.samples_per_s, default=found[-1])
-
-
-def _best(book: Book, mode: str) -> Cover | Infeasible:
-    sharded: tuple[Template, ...] = ()
-    if LayoutKind.SHARDED in MODES[mode]:
-        sharded = tuple(each for each in sharded_templates(book.problem) if _is_one_worker(book.problem, each))
-    return best_cover(book, MODES[mode], further=sharded)
+    if mode == SHARDED:
+        shards = tuple(each for each in sharded_templates(problem) if _is_one_worker(problem, each))
+        return best_cover(book, frozenset({LayoutKind.REPLICATED, LayoutKind.SHARDED}), further=shards)
+    stages = {LayoutKind.PIPELINE} if mode == "pipeline" else set()
+    return best_cover(book, frozenset({LayoutKind.REPLICATED} | stages))
 
 
 def _is_one_worker(problem: Problem, template: Template) -> bool:
@@ -112,13 +126,16 @@ def _is_one_worker(problem: Problem, template: Template) -> bool:
 
 
 def draw(layout: Layout) -> str:
-    """Return a layout on one line, such as ``a100: units 0-17 | t4: 18-23``."""
+    """Return a layout on one line: ``a100: units 0-17 | t4: 18-23`` or ``a100: 71% + t4: 29% of all units``."""
     if layout.stages:
         single = len(layout.stages) == 1
         stages = [
             f"{stage.kind}: {'all' if single else _range(stage.first_unit, stage.last_unit)}" for stage in layout.stages
         ]
         return " | ".join(stages)
+    parts = [shard.state_ratio for shard in layout.shards]
+    if max(parts) > EVEN_RATIO * min(parts):
+        return " + ".join(f"{shard.kind}: {shard.state_ratio:.0%}" for shard in layout.shards) + " of all units"
     return " + ".join(f"{count} {kind}" for kind, count in layout.devices.items()) + ": sharded"
 
 

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from heterotrain_cli.forecast.command import forecast
+from heterotrain_cli.layouts.forecast import MODES
 from heterotrain_cli.main import main
 
 MB = 10**6
@@ -126,14 +129,44 @@ def test_a_mode_belongs_to_a_model() -> None:
     assert "--mode needs --model FILE" in result.stderr
 
 
-@pytest.mark.parametrize(("per_node", "expected"), [(2, "Sharded"), (1, "Pipeline")])
-def test_a_sharded_member_is_one_worker(tmp_path: Path, per_node: int, expected: str) -> None:
-    """No device holds the model. Two of a node do, and four devices without common nodes form pipelines."""
+@pytest.mark.parametrize("per_node", [2, 1])
+def test_a_sharded_member_is_one_worker(tmp_path: Path, per_node: int) -> None:
+    """No device holds the model. Two of a node do, and without common nodes only members of several workers."""
     document = model(fast=(4, 3.5)) | {"defaultLink": {"gbitPerSecond": 8000}}
     document["devices"][0]["perNode"] = per_node
-    found = answer(tmp_path, document, "--batch", "8")
+    found = answer(tmp_path, document, "--batch", "8", "--mode", "sharded")
     rates = found["samplesPerSecondByMode"]
-    assert {member["kind"] for member in found["members"]} == {expected}
-    assert found["samplesPerSecond"] == max(rate for rate in rates.values() if rate is not None)
-    assert all(len(member["shards"]) in (0, per_node) for member in found["members"])
-    assert (rates["sharded"] is None) is (per_node == 1)
+    assert rates["pipeline"] is not None
+    assert rates["across-workers"] is not None
+    if per_node == 1:
+        assert rates["sharded"] is None
+        assert not found["feasible"]
+    else:
+        assert [len(member["shards"]) for member in found["members"]] == [2, 2]
+
+
+def test_members_of_several_workers_hold_state_by_memory(tmp_path: Path) -> None:
+    """No device holds the model, and the slow one only a third of it; the fast one gets most samples."""
+    document = model(fast=(1, 4.2), slow=(1, 2.0)) | {"defaultLink": {"gbitPerSecond": 8000}, "microBatches": [4]}
+    document["units"][0]["activationBytes"] = MB
+    found = answer(tmp_path, document, "--batch", "60", "--mode", "across-workers")
+    (member,) = found["members"]
+    assert member["kind"] == "Sharded"
+    fast, slow = (next(each for each in member["shards"] if each["kind"] == kind) for kind in ("fast", "slow"))
+    assert fast["stateRatio"] + slow["stateRatio"] == pytest.approx(1.0)
+    assert fast["stateRatio"] > 2 / 3, "equal parts would not fit the slow device"
+    assert fast["memoryBytes"] <= 4.2 * GIB
+    assert slow["memoryBytes"] <= 2.0 * GIB
+    assert (fast["shareSamples"], slow["shareSamples"]) == (3, 1), "a micro-batch by speed"
+    rates = found["samplesPerSecondByMode"]
+    assert rates["data"] is rates["sharded"] is None
+    text = run(tmp_path, document, "--batch", "60", "--mode", "across-workers").stdout
+    assert f"fast: {fast['stateRatio']:.0%}" in text
+    best = answer(tmp_path, document, "--batch", "60")
+    assert best["samplesPerSecond"] >= max(rates["across-workers"], rates["pipeline"])
+
+
+def test_each_mode_can_be_asked_for() -> None:
+    (option,) = (each for each in forecast.params if each.name == "mode")
+    assert isinstance(option.type, click.Choice)
+    assert set(option.type.choices) == set(MODES)
