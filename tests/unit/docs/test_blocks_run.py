@@ -97,6 +97,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
             "kubectl apply -f -"
         ),
         "kubectl get htj digits -w",
+        "kubectl get htj decoder -o jsonpath='{.status.plan.layout}'",
         "kubectl explain htj.spec --recursive",
         "kubectl explain htj.spec.training.rebalance.minGainPercent",
         "kubectl scale htj/digits --replicas=4",
