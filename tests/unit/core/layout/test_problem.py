@@ -106,8 +106,11 @@ def test_a_plan_names_kind_cuts_and_shards() -> None:
     stage = Stage(kind="t4", first_unit=0, last_unit=2, **seconds, memory_bytes=9)
     shard = Shard(kind="t4", state_ratio=0.5, share_samples=4, micro_batch_samples=2, memory_bytes=9)
     pipeline = Layout(kind=LayoutKind.PIPELINE, stages=(stage, replace(stage, first_unit=3, last_unit=5)))
-    sharded = Layout(kind=LayoutKind.SHARDED, shards=(shard, shard))
+    most = replace(shard, state_ratio=0.75, share_samples=1)
+    sharded = Layout(kind=LayoutKind.SHARDED, shards=(most, replace(shard, state_ratio=0.25)))
     alone = Layout(kind=LayoutKind.REPLICATED, stages=(stage,))
     assert pipeline.planned == plan.Layout(kind=LayoutKind.PIPELINE, cuts=(3,))
-    assert sharded.planned == plan.Layout(kind=LayoutKind.SHARDED, shards=2)
+    planned = sharded.planned
+    assert (planned.kind, planned.shards, planned.sample_weights) == (LayoutKind.SHARDED, 2, (1, 4))
+    assert planned.state_weights[0] == 3 * planned.state_weights[1]
     assert alone.planned == plan.Layout()
