@@ -12,6 +12,20 @@ from support.programs import program
 
 CHART = Path(__file__).parents[2] / "helm/heterotrain"
 HELM = program("helm")
+EVERYTHING = (
+    "monitoring.podMonitor.enabled=true",
+    "monitoring.serviceMonitor.enabled=true",
+    "monitoring.prometheusRule.enabled=true",
+    "monitoring.dashboard.enabled=true",
+    "networkPolicy.enabled=true",
+    "podDisruptionBudget.enabled=true",
+    "prometheus.auth.secretName=secret",
+    "prometheus.auth.caSecretName=ca",
+    "metrics.tls.secretName=tls",
+    "metrics.tls.caSecretName=ca",
+    "metrics.auth=true",
+)
+"""Settings that turn on all optional objects."""
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
