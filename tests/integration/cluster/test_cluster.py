@@ -80,6 +80,10 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+CLIENTS = {"helm", "kubectl", "promtool"}
+"""Programs of the cache that other work may run meanwhile, such as tests of the chart; the cluster consists of none."""
+
+
 def traces() -> dict[str, Any]:
     """Return everything that a cluster could leave on the machine."""
     programs, init = str(paths.programs()), str(paths.LOCAL / "local_cluster/node_init.py")
@@ -98,7 +102,8 @@ def traces() -> dict[str, Any]:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if programs in line or init in line:
+        short_lived = Path(line.partition(" ")[0]).name in CLIENTS
+        if (programs in line and not short_lived) or init in line:
             processes.append(line)
     return {
         "devices": sorted(name for _, name in socket.if_nameindex()),
