@@ -56,13 +56,16 @@ class Training:
         return wait_for(probe, f"a plan: {self.job.condition('LayoutPlanned')}", timeout_s=timeout_s, every_s=0.5)
 
 
-def language_model(name: str, *, blocks: int, folder: Path, members: int = 1) -> dict[str, Any]:
+def language_model(
+    name: str, *, blocks: int, folder: Path, members: int = 1, parallelism: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the example's job: a model of so many layers, at least so many members, three unequal workers."""
     job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job-pipeline.yaml").read_text())
     job["metadata"]["name"] = name
     spec = job["spec"]
     spec["training"]["epochs"] = 1000
     spec["elasticPolicy"]["minReplicas"] = members
+    spec["parallelism"] |= parallelism or {}
     pod = spec["template"]["spec"]
     command = pod["containers"][0]["command"]
     command[command.index("--blocks") + 1] = str(blocks)
@@ -77,7 +80,7 @@ def train(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
     name = "pipelines-" + str(request.node.name).removeprefix("test_").replace("_", "-")[:30].strip("-")
     cluster = Cluster(environment=installed.environment, namespace=f"e2e-{name}")
 
-    def start(*, blocks: int, members: int = 1) -> Training:
+    def start(*, blocks: int, **changes: Any) -> Training:
         cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", timeout_s=100)
         cluster.run("kubectl", "create", "namespace", cluster.namespace)
         data = {"train.py": (EXAMPLE / "train.py").read_text()}
@@ -86,7 +89,7 @@ def train(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
         folder = fresh_folder(cluster.namespace)
         (folder / "samples").mkdir()
         (folder / "samples").chmod(0o777)
-        cluster.apply(language_model("gpt", blocks=blocks, folder=folder, members=members))
+        cluster.apply(language_model("gpt", blocks=blocks, folder=folder, **changes))
         return Training(Job(cluster, "gpt"), folder)
 
     yield start
@@ -113,6 +116,19 @@ def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
     assert status["plan"]["predictedStepSeconds"] > 0
     assert training.job.is_true("LayoutPlanned")
     assert status["restarts"] == 0, status.get("lastFailure")
+
+
+def test_a_model_that_fits_no_worker_is_divided_by_memory(train: Any) -> None:
+    """60 layers take 750 MB, and equal parts do not fit v100 and t4. Nobody runs out of memory."""
+    training: Training = train(blocks=60, parallelism={"mode": "Sharded", "acrossWorkers": True})
+    plan = training.wait_plan()
+    (member,) = plan.members
+    assert member.layout.kind is LayoutKind.SHARDED
+    parts = {plan.pool_of(rank): member.layout.state_weights[rank.shard] for rank in plan.ranks}
+    assert parts["a100"] > max(parts["v100"], parts["t4"])
+    training.wait_steps(10, timeout_s=240)
+    assert "of all units" in training.job.status()["plan"]["layout"]
+    assert training.job.status()["restarts"] == 0, training.job.status().get("lastFailure")
 
 
 def test_a_whole_member_goes_on_when_a_stage_of_another_one_is_killed(train: Any) -> None:
