@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import heterotrain
@@ -80,12 +81,20 @@ def ready(batch: Any) -> Any:
     return batch
 
 
-def bare(case: Case) -> Iterator[None]:
+def own_group() -> dist.ProcessGroup:
+    """Return a group of both ranks that has nothing to do with the job's, which allows scripts no further groups."""
+    store, rank = dist.FileStore(os.path.join(os.environ["FOLDER"], "bare"), 2), int(os.environ["RANK"])  # noqa: PTH118  # torch takes text
+    group, _ = dist.distributed_c10d._new_process_group_helper(  # noqa: SLF001  # new_group takes the job's store
+        2, rank, [0, 1], "gloo", store, group_name="bare", timeout=timedelta(minutes=5)
+    )
+    dist.distributed_c10d._world.pg_group_ranks[group] = {0: 0, 1: 1}  # noqa: SLF001  # as above
+    return group
+
+
+def bare(case: Case, group: dist.ProcessGroup) -> Iterator[None]:
     """Train with DistributedDataParallel; one step a turn."""
     torch.manual_seed(0)
-    model = torch.nn.parallel.DistributedDataParallel(
-        case.make(), process_group=dist.new_group(backend="gloo"), gradient_as_bucket_view=True
-    )
+    model = torch.nn.parallel.DistributedDataParallel(case.make(), process_group=group, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     dataset = Numbers(case.shape)
     sampler = torch.utils.data.DistributedSampler(dataset)
@@ -165,10 +174,11 @@ def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
     world = int(os.environ["WORLD_SIZE"])
     job = heterotrain.init(epochs=10**9, batch_samples=case.share_samples * world, tensorboard_dir=tensorboard_dir)
     turns = {"ours": ours(case, job)}
-    next(turns["ours"])  # makes the default group, from which the other one's is made
-    turns["bare"] = bare(case)
+    next(turns["ours"])  # makes the default group, without which torch has no further ones
+    group = own_group()
+    turns["bare"] = bare(case, group)
     pace_s = torch.tensor([max(seconds_of(turns[name], 5)[0] for name in turns for _ in range(2))])
-    dist.all_reduce(pace_s, op=dist.ReduceOp.SUM)
+    dist.all_reduce(pace_s, op=dist.ReduceOp.SUM, group=group)
     step_s = float(pace_s) / world
     steps = max(1, round(TURN_S / step_s))
     while job._training.progress.steps < 2 * LEARN_STEPS:  # noqa: SLF001  # in its first steps it measures everything
