@@ -183,9 +183,9 @@ def ask(node: str, host: str, *, answers: int) -> list[str]:
     }  # fmt: skip
     submit("create", {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec})
     wait_for(lambda: get("pod", pod)["status"]["phase"] == "Succeeded", f"pod {pod} to end")
-    words = lifecycle.kubectl("logs", pod).split()
+    *_, answer = lifecycle.kubectl("logs", pod).splitlines()  # failed attempts come first
     lifecycle.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
-    return words
+    return answer.split()
 
 
 def workers(cluster: topology.Topology) -> list[str]:
