@@ -40,6 +40,9 @@ NO_DATA = {
     "Seconds lost to membership changes": "no worker is lost",
     "Peak memory of the device": "there are no GPUs",
     "GPU utilisation": "there are no GPUs",
+    "Memory of the GPUs in use": "there are no GPUs",
+    "Power of the GPUs": "there are no GPUs",
+    "Temperature of the hottest GPU": "there are no GPUs",
     "Network of the workers": "this cluster's kubelets have no cAdvisor figures of the network",
 }
 """Panels of the job's dashboard that stay empty in this job, and why; all others have data."""

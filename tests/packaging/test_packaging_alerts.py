@@ -94,6 +94,12 @@ CASES = {
         ),
         fires_min=30, labels=of_job("bad"),
     ),
+    "HeteroTrainGpuIdle": Case(
+        # Without a formation, as a spare or while the script starts, a GPU may be idle.
+        series=by_rank("gpu_utilization_ratio", "0.8x20 0.02x90", "0.5x90") | by_rank("waiting_seconds", "0x90", "0x90")
+        | {written("heterotrain_gpu_utilization_ratio", of_rank("bad", 1)): "0x90"},
+        fires_min=49, labels=of_rank("bad"),
+    ),
     "HeteroTrainNotProgressing": Case(
         series=by_job({"progressing": "1x9 0x20 1x60"}, {"progressing": "1x90"}),
         fires_min=15, over_min=31, labels=of_job("bad"),

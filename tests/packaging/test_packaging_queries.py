@@ -24,6 +24,7 @@ SHARE = {"a": 16, "b": 8}
 """Samples of one rank in a step, by worker."""
 COMPUTE_S = {"a": 0.08, "b": 0.04}
 WAITING_S = {"a": 0.0, "b": 7.5}
+GPU_BUSY = {"a": 0.9, "b": 0.4}
 CHECKPOINT_S = 100.0
 """Time of the newest checkpoint, in seconds since the start."""
 
@@ -65,6 +66,11 @@ def of_job(uid: str, ranks: int) -> Series:
                 name("heterotrain_plan_generation", **identity): lambda time_s: time_s // 60,
                 name("heterotrain_peak_memory_bytes", **shape): constant(6e9 + rank),
                 name("heterotrain_device_memory_bytes", **identity): constant(16e9),
+                name("heterotrain_gpu_utilization_ratio", **identity): constant(GPU_BUSY[worker]),
+                name("heterotrain_gpu_memory_used_bytes", **identity): constant(4e9 + 1e9 * rank),
+                name("heterotrain_gpu_memory_total_bytes", **identity): constant(16e9),
+                name("heterotrain_gpu_power_watts", **identity): constant(250),
+                name("heterotrain_gpu_temperature_celsius", **identity): constant(60 + rank),
             }
             seconds = {
                 "load": 0.01, "forward": 0.02, "backward": COMPUTE_S[worker] - 0.035, "update": 0.005,
@@ -151,7 +157,12 @@ def expected_of_job(job: str) -> Answers:
         "Waiting for other ranks": {f"A {worker}": value for worker, value in WAITING_S.items()},
         "Steps that were not finite, and copies that differed": {"A": 4.0, "B": 1.0},
         "Peak memory of the device": {"A a": (6e9 + ranks - 1) / 16e9, "A b": (6e9 + ranks - 1) / 16e9},
-        "GPU utilisation": {f"A {pod}": 70.0 for pod in pods},
+        "GPU utilisation": (
+            {f"A {worker}": busy for worker, busy in GPU_BUSY.items()} | {f"B {pod}": 0.7 for pod in pods}
+        ),
+        "Memory of the GPUs in use": dict.fromkeys(("A a", "A b"), (3 + ranks) / 16),
+        "Power of the GPUs": dict.fromkeys(("A a", "A b"), 250.0 * ranks),
+        "Temperature of the hottest GPU": dict.fromkeys(("A a", "A b"), 59.0 + ranks),
         "Network of the workers": {f"A {pod}": 1e6 for pod in pods} | {f"B {pod}": 2e6 for pod in pods},
         "Membership": {"A loss": 2.0},
         "New plan": {"A": 1.0},

@@ -45,6 +45,7 @@ from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
+from heterotrain.telemetry import gpu
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.report import Report, serve
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
@@ -82,6 +83,7 @@ class Job:
         termination_message.install()
         self._termination_message = termination_message
         self._server = serve(self._report, identity)
+        gpu.watch(self.device, self._report)
         in_job.start(identity, self.device, config.checkpoint_uri, self._report)
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report)

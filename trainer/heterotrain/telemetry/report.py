@@ -113,6 +113,8 @@ class Report:
         """Called before a scrape reads the counters, so that pending steps can be counted."""
         self.live: Callable[[], Mapping[str, float]] = dict
         """Returns gauges that are looked up on a scrape."""
+        self.of_device: Callable[[], Mapping[str, float]] = dict
+        """Returns gauges of the rank's accelerator, also before the first step."""
         self.waiting_s: Callable[[], float | None] = lambda: None
         """Returns for how long the training thread has waited for other ranks; ``None`` without a formation."""
         self.live_counters: Callable[[], Mapping[str, float]] = dict
@@ -192,7 +194,7 @@ class Report:
 
     def current(self) -> dict[str, float]:
         """Return the newest value of every gauge that has one."""
-        live = dict(self.live())
+        live = {**self.of_device(), **self.live()}
         if (waiting_s := self.waiting_s()) is not None:
             live[names.WAITING_SECONDS] = waiting_s
         with self._lock:

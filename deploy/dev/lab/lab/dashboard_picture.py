@@ -29,7 +29,15 @@ from lab.telemetry import Prometheus
 
 RATE_INTERVAL: Final = "10s"
 """For a scrape each second, as on the emulated cluster."""
-UNITS: Final = {"s": "seconds", "percentunit": "fraction", "percent": "%", "Bps": "bytes/s", "short": ""}
+UNITS: Final = {
+    "s": "seconds",
+    "percentunit": "fraction",
+    "percent": "%",
+    "Bps": "bytes/s",
+    "watt": "W",
+    "celsius": "°C",
+    "short": "",
+}
 COLUMNS: Final = 24
 """Width of a dashboard in Grafana's grid."""
 

@@ -247,9 +247,37 @@ JOB: Final = Dashboard(
         ),
         Panel(
             title="GPU utilisation",
-            unit="percent",
-            about="From NVIDIA's DCGM exporter, if the cluster has it.",
-            queries=[(f"avg by (pod) (DCGM_FI_DEV_GPU_UTIL{{{_PODS}}})", "{{pod}}")],
+            unit="percentunit",
+            about="Part of the time in which a kernel ran: by the worker itself (NVML), and by DCGM's exporter.",
+            queries=[
+                (f"avg by (worker) ({of_job('heterotrain_gpu_utilization_ratio')})", "{{worker}}"),
+                (f"avg by (pod) (DCGM_FI_DEV_GPU_UTIL{{{_PODS}}}) / 100", "{{pod}} (DCGM)"),
+            ],
+        ),
+        Panel(
+            title="Memory of the GPUs in use",
+            unit="percentunit",
+            about="Of all processes, by the driver; the fullest GPU of each worker.",
+            queries=[
+                (
+                    (
+                        f"max by (worker) ({of_job('heterotrain_gpu_memory_used_bytes')} / "
+                        f"{of_job('heterotrain_gpu_memory_total_bytes')})"
+                    ),
+                    "{{worker}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Power of the GPUs",
+            unit="watt",
+            about="Sum over the GPUs of each worker.",
+            queries=[(f"sum by (worker) ({of_job('heterotrain_gpu_power_watts')})", "{{worker}}")],
+        ),
+        Panel(
+            title="Temperature of the hottest GPU",
+            unit="celsius",
+            queries=[(f"max by (worker) ({of_job('heterotrain_gpu_temperature_celsius')})", "{{worker}}")],
         ),
         Panel(
             title="Network of the workers",
