@@ -8,6 +8,7 @@ process on a laptop).
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from heterotrain.errors import UsageError, VersionMismatch
 _log = logging.getLogger(__name__)
 
 LEAST_SECRET_CHARACTERS = 16
+MOST_PRICE = 1e12
+"""Of one worker for an hour, in any currency."""
 BY_TORCHRUN = "start the script with torchrun, which sets them all, or unset RANK and WORLD_SIZE to train alone"
 
 
@@ -52,6 +55,7 @@ class Identity:
         sample_log_dir: folder for the log of committed samples; ``None`` for no log.
         secret: authenticates the job's ranks to each other; empty if this process has none.
         secret_dir: folder with the mounted secret, and with a certificate where the job asks for encryption.
+        prices_per_hour: of a worker by pool, in the job's currency; empty where none is known.
         tensorboard_dir: folder for TensorBoard files from the environment; ``None`` leaves the choice to the script.
     """
 
@@ -75,6 +79,7 @@ class Identity:
     tensorboard_dir: str | None = None
     secret: bytes = field(default=b"", repr=False)
     secret_dir: str | None = None
+    prices_per_hour: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -121,6 +126,7 @@ def _from_environment(environ: Mapping[str, str]) -> Identity:
             termination_path=environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH),
             secret=_mounted_secret(environ),
             secret_dir=environ.get(env.SECRET_DIR),
+            prices_per_hour=_prices(environ.get(env.PRICES, "{}")),
         )
     if "RANK" in environ and "WORLD_SIZE" in environ:
         rank, local_rank = _number(environ, "RANK", 0), _number(environ, "LOCAL_RANK", 0)
@@ -194,6 +200,16 @@ def _given_secret(environ: Mapping[str, str]) -> bytes:
     if text and len(text) < LEAST_SECRET_CHARACTERS:
         raise UsageError(f"{env.SECRET} needs at least {LEAST_SECRET_CHARACTERS} characters, best random ones")
     return hashlib.sha256(f"heterotrain {text}".encode()).digest() if text else b""
+
+
+def _prices(text: str) -> dict[str, float]:
+    """Return prices by pool; unreadable ones are left out, because nothing but a line of the log needs them."""
+    try:
+        raw = json.loads(text)
+        found = {str(pool): float(price) for pool, price in raw.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+    return {pool: price for pool, price in found.items() if 0 <= price <= MOST_PRICE}
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

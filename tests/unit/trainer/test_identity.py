@@ -57,6 +57,23 @@ def test_the_address_is_of_the_job_s_family() -> None:
         read_identity(POD | {env.IP_FAMILY: "IPv6"})
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"a100":"3.67","t4":"0.30"}', {"a100": 3.67, "t4": 0.3}),
+        ('{"a100":"nan","t4":"-1","v100":"1e300","l4":"1"}', {"l4": 1.0}),
+        ('{"a100":"much"}', {}),
+        ('["a100"]', {}),
+        ('{"a100":{}}', {}),
+        ("{", {}),
+    ],
+)
+def test_prices_that_cannot_be_read_are_left_out(text: str, expected: dict[str, float]) -> None:
+    """They are for a line of the log: no training may end because of them."""
+    assert read_identity(POD | {env.PRICES: text}).prices_per_hour == expected
+    assert hash(read_identity(POD | {env.PRICES: text})) == hash(read_identity(POD))
+
+
 def test_a_port_that_is_not_a_number() -> None:
     """The variable and its value are named."""
     with pytest.raises(UsageError, match=r"HETEROTRAIN_PEER_PORT.*'x'"):

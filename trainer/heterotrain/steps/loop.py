@@ -130,7 +130,7 @@ class Loop:
         self._hooks = hooks
         self.records = StepRecords(
             training=training, numerics=numerics, observer=observer, report=report, record=record, replicas=replicas,
-            attempts=self._attempts, epochs=config.epochs,
+            attempts=self._attempts, epochs=config.epochs, prices_per_hour=identity.prices_per_hour,
         )  # fmt: skip
 
     def cut_by_plans(self, member: PipelineMember) -> None:

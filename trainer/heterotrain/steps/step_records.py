@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.plan import Plan
 
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.membership.interface import ActiveGroup
@@ -37,7 +39,7 @@ class StepRecords:
 
     def __init__(
         self, *, training: Training, numerics: Numerics, observer: Observer, report: Report, record: RunRecord,
-        replicas: Replicas, attempts: Attempts, epochs: int,
+        replicas: Replicas, attempts: Attempts, epochs: int, prices_per_hour: Mapping[str, float],
     ) -> None:  # fmt: skip
         self.schedulers: list[Any] = []
         self.tensorboard: TensorBoardWriter | None = None
@@ -50,6 +52,7 @@ class StepRecords:
         self._replicas = replicas
         self._attempts = attempts
         self._epochs = epochs
+        self._prices_per_hour = prices_per_hour
         self._non_finite_steps = 0
 
     def committed(
@@ -108,4 +111,14 @@ class StepRecords:
             epoch_samples=loader.epoch_samples, loss=decision.loss, ranks=len(roster.plan_ranks),
             share_samples=roster.shares[roster.positions[active_group.rank]],
             batch_samples=roster.plan.global_batch_samples,
+            price_per_hour=price_of(roster.plan, self._prices_per_hour),
         )  # fmt: skip
+
+
+def price_of(plan: Plan, prices_per_hour: Mapping[str, float]) -> float | None:
+    """Return the price of an hour of all workers that a plan gives a part to, by the prices of their pools.
+
+    Pools without a price count nothing; ``None`` where no pool of the job has one.
+    """
+    pools = {rank.worker: plan.pool_of(rank) for rank in plan.ranks}
+    return sum(prices_per_hour.get(pool, 0.0) for pool in pools.values()) if prices_per_hour else None

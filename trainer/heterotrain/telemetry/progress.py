@@ -35,6 +35,7 @@ class Position:
         ranks: in the formation.
         share_samples: this rank's share of the global batch.
         batch_samples: the global batch.
+        price_per_hour: of all workers of the plan together; ``None`` while no price is known.
     """
 
     epoch: int
@@ -46,6 +47,7 @@ class Position:
     ranks: int
     share_samples: int
     batch_samples: int
+    price_per_hour: float | None = None
 
     @property
     def fraction(self) -> float | None:
@@ -76,6 +78,10 @@ def line(position: Position, *, samples_per_s: float | None) -> str:
         parts.append(f"{position.ranks} ranks, share {position.share_samples} of {position.batch_samples}")
     if samples_per_s and left is not None:
         parts.append(f"{_duration(left / samples_per_s)} left")
+    if position.price_per_hour is not None:
+        parts.append(f"price {_money(position.price_per_hour)} an hour")
+        if samples_per_s and left is not None:
+            parts.append(f"{_money(position.price_per_hour * left / samples_per_s / _HOUR_S)} until the end")
     return ", ".join(parts)
 
 
@@ -130,6 +136,11 @@ class ProgressDisplay:
             self._is_drawn = False
             self._stream.write(CLEAR)
             self._stream.flush()
+
+
+def _money(amount: float) -> str:
+    """Return an amount with two digits after the point, and a small one with two digits that count."""
+    return f"{amount:,.2f}" if amount == 0 or amount >= 0.095 else f"{amount:.2g}"  # noqa: PLR2004  # 0.10 with two digits
 
 
 def _duration(seconds: float) -> str:

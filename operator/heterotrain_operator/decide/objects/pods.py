@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -415,6 +416,8 @@ def _environment(job: ValidJob, *, ranks: int, grace_s: float, main: Mapping[str
     }
     if job.spec.runtime is Runtime.TORCHRUN:
         fixed[env.RUNTIME] = Runtime.TORCHRUN
+    if prices := {pool.name: pool.price_per_hour for pool in job.spec.worker_pools if pool.price_per_hour}:
+        fixed[env.PRICES] = json.dumps(prices, sort_keys=True, separators=(",", ":"))
     family = job.spec.network.ip_family
     if family is not None:
         fixed[env.IP_FAMILY] = family.value

@@ -25,6 +25,24 @@ class Terminal(io.StringIO):
     [
         (HALF, 100.0, "epoch 4 of 8 (44 %), loss 0.3125, 100 samples/s, 5 ranks, share 40 of 60, 45 s left"),
         (HALF, 12_345.6, "epoch 4 of 8 (44 %), loss 0.3125, 12,346 samples/s, 5 ranks, share 40 of 60, 0 s left"),
+        (
+            replace(HALF, price_per_hour=6.64),
+            10.0,
+            (
+                "epoch 4 of 8 (44 %), loss 0.3125, 10 samples/s, 5 ranks, share 40 of 60, 7 min 30 s left, "
+                "price 6.64 an hour, 0.83 until the end"
+            ),
+        ),
+        (
+            replace(HALF, ranks=1, loss=None, price_per_hour=1234.5),
+            None,
+            "epoch 4 of 8 (44 %), price 1,234.50 an hour",
+        ),
+        (
+            replace(HALF, ranks=1, loss=None, price_per_hour=0.04),
+            100.0,
+            "epoch 4 of 8 (44 %), 100 samples/s, 45 s left, price 0.04 an hour, 0.0005 until the end",
+        ),
         (HALF, None, "epoch 4 of 8 (44 %), loss 0.3125, 5 ranks, share 40 of 60"),
         (replace(HALF, ranks=1, loss=None), 1.0, "epoch 4 of 8 (44 %), 1 samples/s, 1 h 15 min left"),
         (replace(HALF, ranks=1, epoch_samples=None), 50.0, "epoch 4 of 8, loss 0.3125, 50 samples/s"),

@@ -105,9 +105,15 @@ def test_the_user_s_environment_comes_after_the_operator_s() -> None:
     assert entries[-1] == {"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}
     names = [entry["name"] for entry in entries]
     defined = {value for value in vars(env).values() if isinstance(value, str) and value.startswith(env.PREFIX)}
-    set_elsewhere = {env.PREFIX, env.SECRET, env.LOCAL_RANK, env.RUNTIME, env.IP_FAMILY, *env.USER_SETTABLE}
+    set_elsewhere = {env.PREFIX, env.SECRET, env.LOCAL_RANK, env.RUNTIME, env.IP_FAMILY, env.PRICES, *env.USER_SETTABLE}
     assert defined - set_elsewhere == {name for name in names if name.startswith(env.PREFIX)}
     assert len(names) == len(set(names))
+
+
+def test_workers_get_the_prices_of_all_pools() -> None:
+    pools = [pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.30"), pool("c")]
+    assert json.loads(values_of(built(workerPools=pools))[env.PRICES]) == {"a": "3.67", "b": "0.30"}
+    assert env.PRICES not in values_of(built())
 
 
 def test_the_fixed_configuration_comes_from_the_spec() -> None:
