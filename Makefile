@@ -165,6 +165,9 @@ test-stores: setup $(VENV)/stores/.installed ## checkpoints and shards in S3, wi
 test-kueue: setup ## jobs in queues of the real Kueue, on a control plane of its own; compiles Kueue
 	@$(PYTEST) tests/kueue
 
+test-coscheduling: setup ## jobs with a PodGroup of the real coscheduling plugin; compiles its scheduler
+	@$(PYTEST) tests/coscheduling
+
 OLDEST := $(VENV)-oldest-torch
 test-oldest-torch: setup ## the trainer's tests with the lowest PyTorch that it accepts, in an environment of 6 GB of its own
 	@test -x $(OLDEST)/bin/python || $(UV) venv --quiet --python $(PY) $(OLDEST)
@@ -267,7 +270,7 @@ bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
-  test-oracles test-operator test-trainer test-unit test-distributed histories test-guides test-kueue chaos test-wheel test-cuda images cluster cluster-running \
+  test-oracles test-operator test-trainer test-unit test-distributed histories test-guides test-kueue test-coscheduling chaos test-wheel test-cuda images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
   bench-mathematics bench-pipeline-picture bench-pipelines \
   bench-trainer bench-simulated pictures

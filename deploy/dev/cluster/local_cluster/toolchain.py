@@ -87,6 +87,8 @@ SIMULATOR = Program(package="sigs.k8s.io/kwok/cmd/kwok", module=paths.LOCAL / "k
 """Simulates kubelets; built only on request."""
 KUEUE = Program(package="sigs.k8s.io/kueue/cmd/kueue", module=paths.LOCAL / "kueue")
 """Admits pods by queues and quotas; built only for the tests with it."""
+COSCHEDULING = Program(package="./coscheduling", module=paths.LOCAL / "coscheduling")
+"""Schedules the pods of a PodGroup together or not at all; built only for the tests with it."""
 
 
 def install_packages() -> None:
