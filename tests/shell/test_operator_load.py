@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import structlog
 from heterotrain_operator.cluster_state.store import Kind
+from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.status.events import JobEvent
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.publisher import MOST_WAITING
+from heterotrain_operator.engine.queue import LOW_PRIORITY_EVERY
 from heterotrain_operator.settings import Settings
 from lab.scale.workload import Size
 from support.fakes import FakeKube
@@ -30,6 +32,7 @@ MOST_REQUESTS_PER_JOB = 23 + 2 * PODS_PER_JOB
 (whose owner is read before each write), plans, dry runs, status, Events."""
 MOST_PASSES_PER_JOB = 10
 MOST_BYTES_PER_JOB = 75_000
+TAINTED = {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]}
 DECISION, ALLOCATION = "heterotrain_operator.decide", "heterotrain_core.allocate"
 
 
@@ -185,6 +188,40 @@ async def test_a_lost_node_queues_the_jobs_on_it_before_all_others() -> None:
     assert short - affected, "some other job may use the node"
     assert len({job.key for job in jobs} - short - affected) > 0, "some jobs are not concerned"
     assert set(order) == affected | short
+
+
+async def test_what_training_waits_for_comes_before_the_news_of_all_jobs() -> None:
+    """A warning at a node, a lost worker and a changed spec: each waits for no pass over another job's news."""
+    load = await filled_cluster(FEW)
+    app, jobs = load.app, list(load.app.store.jobs.all())
+    pods = app.store.pods.all().values()
+
+    async def order() -> list[JobKey]:
+        found = [await app.queue.get() for _ in range(len(app.queue))]
+        for key in found:
+            app.queue.done(key)
+        return found
+
+    def news() -> None:
+        for key in jobs:
+            app.queue.add_unless_failing(key)
+
+    node = load.kube.objects["nodes", "", next(pod.node for pod in pods if pod.node)]
+    affected = {pod.key for pod in pods if pod.node == node["metadata"]["name"]}
+    assert 0 < len(affected) < LOW_PRIORITY_EVERY
+    news()
+    app.node_event({**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": TAINTED}, deleted=False)
+    assert set((await order())[: len(affected)]) == affected
+    lost = next(pod for pod in pods if pod.ready)
+    body = load.kube.objects["pods", lost.key.namespace, lost.name]
+    news()
+    app.pod_event(body, deleted=True)
+    assert (await order())[0] == lost.key
+    changed = load.kube.objects["heterotrainjobs", jobs[-1].namespace, jobs[-1].name]
+    changed["metadata"] |= {"resourceVersion": "1000000", "generation": 7}
+    news()
+    app.job_event(changed, deleted=False)
+    assert (await order())[0] == jobs[-1]
 
 
 async def test_a_changed_node_takes_a_look_at_no_pod_of_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

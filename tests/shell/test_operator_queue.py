@@ -156,3 +156,33 @@ async def test_regular_news_do_not_end_the_wait_of_a_failing_key() -> None:
     queue.done("a")
     queue.add_unless_failing("a")
     assert await ready(queue) == ["a"]
+
+
+async def test_urgent_keys_come_first_wherever_they_wait() -> None:
+    queue: Queue[str] = Queue()
+    queue.add_low_priority(["low", "urgent-low"])
+    for key in ("a", "b", "urgent-b"):
+        queue.add(key)
+    queue.add_after("urgent-later", 10.0)
+    for key in ("urgent-b", "urgent-low", "urgent-later", "urgent-b"):
+        queue.add_urgent(key)
+    assert len(queue) == 6
+    served = [await queue.get() for _ in range(LOW_PRIORITY_EVERY)]
+    assert served == ["urgent-b", "urgent-low", "urgent-later", "a", "low"], "the fifth is one of low priority"
+    assert await ready(queue) == ["b"]
+
+
+async def test_a_key_that_becomes_urgent_during_its_processing_comes_first_afterwards() -> None:
+    queue: Queue[str] = Queue()
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add("b")
+    queue.add("a")
+    queue.add_urgent("a")
+    assert len(queue) == 1, "never twice at a time"
+    assert await queue.get() == "b"
+    queue.add("c")
+    queue.done("a")
+    assert await ready(queue) == ["a", "c"]
+    queue.done("a")
+    assert await ready(queue) == []

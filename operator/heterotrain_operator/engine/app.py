@@ -24,7 +24,7 @@ from heterotrain_operator.cluster_state.parse import (
     rfc3339_micro,
 )
 from heterotrain_operator.cluster_state.store import Store
-from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
+from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PodView
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.decide.node_interest import wants_one_of
 from heterotrain_operator.decide.objects.pods import selector_keys
@@ -131,10 +131,10 @@ class App:
 
     # --- watch events ------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, key: JobKey) -> None:
+    def _enqueue(self, key: JobKey, *, urgent: bool = False) -> None:
         """Queue a job; a stand-by only fills its store, and queues all jobs when it starts to lead."""
         if self.elector is None or self.elector.leads:
-            self.queue.add(key)
+            (self.queue.add_urgent if urgent else self.queue.add)(key)
 
     def _enqueue_later(self, keys: Iterable[JobKey]) -> None:
         """Queue jobs with low priority."""
@@ -173,7 +173,7 @@ class App:
             self.store.jobs.discard(view.key)
         else:
             self.store.jobs.put(view)
-        self._enqueue(view.key)
+        self._enqueue(view.key, urgent=before is not None and (deleted or before.generation != view.generation))
         if deleted or before is None or _demand(before) != _demand(view):
             self.allocator.changed()
 
@@ -187,11 +187,12 @@ class App:
         view = parse_pod(body)
         if view is None:
             return
+        before = self.store.pods.get((view.key.namespace, view.name))
         if deleted:
             self.store.pods.discard((view.key.namespace, view.name))
         else:
             self.store.pods.put(view)
-        self._enqueue(view.key)
+        self._enqueue(view.key, urgent=before is not None and _trains(before) and (deleted or not _trains(view)))
         self.allocator.changed()
 
     def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
@@ -228,7 +229,7 @@ class App:
             nodes: the nodes before and after the change.
         """
         for key in {key for node in nodes for key in self.store.pods.jobs_on(node.name)}:
-            self._enqueue(key)
+            self._enqueue(key, urgent=True)
         placed = self.store.pods.placed
         self._enqueue_later(
             key for key, job in self.store.jobs.all().items() if wants_one_of(job, nodes, placed=placed(key))
@@ -358,6 +359,11 @@ async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:
 def _demand(job: JobView) -> tuple[object, ...]:
     """Return what the allocation between jobs depends on; numbers in a status are not part of it."""
     return (job.uid, job.generation, takes_part(job))
+
+
+def _trains(pod: PodView) -> bool:
+    """Return whether a worker can be a member of its job."""
+    return pod.ready and not pod.deleting and not pod.phase_ended
 
 
 def _without_labels(node: NodeView) -> tuple[object, ...]:

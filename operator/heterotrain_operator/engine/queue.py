@@ -1,8 +1,9 @@
-"""A work queue of keys, with a back-off for each key and a low priority for routine checks.
+"""A work queue of keys, with a back-off for each key, a high priority for losses and a low one for routine checks.
 
 As in client-go, a key is dirty (queued) at most once and never processed twice at a time: a key that becomes dirty
 during its processing is processed once more afterwards. A failing key waits longer each time and delays no other.
-Keys without a known change have low priority: they come after the others, but are never starved.
+Urgent keys come first: training waits for their pass, or a node is about to end. Keys without a known change have low
+priority: they come after the others, but are never starved.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Queue(Generic[_Key]):
 
     def __init__(self, *, jitter: Callable[[], float] = lambda: 1.0) -> None:
         self._jitter = jitter
+        self._urgent: dict[_Key, None] = {}
+        """Dirty keys that come first. One that is being processed has to wait for its end."""
         self._ready: deque[_Key] = deque()
         self._low_priority: dict[_Key, None] = {}
         self._served = 0
@@ -39,7 +42,7 @@ class Queue(Generic[_Key]):
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._low_priority)
+        return len(self._ready) + len(self._low_priority) + sum(key not in self._processing for key in self._urgent)
 
     def add(self, key: _Key) -> None:
         """Mark a key dirty at once."""
@@ -52,6 +55,20 @@ class Queue(Generic[_Key]):
         self._dirty.add(key)
         if key not in self._processing:
             self._ready.append(key)
+            self._wake.set()
+
+    def add_urgent(self, key: _Key) -> None:
+        """Mark a key dirty at once: it is processed before all keys that are not urgent."""
+        if timer := self._timers.pop(key, None):
+            timer.cancel()
+        if key not in self._urgent:
+            if key in self._low_priority:
+                del self._low_priority[key]
+            elif key in self._dirty and key not in self._processing:
+                self._ready.remove(key)
+            self._urgent[key] = None
+        self._dirty.add(key)
+        if key not in self._processing:
             self._wake.set()
 
     def add_low_priority(self, keys: Iterable[_Key]) -> None:
@@ -85,9 +102,13 @@ class Queue(Generic[_Key]):
             self._wake.clear()
             await self._wake.wait()
         self._served += 1
-        if self._low_priority and (not self._ready or self._served % LOW_PRIORITY_EVERY == 0):
+        urgent = next((key for key in self._urgent if key not in self._processing), None)
+        if self._low_priority and ((urgent is None and not self._ready) or self._served % LOW_PRIORITY_EVERY == 0):
             key = next(iter(self._low_priority))
             del self._low_priority[key]
+        elif urgent is not None:
+            key = urgent
+            del self._urgent[key]
         else:
             key = self._ready.popleft()
         self._dirty.discard(key)
@@ -105,6 +126,7 @@ class Queue(Generic[_Key]):
         self._failures[key] = failures + 1
         delay_s = max(at_least_s, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures, 30)) * self._jitter())
         self._dirty.discard(key)  # changes in the meantime wait for the back-off, too
+        self._urgent.pop(key, None)
         self._release(key)
         self.add_after(key, delay_s)
         return delay_s
@@ -118,5 +140,6 @@ class Queue(Generic[_Key]):
     def _release(self, key: _Key) -> None:
         self._processing.discard(key)
         if key in self._dirty:
-            self._ready.append(key)
+            if key not in self._urgent:
+                self._ready.append(key)
             self._wake.set()
