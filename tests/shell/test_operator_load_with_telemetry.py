@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -123,6 +124,26 @@ async def test_reads_of_many_jobs_use_a_bounded_part_of_a_core(monkeypatch: pyte
     assert len(telemetry.stand_in._jobs) == JOBS
     fresh = [app.poller.telemetry_of(job).reason for job in app.store.jobs.all().values()]
     assert fresh == ["Fresh"] * JOBS, "the last read of each job is recent enough"
+
+
+async def test_waiting_for_a_thread_is_no_cost_of_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads are held back by the processor time that they take. On a busy machine they wait, and that is not more."""
+
+    async def late(call: Any, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(2 * poller.MOST_TAKE_S)  # noqa: ASYNC251  # a late thread, by the real clock
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(asyncio, "to_thread", late)
+    loop = asyncio.get_running_loop()
+    load = LoadTest(Size(jobs=1, pods=10), clocks=Clocks(time.monotonic, lambda: NOW_S + loop.time()))
+    await load.settle()
+    (job,), telemetry, app = load.app.store.jobs.all().values(), Telemetry(load), load.app
+    await asyncio.sleep(2 * SCRAPE_S)
+    clocks = Clocks(time.monotonic, lambda: NOW_S + loop.time())
+    app.poller = Poller(telemetry, app.store, app.queue, app.metrics, PrometheusSettings(url="http://x"), clocks=clocks)
+    await app.poller._read(job, telemetry, asyncio.Semaphore())
+    assert app.poller.telemetry_of(job).gauges, "the answer was taken"
+    assert 0 < app.poller._take_s < poller.MOST_TAKE_S / 2
 
 
 async def costs(jobs: int, monkeypatch: pytest.MonkeyPatch, *, more_nodes: int = 0) -> Counter[str]:

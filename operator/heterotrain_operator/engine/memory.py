@@ -49,7 +49,7 @@ class JobMemory:
         planning_due_s: new telemetry may lead to new shares from this time on.
         planning_slot_s: when the fits to new telemetry may begin; ``None`` without new telemetry.
         planning_lane: the lane of that slot.
-        planning_took_s: seconds of the last decision on new telemetry.
+        planning_took_s: seconds of processor time of the last decision on new telemetry.
         shapes: what a worker of each pool needs of a node.
         shapes_for: generation of the spec, and what admission adds, that ``shapes`` come from.
         relearns: whether an earlier leader had the pods accepted, so that what admission adds is not known yet.

@@ -307,25 +307,31 @@ class Reconciler:
             cover_of=self._sources.cover_of(job.key),
             may_fit=False,
         )
-        decision = None
+        timed = None
         fits = news and due and bool(telemetry.observations)  # then models are needed for certain
         if not fits and len(inputs.pods) <= LARGE_JOB:
             with suppress(FitsNeeded):
-                decision = decide(inputs)
-        if decision is None:
-            decision = await asyncio.to_thread(decide, self._for_thread(inputs, memory))
+                timed = self._timed(inputs)
+        if timed is None:
+            timed = await asyncio.to_thread(self._timed, self._for_thread(inputs, memory))
+        decision, spent_s = timed
         took_s = self._clocks.monotonic() - started_s
         self._metrics.decision_seconds.observe(took_s)
         if news and due:
             memory.planning_slot_s = None
-            memory.planning_took_s = took_s
+            memory.planning_took_s = spent_s
             if not decision.faults:
                 memory.planned_for = (job.generation, telemetry.sequence)
             # A bug that telemetry leads to would come back with each scrape.
-            memory.planning_due_s = started_s + (FAULT_RETRY_S if decision.faults else took_s * PLANNING_PART)
+            memory.planning_due_s = started_s + (FAULT_RETRY_S if decision.faults else spent_s * PLANNING_PART)
             if decision.plan is not None:
                 memory.revisions = memory.revisions.spent(started_s)
         return decision, due_s - started_s if news and not due else None
+
+    def _timed(self, inputs: JobInputs) -> tuple[Decision, float]:
+        """Decide; also return the seconds of processor time that it took in this thread."""
+        began_s = self._clocks.processor()
+        return decide(inputs), self._clocks.processor() - began_s
 
     def _for_thread(self, inputs: JobInputs, memory: JobMemory) -> JobInputs:
         """Return inputs for a decision that may fit models in a thread: the store may change meanwhile."""
