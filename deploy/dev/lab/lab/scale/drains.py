@@ -1,4 +1,4 @@
-"""``python -m lab.scale.drains``: from a warning that a node ends until the plans name its workers.
+"""``python -m lab.scale.drains``: from a warning that a node ends until the plans let its workers go.
 
 Nodes and pods are simulated (KWOK); API server and operator are real. Each warning reaches all jobs with a worker on
 the node. It is timed in this process, from the request until the API server's watch brings the plan.
@@ -55,31 +55,43 @@ class Plans:
             self._news.put((at_s, name, plan))
 
     def wait(self, wanted: Mapping[str, frozenset[str]], *, since_s: float, listed: bool) -> list[float]:
-        """Return for each job the seconds since then until its plan lists all these workers, or none of them."""
+        """Return for each job the seconds since then until its plan lets all these workers go, or lists none of them.
+
+        Where new members come at the same time, the next plan is without the workers, and lists none.
+        """
         times: dict[str, float] = {}
         while len(times) < len(wanted):
             for name in wanted.keys() - times.keys():
                 seen = self._listed.get(name, frozenset())
-                if wanted[name] <= seen if listed else not wanted[name] & seen:
+                stay = wanted[name] & self._members.get(name, frozenset()) - seen
+                if not stay if listed else not wanted[name] & seen:
                     times[name] = max(0.0, self._at_s - since_s)
-            if len(times) < len(wanted):
-                self._take(since_s + LONGEST_S - time.monotonic())
+            if len(times) < len(wanted) and not self._take(since_s + LONGEST_S - time.monotonic()):
+                late = "; ".join(self._compared(name, wanted[name]) for name in sorted(wanted.keys() - times.keys()))
+                raise Problem(f"a plan did not follow within {LONGEST_S:.0f} s: {late}")
         return list(times.values())
+
+    def _compared(self, name: str, wanted: frozenset[str]) -> str:
+        """Return what was waited for and what a job's newest plan has."""
+        listed = sorted(self._listed.get(name, ()))
+        return f"{name}: {sorted(wanted)} of {sorted(self._members.get(name, ()))}, listed {listed}"
 
     def on(self, node: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
         """Return by job which of a node's ready workers are members."""
-        while not self._news.empty():
-            self._take(0.0)
+        while self._take(0.0):
+            pass
         named = {name: workers & self._members.get(name, frozenset()) for name, workers in node.items()}
         return {name: workers for name, workers in named.items() if workers}
 
-    def _take(self, timeout_s: float) -> None:
+    def _take(self, timeout_s: float) -> bool:
+        """Take the next plan; return whether there was one in time."""
         try:
             self._at_s, name, plan = self._news.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
-            raise Problem(f"a plan did not follow the warning within {LONGEST_S:.0f} s") from None
+            return False
         self._listed[name] = frozenset(plan.get("drain", ()))
         self._members[name] = frozenset(rank["worker"] for rank in plan.get("ranks", ()))
+        return True
 
 
 def members(pods: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, frozenset[str]]]:
