@@ -43,8 +43,9 @@ from heterotrain_operator.settings import PrometheusSettings
 
 PARALLEL_READS = 8
 TAKING_PART = 0.15
-"""Part of one core, in processor time, for taking what reads bring. Parsing an answer and the pass that follows take twice as long again.
-So a thousand jobs keep half of a core busy, and each is read every twenty seconds instead of after every scrape.
+"""Part of one core, in processor time, for taking what reads bring. Parsing an answer and the pass that follows take
+twice as long again. So a thousand jobs keep half of a core busy, and each is read every twenty seconds instead of after
+every scrape.
 Nothing is lost: series are sums, and the next read has the steps of all scrapes before it.
 """
 MOST_TAKE_S = 0.2
