@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from click.testing import CliRunner
 from heterotrain_cli.main import main
+from support.cli_runner import CliRunner
 
 SCRIPT = """
 import heterotrain, torch

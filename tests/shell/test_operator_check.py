@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from click.testing import CliRunner
 from heterotrain_core.version import __version__
 from heterotrain_operator.cli import _prometheus_problems, main
 from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.errors import KubeError
+from support.cli_runner import CliRunner
 from support.ports import free_port
 
 VECTOR = {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "1"]}]}}

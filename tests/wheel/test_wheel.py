@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from heterotrain_core.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +102,12 @@ def test_an_extra_works_in_a_new_environment(wheel: Path, tmp_path: Path, extra:
         line = [program, *command[1:]] if program.exists() else [environment / "bin/python", *command]
         ran = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=300)
         assert ran.returncode == 0, f"{command}: {ran.stdout[-2000:]}{ran.stderr[-4000:]}"
+    if extra == "cli":
+        asked = subprocess.run(
+            [environment / "bin/heterotrain", "init", "train.py"], input="my/training\na100=2\n512 20\n",
+            cwd=tmp_path, env=environ, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert yaml.safe_load(asked.stdout)["kind"] == "HeteroTrainJob", asked.stdout
     version = subprocess.run(
         [environment / "bin/python", "-c", "import heterotrain; print(heterotrain.__version__)"],
         cwd=tmp_path, env=environ, capture_output=True, text=True, check=True,

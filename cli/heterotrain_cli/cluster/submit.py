@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -151,13 +152,14 @@ def until_ended(
     bars = console is not None and (console.is_terminal or console.is_jupyter)
     began_s, lined_s = time.monotonic(), float("-inf")
     columns = (TextColumn("{task.fields[job]}"), BarColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not bars) as progress:
-        bar = progress.add_task("", total=100, job=name)
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(Progress(*columns, console=console, transient=True)) if bars else None
+        bar = progress.add_task("", total=100, job=name) if progress else None
         while True:
             view = view_of(cluster.job(name))
             on_view(view)
             line = progress_line(view)
-            if bars:
+            if progress is not None and bar is not None:
                 progress.update(bar, completed=view.status.progress_percentage or 0, description=line)
             elif console is not None and time.monotonic() - lined_s >= LINE_S and not view.has_ended:
                 click.echo(f"{name}: {line}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,23 @@ def _from_file(source: str) -> Draft:
     return draft_of((known or documents)[0], where=where)
 
 
+def _answer(question: str, *, needed: bool = False) -> str:
+    """Ask on standard error and return the line that is given, asking again while a needed one is empty.
+
+    Standard output is the job alone: ``click.prompt`` of click 8.1 to 8.3 writes a space there.
+
+    Raises:
+        Abort: the input has ended.
+    """
+    while True:
+        click.echo(f"{question}: ", nl=False, err=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise click.Abort
+        if line.strip() or not needed:
+            return line.strip()
+
+
 def _batch_and_epochs() -> tuple[int | None, int | None]:
     """Ask for both; an empty answer is an unchanged script for torchrun, which has a batch of its own.
 
@@ -119,7 +137,7 @@ def _batch_and_epochs() -> tuple[int | None, int | None]:
         InputError: the answer is not one or two numbers.
     """
     question = "Global batch and epochs, such as 512 20 (empty: an unchanged script for torchrun)"
-    words = click.prompt(question, default="", show_default=False, err=True).replace(",", " ").split()
+    words = _answer(question).replace(",", " ").split()
     if len(words) > 2 or not all(word.isdecimal() and 1 <= int(word) <= MAX_BATCH for word in words):  # noqa: PLR2004  # batch and epochs
         raise InputError(f"{quoted(' '.join(words))} is no batch with epochs: write whole numbers, such as 512 20")
     numbers = [*map(int, words), None, None]
@@ -128,9 +146,9 @@ def _batch_and_epochs() -> tuple[int | None, int | None]:
 
 def _from_script(script: str, image: str | None, pools: tuple[str, ...], gpus: int) -> Draft:
     """Return the draft for a script that is in the image; ask for what is missing."""
-    chosen = image or click.prompt("Image of the workers, with the script in it", err=True)
+    chosen = image or _answer("Image of the workers, with the script in it", needed=True)
     asked = pools or tuple(
-        click.prompt("Pools of nodes and most workers in each", default="gpu=1", err=True).replace(",", " ").split()
+        (_answer("Pools of nodes and most workers in each [gpu=1]") or "gpu=1").replace(",", " ").split()
     )
     draft = Draft(name=Path(script).stem, command=[RUN, script])
     for text in asked:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from heterotrain_cli.main import main
 from lab.cluster import Cluster
+from support.cli_runner import CliRunner
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # the cluster's fixture fetches a module of Go, once
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from heterotrain_cli.bench.ranks import Run, measure, samples_per_s
 from heterotrain_cli.bench.result import profile, table
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.main import main
 from heterotrain_core.perf.counters import MeanVariance, Observation
+from support.cli_runner import CliRunner
 
 FORWARD_S, BACKWARD_S, FIXED_S, UPDATE_S = 1e-4, 2e-4, 4e-3, 1e-3
 OVERLAPPED_S, LAST_S, GAMMA = 0.004, 0.002, 0.25
@@ -113,4 +113,4 @@ def test_options_that_cannot_be_used(tmp_path: Path, options: list[str], said: s
     script.touch()
     done = CliRunner().invoke(main, ["bench", str(script), *options])
     assert done.exit_code == 2
-    assert said in " ".join(done.output.split())
+    assert said in " ".join(done.stderr.split())

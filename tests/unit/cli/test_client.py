@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from heterotrain_cli.cluster import api, submit
 from heterotrain_cli.cluster.plot import with_throughput
 from heterotrain_cli.completion import SHELLS
@@ -31,6 +30,7 @@ from heterotrain_client import (
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import ComputeTime, Member
 from support.api_stub import ApiStub, serve
+from support.cli_runner import CliRunner
 from support.plans import plan_of
 
 JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"

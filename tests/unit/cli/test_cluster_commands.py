@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 from heterotrain_cli.cluster import api, checkpoint, submit
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.view import duration, number, view_of
@@ -21,6 +21,7 @@ from heterotrain_cli.main import main
 from heterotrain_cli.preflight import checking_job
 from heterotrain_core.contract import keys
 from support.api_stub import ApiStub, serve, write_kubeconfig
+from support.cli_runner import CliRunner
 
 JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
 ALL_JOBS = "/apis/heterotrain.dev/v1alpha1/heterotrainjobs"
@@ -454,7 +455,7 @@ def test_preflight_takes_no_credentials_of_a_store(stub: ApiStub, tmp_path: Path
     file.write_text(JOB_FILE)
     done = run("preflight", str(file), "--store", store)
     assert done.exit_code == 2
-    assert "--store must have no password and no query" in done.output
+    assert "--store must have no password and no query" in done.stderr
     assert "hunter2" not in done.output
     assert stub.requests == [], "nothing was sent"
 

@@ -12,12 +12,12 @@ from typing import Any
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner
 from heterotrain_cli import entry
 from heterotrain_cli.cluster import names
 from heterotrain_cli.completion import SHELLS, candidates
 from heterotrain_cli.main import COMMANDS, main
 from support.api_stub import ApiStub, serve
+from support.cli_runner import CliRunner
 
 ML = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
 OTHER = "/apis/heterotrain.dev/v1alpha1/namespaces/other/heterotrainjobs"

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner
 from heterotrain_cli.forecast import bound, candidates
 from heterotrain_cli.forecast.allocations import forecast_job
 from heterotrain_cli.forecast.bound import best_possible
@@ -26,6 +25,7 @@ from heterotrain_cli.profile import Profile
 from heterotrain_core.allocate import unlisted
 from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from scipy.special import ndtr
+from support.cli_runner import CliRunner
 from unit.cli import oracle
 
 

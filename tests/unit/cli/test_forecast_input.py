@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from heterotrain_cli.documents import parse_document
 from heterotrain_cli.main import main
 from heterotrain_cli.profile import Profile
+from support.cli_runner import CliRunner
 
 ONE = {"name": "x", "perSampleSeconds": 0.1}
 

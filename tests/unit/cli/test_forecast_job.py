@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 from heterotrain_cli.main import main
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime, Member, Plan, Prediction
 from support.api_stub import ApiStub, serve
+from support.cli_runner import CliRunner
 from support.plans import plan_of
 from unit.cli import oracle
 

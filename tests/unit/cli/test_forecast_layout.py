@@ -9,10 +9,11 @@ from typing import Any
 import click
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 from heterotrain_cli.forecast.command import forecast
 from heterotrain_cli.layouts.forecast import MODES
 from heterotrain_cli.main import main
+from support.cli_runner import CliRunner
 
 MB = 10**6
 GIB = 1024**3

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner
 from heterotrain_cli.main import main
+from support.cli_runner import CliRunner
 from unit.cli import oracle
 from unit.cli.test_forecast_job import JOB, PROFILE, a_plan, answer, folder, run, running, write  # noqa: F401  # fixtures
 

@@ -7,10 +7,10 @@ import math
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from heterotrain_cli.main import main
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cli_runner import CliRunner
 from unit.cli import oracle
 
 seconds = st.sampled_from([0.0, 1e-4, 3e-4, 1e-3, 2.5e-3, 7e-3, 0.01, 0.03, 0.2, 1.0])

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 from heterotrain_cli.job_file import JobFile, read_job_file
 from heterotrain_cli.main import main
+from support.cli_runner import CliRunner
 
 FOREIGN = Path(__file__).with_name("foreign")
 
@@ -153,3 +154,12 @@ def test_a_file_that_cannot_be_converted_is_refused_in_one_sentence(tmp_path: Pa
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_needed_answer_is_asked_for_again_and_the_end_of_the_input_aborts() -> None:
+    asked = init("train.py", "--pool", "a100=2", "--batch", "512", input="\n\nmy/training\n")
+    assert asked.exit_code == 0, asked.stderr
+    assert asked.stderr.count("Image of the workers") == 3
+    ended = init("train.py", "--pool", "a100=2", "--batch", "512", input="\n")
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert "Aborted" in ended.stderr

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from heterotrain_cli.cluster import api
 from heterotrain_cli.cluster.layout_picture import layout_of
 from heterotrain_cli.main import main
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Layout, LayoutKind, Plan
 from support.api_stub import ApiStub, serve
+from support.cli_runner import CliRunner
 from support.plans import plan_of
 from support.unit_series import KIND, series, unit
 from unit.cli.test_client import prometheus

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from heterotrain_cli.main import main
+from support.cli_runner import CliRunner
 
 LONG = "x" * 500
 JOB: dict[str, Any] = yaml.safe_load("""

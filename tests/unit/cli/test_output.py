@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 from heterotrain_cli.bench.result import Row, as_document
 from heterotrain_cli.cluster import api, submit
 from heterotrain_cli.cluster.documents import description_document
@@ -21,6 +21,7 @@ from heterotrain_cli.main import COMMANDS, main
 from heterotrain_cli.output import OUTPUTS, print_document
 from heterotrain_cli.preflight import checks_document
 from support.api_stub import ApiStub, serve
+from support.cli_runner import CliRunner
 
 JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
 PODS, EVENTS = "/api/v1/namespaces/ml/pods", "/api/v1/namespaces/ml/events"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from heterotrain_cli.cluster.phases import Phases, read, split
 from heterotrain_cli.cluster.render import WORKERS, noticed
 from heterotrain_cli.cluster.view import view_of
@@ -15,6 +14,7 @@ from heterotrain_cli.errors import UnavailableError
 from heterotrain_cli.main import main
 from heterotrain_operator.api.status import MAX_WORKER_ROWS
 from support.api_stub import ApiStub, serve
+from support.cli_runner import CliRunner
 
 JOB = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs/digits"
 PROXY = "/api/v1/namespaces/monitoring/services/prometheus:9090/proxy/api/v1/query"

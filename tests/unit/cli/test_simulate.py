@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 from heterotrain_cli.main import main
 from heterotrain_cli.simulate import command
 from heterotrain_cli.simulate.scenario_file import POLICIES, read_scenario, scenario_of, shipped
 from heterotrain_simulator.baselines import Even
 from heterotrain_simulator.engine import simulate
 from heterotrain_simulator.spot_traces import P3
+from support.cli_runner import CliRunner
 
 SMALL: dict[str, Any] = {
     "workload": "opt-350m",

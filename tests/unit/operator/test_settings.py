@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from heterotrain_operator import cli
 from heterotrain_operator.settings import (
     PrometheusSettings,
@@ -17,6 +16,7 @@ from heterotrain_operator.settings import (
     setting_options,
     settings_from,
 )
+from support.cli_runner import CliRunner
 
 TEMPLATES = Path(__file__).parents[3] / "helm/heterotrain/templates"
 
@@ -98,12 +98,12 @@ def test_an_impossible_announcement_is_refused_before_the_start(parsed: list[Set
     """The condition Ready would make workers leave every healthy node."""
     result = run("--node-announcements", text)
     assert result.exit_code != 0
-    assert "node announcements: " in result.output
+    assert "node announcements: " in result.stderr
 
 
 @pytest.mark.parametrize("text", ["team-a", "team-a=", "=3", "team-a=0", "team-a=-1", "team-a=1e9", "team-a=nan"])
 def test_an_impossible_weight_is_refused_before_the_start(parsed: list[Settings], text: str) -> None:
     result = run("--namespace-weights", text)
     assert result.exit_code != 0
-    assert f"{text!r} is not NAMESPACE=WEIGHT" in result.output
+    assert f"{text!r} is not NAMESPACE=WEIGHT" in result.stderr
     assert not parsed

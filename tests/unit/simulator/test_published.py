@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from heterotrain_cli.main import main
 from heterotrain_cli.simulate import command
 from heterotrain_core.layout.book import Book, book_of
@@ -26,6 +25,7 @@ from heterotrain_simulator.share_baselines import (
     proportional_to_one,
     random_grouping_s,
 )
+from support.cli_runner import CliRunner
 
 
 def first_rows(number: int) -> list[Row]:

@@ -11,12 +11,13 @@ from pathlib import Path
 import heterotrain
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.state.tensors import flatten
 from heterotrain_cli.main import main
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
+from support.cli_runner import CliRunner
 
 DATA = torch.utils.data.TensorDataset(torch.randint(0, 7, (24,), generator=torch.Generator().manual_seed(0)))
 
@@ -71,7 +72,7 @@ def test_a_plain_module_gets_the_trained_weights(tmp_path: Path) -> None:
     model, out = trained(tmp_path / "checkpoints"), tmp_path / "weights.safetensors"
     done = export(tmp_path / "checkpoints", out)
     assert done.exit_code == 0, done.output
-    assert "step 6, epoch 2; 2 tensors" in done.output
+    assert "step 6, epoch 2; 2 tensors" in done.stdout
     assert sorted(load_file(out)) == ["embed.weight", "seen"]
     with safe_open(out, "pt") as file:
         about = file.metadata()
@@ -99,7 +100,7 @@ def test_an_existing_file_is_kept(tmp_path: Path) -> None:
     out.write_text("precious")
     done = export(tmp_path / "checkpoints", out)
     assert (done.exit_code, out.read_text()) == (2, "precious")
-    assert "--overwrite" in done.output
+    assert "--overwrite" in done.stderr
     assert export(tmp_path / "checkpoints", out, "--overwrite").exit_code == 0
     assert sorted(load_file(out)) == ["embed.weight", "seen"]
 
@@ -138,8 +139,8 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: Callable[[Path]
     (folder / "checkpoint-g000000001-s000000000001-00000000000a.json").write_text(json.dumps(older))
     done = export(folder, out)
     assert done.exit_code == 2
-    assert "damaged" in done.output
-    assert "Traceback" not in done.output
+    assert "damaged" in done.stderr
+    assert "Traceback" not in done.stderr
     assert not out.exists()
 
 
@@ -148,10 +149,10 @@ def test_missing_checkpoints_are_named(tmp_path: Path) -> None:
     trained(tmp_path / "checkpoints", epochs=1)
     done = export(tmp_path / "checkpoints", tmp_path / "w.safetensors", "--step", "7")
     assert done.exit_code == 2
-    assert "has no checkpoint of step 7: choose one of the steps [3]" in done.output
+    assert "has no checkpoint of step 7: choose one of the steps [3]" in done.stderr
     assert (
         "holds no checkpoint: name a job's own folder"
-        in export(tmp_path / "elsewhere", tmp_path / "w.safetensors").output
+        in export(tmp_path / "elsewhere", tmp_path / "w.safetensors").stderr
     )
 
 
@@ -161,7 +162,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     done = export(tmp_path, tmp_path / "w.safetensors")
     assert done.exit_code == 2
-    assert "needs the package safetensors.torch: pip install 'heterotrain[cli,export]'" in done.output
+    assert "needs the package safetensors.torch: pip install 'heterotrain[cli,export]'" in done.stderr
 
 
 class Evil:
@@ -183,5 +184,5 @@ def test_code_in_a_checkpoint_is_not_executed(tmp_path: Path) -> None:
     folder.write(hostile, generation=1, step=3, now_s=0.0)
     done = export(tmp_path / "checkpoints", tmp_path / "w.safetensors")
     assert done.exit_code == 2
-    assert "cannot be read" in done.output
+    assert "cannot be read" in done.stderr
     assert not (tmp_path / "executed").exists()

@@ -8,10 +8,11 @@ from pathlib import Path
 import heterotrain
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from heterotrain.checkpoints.export_program import read_inputs
 from heterotrain.errors import UsageError
 from heterotrain_cli.main import main
+from support.cli_runner import CliRunner
 
 SCRIPT = """
 import torch
@@ -61,7 +62,7 @@ def test_a_program_runs_without_the_script_for_any_batch(trained: Path, tmp_path
     out = tmp_path / "digits.pt2"
     done = export(trained, out, *MODEL, "--card")
     assert done.exit_code == 0, done.output
-    assert "differ from the script's model by at most 0.0e+00" in done.output
+    assert "differ from the script's model by at most 0.0e+00" in done.stdout
     program = torch.export.load(out).module()
     x = torch.randn(5, 1, 4, 4)
     assert program(x).shape == (5, 3)
@@ -101,7 +102,7 @@ def test_mistakes_are_one_sentence_and_leave_no_file(  # noqa: PLR0917  # pytest
     monkeypatch.chdir(trained)
     done = export(trained, tmp_path / name, *more)
     assert done.exit_code == 2
-    assert said in done.output
+    assert said in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from heterotrain.layouts.initial_weights import built, fill
 from heterotrain.layouts.unit_profile import profile, write
 from heterotrain.layouts.units import Units, units_of
 from heterotrain_cli.main import main
 from heterotrain_core.layout.problem import UnitProfile
+from support.cli_runner import CliRunner
 
 CPU = torch.device("cpu")
 RUNS: list[tuple[str, int]] = []
