@@ -10,6 +10,7 @@ only where the worker cannot take capacity that is being freed for another job.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -213,12 +214,21 @@ def _add_waiting(
 
 
 def _arrived(workers: Sequence[Worker], *, now_s: float) -> int:
-    """Return how many workers got a node lately after they had waited for one, as autoscalers bring it."""
-    return sum(
-        worker.placed
-        and worker.pod.scheduled_s - worker.pod.created_s >= UNSCHEDULABLE_S
-        and now_s - worker.pod.scheduled_s < ARRIVED_S
+    """Return how many workers got a node lately while one had waited for it, as autoscalers bring it.
+
+    The worker that waited need not be the one that got the node: the scheduler may still hold it back when the node
+    comes, and takes a younger one.
+    """
+    waited = [
+        (worker.pod.created_s + UNSCHEDULABLE_S, worker.pod.scheduled_s if worker.placed else math.inf)
         for worker in workers
+        if not worker.placed or worker.pod.scheduled_s - worker.pod.created_s >= UNSCHEDULABLE_S
+    ]
+    return sum(
+        worker.pod.scheduled_s - worker.pod.created_s >= UNSCHEDULABLE_S
+        or any(from_s <= worker.pod.scheduled_s < until_s for from_s, until_s in waited)
+        for worker in workers
+        if worker.placed and now_s - worker.pod.scheduled_s < ARRIVED_S
     )
 
 
