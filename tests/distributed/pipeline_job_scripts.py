@@ -16,28 +16,34 @@ from heterotrain.layouts import local
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
 LETTERS, LENGTH, WIDTH = 13, 5, 6
+RARE = 3.0
+"""Samples whose first value is above it use a rare layer: one in twelve while the model learns."""
 
 
 class Block(torch.nn.Module):
-    """A residual block."""
+    """A residual block; with ``rare`` it has a layer that few samples use."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, *, rare: bool = False) -> None:
         super().__init__()
         self.inner, self.outer = torch.nn.Linear(WIDTH, WIDTH + 2), torch.nn.Linear(WIDTH + 2, WIDTH)
         self.drop = torch.nn.Dropout(dropout)
+        self.rare = torch.nn.Linear(WIDTH, WIDTH) if rare else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the values after the block."""
-        return x + self.drop(self.outer(torch.tanh(self.inner(x))))
+        x = x + self.drop(self.outer(torch.tanh(self.inner(x))))
+        if self.rare is not None and (chosen := (x[:, 0, 0] > RARE).nonzero().flatten()).numel():
+            x = x.index_add(0, chosen, self.rare(x[chosen]))
+        return x
 
 
 class Decoder(torch.nn.Module):
     """An embedding of letters and places, blocks, and a head that is the embedding again."""
 
-    def __init__(self, blocks: int, dropout: float = 0.0) -> None:
+    def __init__(self, blocks: int, dropout: float = 0.0, *, rare: bool = False) -> None:
         super().__init__()
         self.letters, self.places = torch.nn.Embedding(LETTERS, WIDTH), torch.nn.Embedding(LENGTH, WIDTH)
-        self.blocks = torch.nn.ModuleList(Block(dropout) for _ in range(blocks))
+        self.blocks = torch.nn.ModuleList(Block(dropout, rare=rare) for _ in range(blocks))
         self.norm = torch.nn.LayerNorm(WIDTH)
 
     def forward(self, letters: torch.Tensor) -> torch.Tensor:
@@ -69,15 +75,16 @@ def measure(scores: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
 def train(
     *, out: str, samples: int = 96, blocks: int = 5, fault: dict[str, Any] | None = None, micro: int | None = None,
     clip_norm: float | None = None, slow_s: float = 0.0, dropout: float = 0.0, options: dict[str, Any] | None = None,
+    kind: dict[str, bool] | None = None,
 ) -> None:  # fmt: skip
     """Train with AdamW and a learning-rate schedule, then write this rank's part of the final weights.
 
-    ``micro`` is the largest micro-batch of a member; ``slow_s`` lengthens each loss.
+    ``micro`` is the largest micro-batch of a member; ``slow_s`` lengthens each loss; ``kind`` is of the ``Decoder``.
     """
     injector = FaultInjector(fault)
     job = heterotrain.init(micro_batch_samples=micro)
     injector.at("init", 0)
-    model = job.wrap(lambda: Decoder(blocks, dropout).double(), units="blocks", **(options or {}))
+    model = job.wrap(lambda: Decoder(blocks, dropout, **(kind or {})).double(), units="blocks", **(options or {}))
     groups: list[dict[str, Any]] = [{"params": [], "weight_decay": 0.1}, {"params": []}]
     for name, p in model.named_parameters():
         groups[0 if name.endswith("weight") else 1]["params"].append(p)

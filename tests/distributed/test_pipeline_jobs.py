@@ -83,13 +83,14 @@ def reference(
     clip_norm: float | None = None,
     samples: int = SAMPLES,
     state: Mapping[str, torch.Tensor] | None = None,
+    kind: Mapping[str, bool] = {},
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Train in this process with plain torch; return the final weights, and results on the test set by epoch.
 
-    ``state`` takes the place of the weights that layers draw.
+    ``state`` takes the place of the weights that layers draw; ``kind`` is of the ``Decoder``.
     """
     found = []
-    units = units_of(built(lambda: Decoder(BLOCKS).double()), "blocks")
+    units = units_of(built(lambda: Decoder(BLOCKS, **kind).double()), "blocks")
     fill(units, seed=0, device=torch.device("cpu"))
     model, (x, y) = units.model, text(samples).tensors
     if state is not None:

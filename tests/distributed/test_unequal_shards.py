@@ -33,7 +33,7 @@ def check(operator: Operator, members: list[list[Worker]], *, epochs: int = 2, *
     """Check that every rank has ended well, and each member's weights and evaluations are those of one process."""
     operator.finish([worker for member in members for worker in member])
     expected, evaluated = reference(epochs=epochs, **options)
-    shapes = {name: p.shape for name, p in Decoder(BLOCKS).named_parameters()}
+    shapes = {name: p.shape for name, p in Decoder(BLOCKS, **options.get("kind", {})).named_parameters()}
     for member in members:
         whole = {name: torch.full(shape, torch.nan, dtype=torch.double) for name, shape in shapes.items()}
         for worker in member:
@@ -75,6 +75,18 @@ def test_any_parts_and_shares_give_the_weights_of_one_process(operate: Callable[
     micro = [rng.choice([0, 1, 2, 5]) for _ in sizes]
     plan_members(operator, list(zip(workers, layouts, shares, micro, strict=True)))
     check(operator, workers, clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize("other", [(3,), shards(1, 1)])
+def test_layers_that_some_samples_use(operate: Callable[..., Operator], other: Any) -> None:
+    """All ranks exchange all layers in the same order, and change the parameters that any of them has used."""
+    operator = operate(batch_samples=BATCH, parallelism="Auto")
+    kind = {"rare": True}
+    a = [start(operator, f"a{rank}", kind=kind) for rank in range(3)]
+    b = [start(operator, f"b{rank}", kind=kind) for rank in range(2)]
+    operator.until_ready(*a, *b)
+    plan_members(operator, [(a, shards(4, 2, 1, samples=(2, 1, 3)), 10, 3), (b, other, 7, 2)])
+    check(operator, [a, b], kind=kind)
 
 
 @pytest.mark.parametrize("place", ["in loss", "backward", "applied"])

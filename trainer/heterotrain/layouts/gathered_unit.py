@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from heterotrain.errors import UsageError
 from heterotrain.layouts.holdings import Extent
 from heterotrain.network.gloo.member_group import MemberGroup
 
@@ -133,8 +134,8 @@ class GatheredUnit:
     rows: list[Row]
     group: MemberGroup
     is_gathered: bool = False
-    _used: set[int] = field(default_factory=set)
     _watched: set[int] = field(default_factory=set)
+    _used: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for slot in self.slots:
@@ -144,6 +145,11 @@ class GatheredUnit:
     def slots(self) -> list[Slot]:
         """All parameters."""
         return [slot for row in self.rows for slot in row.slots]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any parameter gets gradients."""
+        return any(slot.part.requires_grad for slot in self.slots)
 
     def gather(self) -> None:
         """Give the layers whole parameters.
@@ -177,7 +183,9 @@ class GatheredUnit:
             row.values.untyped_storage().resize_(0)
 
     def begin_backward(self) -> None:
-        """Gather, and make room for gradients.
+        """Gather, and make room for gradients, beside those that parameters have got already.
+
+        A loss may use a parameter itself, and its gradient comes before that of the unit's output.
 
         Raises:
             PeerLost: as in ``gather``.
@@ -189,12 +197,10 @@ class GatheredUnit:
                 row.gradient = torch.zeros_like(row.values)
                 for slot in trained:
                     size = slot.whole.numel()
-                    slot.whole.grad = row.gradient[slot.offset : slot.offset + size].view(slot.whole.shape)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all parameters have their gradients of this backward pass."""
-        return all(id(slot) in self._used for slot in self.slots if slot.whole.grad is not None)
+                    room = row.gradient[slot.offset : slot.offset + size].view(slot.whole.shape)
+                    if slot.whole.grad is not None:
+                        room.copy_(slot.whole.grad)
+                    slot.whole.grad = room
 
     @property
     def is_open(self) -> bool:
@@ -204,7 +210,8 @@ class GatheredUnit:
     def reduce(self) -> None:
         """Add up all ranks' gradients and keep this rank's stretch; release the layers.
 
-        Hooks on this rank's parts are called, as those on parameters after a gradient was added to them.
+        Hooks on this rank's parts are called, as those on parameters after a gradient was added to them. A part without
+        any gradient stays so: the reduction between members finds out which parameters no rank has used.
 
         Raises:
             PeerLost: as in ``gather``.
@@ -224,10 +231,24 @@ class GatheredUnit:
             for other in found[1:]:
                 sums += other
             for slot in row.slots:
-                if id(slot) in used and slot.own.elements:
-                    begin = slot.offset + slot.own.start - row.edges[me]
-                    _add(slot.part, sums[begin : begin + slot.own.elements])
+                begin = slot.offset + slot.own.start - row.edges[me]
+                own = sums[begin : begin + slot.own.elements]
+                if slot.own.elements and (id(slot) in used or own.any()):  # or another rank has used it
+                    _add(slot.part, own)
         self.release()
+
+    def check_ended(self) -> None:
+        """Check that no gradient came after those of the unit were reduced.
+
+        Raises:
+            UsageError: one did.
+        """
+        for slot in self.slots:
+            if id(slot) in self._used:
+                raise UsageError(
+                    f"the gradient of parameter {slot.name!r} came after those of its layer: use the parameters of a "
+                    "layer in the list of layers in that layer alone"
+                )
 
     def forget(self) -> None:
         """Leave a pass wherever it is; parts keep their values and gradients."""

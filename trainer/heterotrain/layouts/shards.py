@@ -5,18 +5,20 @@ state that suits its memory (Cephalo: Guo et al., ICS 2025). The member's ranks 
 gathered when it is computed and released afterwards (``gathered_unit``); what is outside of the model's list of layers,
 and tied parameters, stay gathered from the beginning of the forward pass to the end of the backward pass.
 
+The ranks' samples differ, and a layer may be used by some of them only. All ranks gather and reduce all layers in their
+order nevertheless (``unit_passes``).
+
 Gradients are sums over the member's samples, as with whole models. ``sharded`` is the layout of equal parts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from heterotrain_core.contract.plan import Layout
-from torch.utils._pytree import tree_leaves
 
 from heterotrain.layouts.batch_parts import run
 from heterotrain.layouts.gathered_unit import GatheredUnit, Place, Slot, rows_of
@@ -24,6 +26,7 @@ from heterotrain.layouts.holdings import Holding
 from heterotrain.layouts.initial_weights import fill
 from heterotrain.layouts.layout import Shapes
 from heterotrain.layouts.unit_draws import UnitDraws
+from heterotrain.layouts.unit_passes import UnitPasses
 from heterotrain.layouts.unit_wrappers import checkpoint_more
 from heterotrain.layouts.units import Units
 from heterotrain.layouts.usable_memory import return_large_blocks
@@ -94,13 +97,9 @@ class Shards:
         self._rest = unit_of(name for name in self._shapes if name not in inside)
         self._slots = {slot.name: slot for unit in (self._rest, *self._units) for slot in unit.slots}
         self._holding = {name: self._slots[name].own for name in self._shapes}
-        self._has_values = self._in_backward = False
+        self._has_values = False
         modules = dict(units.model.named_modules())
-        for name, unit in zip(alone, self._units, strict=True):
-            modules[name].register_forward_pre_hook(self._entering(unit))
-            modules[name].register_forward_hook(self._leaving(unit))
-        units.model.register_forward_pre_hook(self._beginning)
-        units.model.register_forward_hook(self._ending)
+        self._passes = UnitPasses(units.model, [modules[name] for name in alone], self._units, self._rest)
         self._draws = UnitDraws(units, seed=seed, device=device)
 
     # -- passes ------------------------------------------------------------------------------------------------------
@@ -121,69 +120,11 @@ class Shards:
 
     def forget_pass(self) -> None:
         """Leave a pass that was interrupted at any point; parts keep their values and gradients."""
-        self._in_backward = False
-        for unit in (self._rest, *self._units):
-            unit.forget()
+        self._passes.forget()
 
     def checkpoint_units(self) -> None:
         """Compute activations of units again in the backward pass from now on."""
         checkpoint_more(self._layers)
-
-    def _beginning(self, *_: object) -> None:
-        if self._in_backward:
-            return
-        for unit in (self._rest, *self._units):
-            unit.release()  # a pass without a backward pass leaves units gathered, with the values of then
-        self._rest.gather()
-
-    def _ending(self, _model: Any, _arguments: Any, output: Any) -> None:
-        if not torch.is_grad_enabled():
-            self._rest.release()
-        elif not self._in_backward:
-            self._before_backward(self._rest, output)
-
-    def _entering(self, unit: GatheredUnit) -> Callable[..., None]:
-        return lambda *_: unit.gather()
-
-    def _leaving(self, unit: GatheredUnit) -> Callable[..., None]:
-        def hook(_layer: Any, _arguments: Any, output: Any) -> None:
-            if self._in_backward:
-                return
-            if torch.is_grad_enabled():
-                self._before_backward(unit, output)
-            if unit is not self._units[-1] or not torch.is_grad_enabled():  # backward begins with the last one
-                unit.release()
-
-        return hook
-
-    def _before_backward(self, unit: GatheredUnit, output: Any) -> None:
-        """Gather a unit when the gradient of its output is there, and reduce those whose backward pass is over."""
-
-        def begins(_gradient: torch.Tensor) -> None:
-            if not self._in_backward:
-                self._in_backward = True
-                engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001  # as FSDP itself
-                engine.queue_callback(self._backward_ended)
-            for other in self._units if unit is not self._rest else ():
-                if other is unit or not other.is_gathered:
-                    continue
-                if not other.is_open:
-                    other.release()  # a frozen one
-                elif other.is_complete:
-                    other.reduce()
-            unit.begin_backward()
-
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                register: Any = leaf.register_hook
-                register(begins)
-
-    def _backward_ended(self) -> None:
-        self._in_backward = False
-        for unit in (*reversed(self._units), self._rest):
-            if unit.is_open:
-                unit.reduce()
-            unit.release()
 
     # -- the layout --------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.experimental import _config
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -130,7 +131,9 @@ class _Run(TorchFunctionMode):
 
     def follow(self, inputs: Any) -> None:
         self._early = {id(t): t for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)}
-        with self, torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
+        keeps = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        config: Any = _config  # torch has no public way; layers may choose samples by values
+        with self, keeps, config.patch(meta_nonzero_assume_all_nonzero=True):
             output = self._computed(inputs)
         expected = len(self._names) - (1 if self._path else 0)
         if self.unit != expected or (self._path and self._hidden is None):

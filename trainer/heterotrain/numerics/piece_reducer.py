@@ -227,12 +227,19 @@ class PieceReducer:
             bucket.work = None
 
     def flush(self) -> None:
-        """Start the buckets that are left after backward, because some parameters got no gradient."""
+        """Start the buckets that are left after backward.
+
+        Their parameters got no gradient in the last pass; they may have one of an earlier pass.
+        """
         self._armed = False
+        earlier = {name: part for name, part in self._gradients().items() if name not in self._arrived}
         for bucket in self._buckets[self._next :]:
             for stretch in bucket.stretches:
-                if stretch.name not in self._arrived:
+                if stretch.name in earlier:
+                    bucket.part(stretch).copy_(earlier[stretch.name].reshape(-1)[stretch.start : stretch.stop])
+                elif stretch.name not in self._arrived:
                     bucket.part(stretch).zero_()
+        self._arrived |= earlier.keys()
         self.remember()
         while not self._held and self._next < len(self._buckets):
             self._launch(self._buckets[self._next])

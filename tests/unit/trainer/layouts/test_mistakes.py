@@ -93,11 +93,6 @@ class ByValue(Block):
         return super().forward(x) if float(x.detach().sum()) > 0 else x
 
 
-class Choosing(Block):
-    def forward(self, x: torch.Tensor) -> Any:
-        return x[x.sum(-1) > 0]
-
-
 class OnCpu(Block):
     def forward(self, x: torch.Tensor) -> Any:
         return x * torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -187,7 +182,6 @@ EARLIER = Net()
         (hooked, "blocks.0 has a backward hook"),
         (Named, "units='blocks' is not a list of layers of Named"),
         (lambda: Net(ByValue), "blocks.0 cannot be computed without values"),
-        (lambda: Net(Choosing), "blocks.0 cannot be computed without values"),
         (lambda: Net(OnCpu), "blocks.0 cannot be computed without values"),
         (lambda: Net(Mapped), "blocks.0 returns a dict: stages pass on one tensor only"),
         (lambda: Net(Forgotten), "blocks.0 returns a NoneType: stages pass on one tensor only"),

@@ -138,6 +138,19 @@ def without_head(net: Any, x: torch.Tensor) -> Any:
     return net.blocks[1](net.blocks[0](net.embed(x)))
 
 
+@pytest.mark.parametrize("chosen", [lambda x: (x[:, 0] > 0).nonzero().flatten(), lambda x: x[:, 0] > 0])
+def test_a_layer_may_choose_samples_by_their_values(
+    chosen: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the experts of a mixture do; the bytes are those with all samples chosen."""
+    monkeypatch.setattr(Layer, "forward", lambda self, x, **_: torch.zeros_like(x).index_put(
+        (chosen(x),), self.linear(x[chosen(x)])
+    ))  # fmt: skip
+    seen = trace(units_of(built(lambda: Net(plain)), "blocks"), torch.zeros(6, 3))
+    assert seen.boundary_bytes == (16, 16, 16, 8)
+    assert all(size >= 16 for size in seen.activation_bytes[1:3])
+
+
 def test_a_part_that_nothing_uses_belongs_to_the_first_unit() -> None:
     assert seen(without_head).parts[0] == ("embed", "head")
 

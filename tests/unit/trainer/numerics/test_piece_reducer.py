@@ -120,13 +120,15 @@ def test_each_element_is_the_sum_over_its_owners(seed: int) -> None:
         for rank, reducer in enumerate(found):
             micro_batches = rng.randint(1, 3)
             reducer.begin(micro_batches=micro_batches)
+            uses = {name: rng.sample(range(micro_batches), rng.randint(1, micro_batches)) for name in SIZES}
+            parts = {name: gradient / len(uses[name]) for name, gradient in gradients[rank].items()}
             for number in range(micro_batches):
                 if number:
                     reducer.check_untouched()
                 if number == micro_batches - 1:
                     reducer.arm(groups.of(rank, len(holdings)))
                 part: Any = reducer.layout
-                part.backward({n: g / micro_batches for n, g in gradients[rank].items()}, set(SIZES) - unused)
+                part.backward(parts, {name for name, numbers in uses.items() if number in numbers} - unused)
                 reducer.flush() if number == micro_batches - 1 else reducer.remember()
             assert reducer.is_held is (step == 0 and len(holdings) > 1)
             if reducer.is_held:
