@@ -6,8 +6,9 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +16,21 @@ import structlog
 from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state import parse
 from heterotrain_operator.cluster_state.node_changes import NodeChanges
-from heterotrain_operator.cluster_state.store import PodKind, Sequence
+from heterotrain_operator.cluster_state.store import PodKind, Sequence, Store
 from heterotrain_operator.decide.plan import shares
 from heterotrain_operator.engine import resync, turns
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.poller import Poller
 from heterotrain_operator.engine.responsiveness import THREADS, keep_responsive
 from heterotrain_operator.engine.resync import relist
+from heterotrain_operator.kube.auth import load_configuration
+from heterotrain_operator.kube.client import KubeClient
+from heterotrain_operator.kube.resources import PODS
 from heterotrain_operator.prom.queries import Series, parse_answer
 from heterotrain_operator.settings import PrometheusSettings
 from lab.scale.exporters import SCRAPE_S, StandIn
 from lab.scale.workload import Size
+from support.api_stub import ApiStub, serve
 from support.fake_cluster import NOW_S
 from support.load import LoadTest, bodies_of
 
@@ -228,3 +233,50 @@ async def test_the_first_pass_with_workers_waits_for_few_answers_one_after_the_o
     created = [name for verb, plural, name in load.kube.calls if (verb, plural) == ("create", "pods")]
     assert len(created) >= 8  # the first batch
     assert loop.time() - began_s <= 6.1  # the answers
+
+
+@pytest.mark.looptime
+async def test_a_complete_view_waits_for_its_lists_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a second for each of four lists: only plans come after another one, because they need their jobs."""
+    loop = asyncio.get_running_loop()
+    load = await filled_cluster()
+    listed, store = load.kube.list, Store()
+
+    async def slow(*args: Any, **kwargs: Any) -> AsyncIterator[dict[str, Any]]:
+        await asyncio.sleep(1.0)
+        async for body in listed(*args, **kwargs):
+            yield body
+
+    monkeypatch.setattr(load.kube, "list", slow)
+    began_s = loop.time()
+    await relist(load.kube, store)
+    assert loop.time() - began_s == pytest.approx(2.0, abs=0.1)
+    known = load.app.store
+    for found, expected in ((store.nodes, known.nodes), (store.jobs, known.jobs), (store.pods, known.pods)):
+        assert found.all().keys() == expected.all().keys()
+    assert store.plans.all().keys() == known.plans.all().keys() != set()
+
+
+async def test_the_next_page_of_a_list_is_prepared_while_one_is_taken(tmp_path: Path) -> None:
+    with serve(ApiStub(), tmp_path) as kubeconfig:
+        kube = KubeClient(await load_configuration(str(kubeconfig)))
+        asked: list[str] = []
+
+        async def call(*_: Any, query: dict[str, str], timeout_s: float) -> dict[str, Any]:
+            asked.append(query["continue"])
+            await asyncio.sleep(0)
+            number = int(query["continue"] or 0)
+            return {"items": [{"number": number}], "metadata": {"continue": str(number + 1)} if number < 2 else {}}
+
+        kube._call = call  # type: ignore[assignment,method-assign]  # pages without a server
+        seen = []
+        async for item in kube.list(PODS):
+            await asyncio.sleep(0)
+            seen.append((item["number"], len(asked)))
+        assert seen == [(0, 2), (1, 3), (2, 3)]
+        some = kube.list(PODS)
+        await anext(some)
+        await some.aclose()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "no request goes on for a list that nobody reads"
+        await kube.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -49,7 +50,7 @@ async def relist(
         The jobs from before and after, so that deleted ones are noticed, too.
 
     Raises:
-        KubeError: a list failed; kinds that were listed before it are replaced.
+        KubeError: a list failed; kinds that were listed until then are replaced.
     """
 
     async def refill(
@@ -78,11 +79,21 @@ async def relist(
     def of(resource: Resource, labels: str = "") -> Callable[[], AsyncIterator[Body]]:
         return lambda: of_all(resource, labels)
 
+    async def refill_jobs_then_plans() -> None:
+        await refill(store.jobs, key_of, parse_job, of(JOBS))  # before the plans: only those of jobs are kept
+        await refill(store.plans, owner_key, parse_plan_object, of(CONFIG_MAPS, OWNED), keep=store.controls_plan)
+
     before = set(store.jobs.all())
-    await refill(store.nodes, _name, partial(parse_node, announcements=announcements), lambda: kube.list(NODES))
-    await refill(store.jobs, key_of, parse_job, of(JOBS))  # before the plans: only those of jobs are kept
-    await refill(store.plans, owner_key, parse_plan_object, of(CONFIG_MAPS, OWNED), keep=store.controls_plan)
-    await refill(store.pods, key_of, parse_pod, of(PODS, OWNED))
+    # A new leader's first decision waits for these lists, so they are read at the same time.
+    answers = await asyncio.gather(
+        refill(store.nodes, _name, partial(parse_node, announcements=announcements), lambda: kube.list(NODES)),
+        refill_jobs_then_plans(),
+        refill(store.pods, key_of, parse_pod, of(PODS, OWNED)),
+        return_exceptions=True,
+    )
+    for answer in answers:
+        if answer is not None:
+            raise answer
     return before | set(store.jobs.all())
 
 

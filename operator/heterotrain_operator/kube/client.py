@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import json
 from asyncio import sslproto
-from collections.abc import AsyncIterator, Mapping
-from typing import Final
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, Final
 from urllib.request import getproxies
 
 import aiohttp
@@ -62,15 +62,24 @@ class KubeClient(Kube):
     async def list(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> AsyncIterator[Body]:
-        query = {"limit": str(PAGE_SIZE), "labelSelector": labels, "fieldSelector": fields}
+        def ask(after: str = "") -> Coroutine[Any, Any, Body]:
+            query = {"limit": str(PAGE_SIZE), "labelSelector": labels, "fieldSelector": fields, "continue": after}
+            return self._call("GET", resource.path(namespace), query=query, timeout_s=LIST_TIMEOUT_S)
+
+        page = await ask()
         while True:
-            page = await self._call("GET", resource.path(namespace), query=query, timeout_s=LIST_TIMEOUT_S)
-            for item in page["items"]:
-                yield item
-            following = page["metadata"].get("continue")
-            if not following:
-                return
-            query["continue"] = following
+            token = page["metadata"].get("continue")
+            # The API server prepares the next page while the caller takes this one.
+            following = asyncio.ensure_future(ask(token)) if token else None
+            try:
+                for item in page["items"]:
+                    yield item
+                if following is None:
+                    return
+                page = await following
+            finally:
+                if following is not None and not following.done():
+                    following.cancel()
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
         return await self._call("GET", resource.path(namespace, name))
