@@ -165,6 +165,9 @@ test-stores: setup $(VENV)/stores/.installed ## checkpoints and shards in S3, wi
 test-kueue: setup ## jobs in queues of the real Kueue, on a control plane of its own; compiles Kueue
 	@$(PYTEST) tests/kueue
 
+test-kueue-cluster: setup cluster-running ## a job in a queue of the real Kueue on the cluster's kubelets; compiles Kueue
+	@$(PYTEST) tests/kueue_on_cluster
+
 test-coscheduling: setup ## jobs with a PodGroup of the real coscheduling plugin; compiles its scheduler
 	@$(PYTEST) tests/coscheduling
 
@@ -270,7 +273,7 @@ bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
-  test-oracles test-operator test-trainer test-unit test-distributed histories test-guides test-kueue test-coscheduling chaos test-wheel test-cuda images cluster cluster-running \
+  test-oracles test-operator test-trainer test-unit test-distributed histories test-guides test-kueue test-kueue-cluster test-coscheduling chaos test-wheel test-cuda images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
   bench-mathematics bench-pipeline-picture bench-pipelines \
   bench-trainer bench-simulated pictures

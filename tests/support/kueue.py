@@ -47,7 +47,7 @@ def kueue(plane: ControlPlane) -> Iterator[None]:
     certificates.mkdir()
     configuration = plane.folder / "kueue.yaml"
     configuration.write_text(yaml.safe_dump(_configuration(webhooks, health, certificates)))
-    manifests = [*_namespace(), *_definitions(), *_webhooks(webhooks)]
+    manifests = [*_namespace(), *definitions(), *_webhooks(webhooks)]
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(manifests))
     plane.kubectl("wait", "--for=condition=Established", "--all", "--timeout=60s", "customresourcedefinitions")
     plane.commands["kueue"] = [
@@ -89,13 +89,14 @@ def _namespace() -> list[dict[str, Any]]:
     ]
 
 
-def _definitions() -> list[dict[str, Any]]:
+def definitions() -> list[dict[str, Any]]:
+    """Return the definitions of Kueue's own kinds."""
     folder = toolchain.sources(toolchain.KUEUE) / "config/components/crd/bases"
-    return [document for path in sorted(folder.glob("*.yaml")) for document in _documents(path)]
+    return [document for path in sorted(folder.glob("*.yaml")) for document in documents(path)]
 
 
 def _webhooks(port: int) -> list[dict[str, Any]]:
-    found = _documents(toolchain.sources(toolchain.KUEUE) / "config/components/webhook/manifests.yaml")
+    found = documents(toolchain.sources(toolchain.KUEUE) / "config/components/webhook/manifests.yaml")
     for document in found:
         # Kustomize gives the names their prefix, and the webhooks of pods leave Kueue's own namespace out.
         document["metadata"]["name"] = f"kueue-{document['metadata']['name']}"
@@ -104,7 +105,8 @@ def _webhooks(port: int) -> list[dict[str, Any]]:
     return found
 
 
-def _documents(path: Path) -> list[dict[str, Any]]:
+def documents(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in a file of Kueue's module."""
     return [each for each in yaml.safe_load_all(path.read_text()) if each]
 
 
