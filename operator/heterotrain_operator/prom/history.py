@@ -24,6 +24,7 @@ from heterotrain_core.perf.counters import (
     usable,
 )
 from heterotrain_core.perf.merge import merge_old
+from heterotrain_core.perf.packed import PackedObservations
 
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import (
@@ -101,7 +102,7 @@ class TelemetryHistory:
             for pool, speed in (speeds or {}).items()
         }
         self._counters: dict[CounterKey, Counters] = {}
-        self._observations: dict[MemberId, tuple[Observation, ...]] = {}
+        self._observations: PackedObservations[MemberId] = PackedObservations()
         self._committed: deque[tuple[float, int]] = deque()
         self._generation_start: tuple[int, float, int] | None = None
         self._scraped_s: dict[MemberId, float] = {}
@@ -151,7 +152,7 @@ class TelemetryHistory:
         in_another = self._in_another_generation(snapshot)
         moved = in_another if recut else frozenset()
         for member in moved:
-            self._observations.pop(member, None)
+            self._observations.discard(member)
         counting = self._counting_members(snapshot)
         timed: dict[int, Observation] = {}
         for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
@@ -162,7 +163,7 @@ class TelemetryHistory:
                 continue  # a part of these steps is of the generation before
             if member in self._in_force and member not in in_another:
                 found = replace(found, generation=self._in_force[member].version[0])  # noqa: PLW2901  # the same measurements, named
-            self._observations[member] = merge_old([*self._observations.get(member, ()), found])
+            self._observations.put(member, merge_old([*self._observations.get(member, ()), found]))
             if member in counting and found.step is not None and not found.warm_up:
                 self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
                 timed.setdefault(self._in_force[member].version[0], found)
@@ -187,7 +188,7 @@ class TelemetryHistory:
             member_interval_s=min(self._gaps_s, default=None),
             gauges=snapshot.gauges,
             rates=self._rates(snapshot, newest_s),
-            observations=self._observations | {member: found for _, member, found in persisted},
+            observations=self._observations.with_others({member: found for _, member, found in persisted}),
             pools=self._pools | {member: pool for pool, member, _ in persisted},
             in_force=dict(self._in_force),
             exchange=self._exchange(),
@@ -300,7 +301,7 @@ class TelemetryHistory:
             kept[pool] = kept.get(pool, 0) + 1
             if not pool or kept[pool] > KEPT_FORMER:
                 del self._scraped_s[member]
-                self._observations.pop(member, None)
+                self._observations.discard(member)
                 self._pools.pop(member, None)
 
     def set_profile(self, pool: str, found: PoolProfile | str) -> None:
@@ -358,10 +359,11 @@ class TelemetryHistory:
             rate = (history[-1][1] - history[0][1]) / (history[-1][0] - history[0][0])
         step_s, steps = 0.0, 0
         solo: dict[MemberId, float] = {}
-        for member, found in self._observations.items():
+        for member in self._observations:
             if member not in snapshot.gauges:
                 continue
-            recent = [o for o in found if now_s - o.ended_s <= window_s and not o.warm_up] or found[-1:]
+            found = self._observations.since(member, now_s - window_s)
+            recent = [o for o in found if not o.warm_up] or found[-1:]
             step_s += sum(o.step.mean * o.steps for o in recent if o.step)
             steps += sum(o.steps for o in recent if o.step)
             own_s = sum(o.compute.mean * o.steps for o in recent if o.compute)

@@ -285,9 +285,9 @@ def _former(arrangement: Arrangement, telemetry: Telemetry) -> tuple[MemberEvide
         MemberEvidence(
             member=f"{identity.worker_uid}/{identity.local_rank}",
             pool=telemetry.pools[identity],
-            observations=observations,
+            observations=telemetry.observations[identity],
         )
-        for identity, observations in telemetry.observations.items()
+        for identity in telemetry.observations
         if identity not in names and identity in telemetry.pools
     )
 
