@@ -21,6 +21,29 @@ COMMANDS: Final[Mapping[str, str]] = {
     "plot": "cluster.plot", "completion": "completion",
 }  # fmt: skip
 """The module of each command, in the order of the help. It is loaded when the command is used."""
+CAPTIONS: Final[Mapping[str, str]] = {
+    "init": "Write a job for a script, or from another project's manifest.",
+    "validate": "Check a job without running it.",
+    "submit": "Create a job on the cluster.",
+    "wait": "Show a job's progress until it ends.",
+    "get": "List jobs, or one job, with speed, progress and price.",
+    "describe": "Show one job, what holds it up, and what to do.",
+    "top": "Watch one job until it ends.",
+    "logs": "Print the logs of all workers of a job.",
+    "suspend": "Stop a job and free its nodes.",
+    "resume": "Continue a suspended job.",
+    "checkpoint": "Write a checkpoint of a running job now.",
+    "scale": "Change how many workers a running job may have.",
+    "delete": "Delete a job and its workers.",
+    "forecast": "Predict step time, throughput, cost and shares.",
+    "simulate": "Compare policies on a simulated cluster.",
+    "bench": "Measure how a script scales on this machine.",
+    "preflight": "Check GPUs, store, network and more before a training.",
+    "export": "Write the model of a checkpoint for other programs.",
+    "plot": "Draw loss, throughput and batch of a job over time.",
+    "completion": "Print the script that completes commands in a shell.",
+}
+"""A line for each command in the help of the program, which loads no module of a command for it."""
 
 
 class Commands(click.Group):
@@ -36,6 +59,11 @@ class Commands(click.Group):
             return None
         found: click.Command = getattr(import_module(f"heterotrain_cli.{COMMANDS[cmd_name]}"), cmd_name)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # as above
+        """Write the list of commands into the help."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(CAPTIONS.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands and options of these first letters, without loading the modules of all commands."""

@@ -19,8 +19,12 @@ from heterotrain_cli.errors import InputError
 def suspend(*, name: str, **target: Any) -> None:
     """Stop a job and free its nodes. Checkpoints stay, and `heterotrain resume` continues from the newest one.
 
+    \b
+    Example:
+      heterotrain suspend digits
+
     Exit status: 0 when the job is to be suspended; 1 without an answer from the cluster; 2 for a refused change.
-    """
+    """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
     without = not (cluster.job(name)["spec"].get("checkpoint"))
     cluster.patch(name, {"spec": {"suspend": True}})
@@ -34,8 +38,12 @@ def suspend(*, name: str, **target: Any) -> None:
 def resume(*, name: str, **target: Any) -> None:
     """Continue a suspended job.
 
+    \b
+    Example:
+      heterotrain resume digits
+
     Exit status: 0 when the job is to continue; 1 without an answer from the cluster; 2 for a refused change.
-    """
+    """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
     cluster.patch(name, {"spec": {"suspend": False}})
     click.echo(f"job {name} continues")
@@ -89,9 +97,13 @@ def scale(*, name: str, replicas: int | None, pools: tuple[str, ...], **target: 
 def delete(*, name: str, yes: bool, **target: Any) -> None:
     """Delete a job and its workers. Checkpoints in its store stay.
 
+    \b
+    Example:
+      heterotrain delete digits --yes
+
     Exit status: 0 when the job is deleted; 1 without an answer from the cluster, or when the answer is no; 2 for a job
     that does not exist.
-    """
+    """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
     state = str((cluster.job(name).get("status") or {}).get("state") or "new")
     if not yes:

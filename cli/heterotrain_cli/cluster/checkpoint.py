@@ -35,9 +35,13 @@ TRAINING_STATES: Final = ("Running", "Degraded", "Resizing")
 def checkpoint(*, name: str, timeout: float, **target: Any) -> None:
     """Write a checkpoint of a running job now, and wait until it is complete.
 
+    \b
+    Example:
+      heterotrain checkpoint digits --timeout 60
+
     Exit status: 0 when there is a new checkpoint; 1 without an answer from the cluster, or after --timeout; 2 for a job
     that writes none.
-    """
+    """  # noqa: D301  # click reads the character \b
     saved = take(Cluster(Target(**target)), name, timeout_s=timeout)
     click.echo(f"job {name}: the checkpoint of step {saved.step} is complete")
 

@@ -97,9 +97,13 @@ def submit(*, path: str, waits: bool, timeout: float | None, output: str, **targ
 def wait(*, name: str, timeout: float | None, output: str, **target: Any) -> None:
     """Show a job's progress until it ends.
 
+    \b
+    Example:
+      heterotrain wait digits --timeout 3600
+
     Exit status: 0 when the job has succeeded; 1 without an answer from the cluster, or after --timeout; 2 for a job
     that does not exist; 3 when it has failed.
-    """
+    """  # noqa: D301  # click reads the character \b
     _wait(Cluster(Target(**target)), name, timeout_s=timeout, output=output)
 
 

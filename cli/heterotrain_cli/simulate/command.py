@@ -80,6 +80,8 @@ def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], o
     Examples:
       heterotrain simulate mixed
       heterotrain simulate scenario.yaml --seed 1 --seed 2 --out results
+
+    Exit status: 0 with an answer; 2 for a mistake in the scenario.
     """  # noqa: D301  # click reads the character \b
     comparison = read_scenario(scenario)
     comparison = replace(

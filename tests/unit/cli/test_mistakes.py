@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from heterotrain_cli.main import main
+from heterotrain_cli.main import CAPTIONS, COMMANDS, main
 from support.cli_runner import CliRunner
 
 LONG = "x" * 500
@@ -170,6 +170,20 @@ def test_without_arguments_the_answer_is_the_help() -> None:
     result = CliRunner().invoke(main, [])
     assert "Commands:" in result.output
     assert "Error" not in result.output
+
+
+def test_the_help_names_every_command_in_a_line_that_is_not_cut() -> None:
+    assert list(CAPTIONS) == list(COMMANDS)
+    lines = CliRunner().invoke(main, ["--help"]).stdout.splitlines()
+    for name, caption in CAPTIONS.items():
+        assert f"  {name:<12}{caption}" in lines
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_every_command_has_an_example(name: str) -> None:
+    told = CliRunner().invoke(main, [name, "--help"]).stdout
+    assert re.search(rf"\n  Examples?:\n(?:    .*\n)*?    .*heterotrain {name}\b", told)
+    assert "Exit status: 0" in told
 
 
 @pytest.mark.parametrize(
