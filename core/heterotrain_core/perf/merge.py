@@ -94,7 +94,7 @@ def _shape(observation: Observation) -> tuple[int, int, bool]:
 
 def _merged(block: Sequence[Sequence[Observation]]) -> tuple[Observation, ...]:
     """Return one observation for each shape of the block, all with the time of its last scrape."""
-    if len(block) == 1 and len({_shape(o) for o in block[0]}) == len(block[0]):
+    if len(block) == 1 and (len(block[0]) == 1 or len({_shape(o) for o in block[0]}) == len(block[0])):
         return tuple(block[0])  # merged before: most blocks, at every scrape
     by_shape: dict[tuple[int, int, bool], Observation] = {}
     for scrape in block:

@@ -87,6 +87,8 @@ def remove_shared_pace(data: Sequence[RegressionData | None], models: Sequence[M
         return SharedPace(data=tuple(data))
     # Without a shared pace, own and between are equal up to the deviation of a mean of squares over so many times.
     shrunk = max(0.0, 1 - (1 + math.sqrt(2 / times)) * own / between)
+    if shrunk == 0:
+        return SharedPace(data=tuple(data))
     found: list[RegressionData | None] = list(data)
     for number, seen in enumerate(data):
         if seen is not None and number in common:

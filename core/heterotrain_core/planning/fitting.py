@@ -95,12 +95,14 @@ def fit_members(evidence: Sequence[MemberEvidence], former: Sequence[MemberEvide
         steady = [summarize(member.observations, steady=True) for member in known]
         shared = shared_slowdown(steady, [fit_data(each) for each in steady])
         raw = [summarize(member.observations, shared=shared) for member in known]
-    common = remove_shared_pace(raw, [fit_data(each) for each in raw])
+    before = [fit_data(each) for each in raw]
+    common = remove_shared_pace(raw, before)
+    changed = zip(raw, before, common.data, strict=True)
     return MemberFits(
         evidence=tuple(evidence),
         former=tuple(former),
         data=common.data,
-        alone=tuple(fit_data(each) for each in common.data),
+        alone=tuple(model if own is each else fit_data(own) for each, model, own in changed),
         now_ratio=common.now_ratio,
         exchange=fit_exchange([o for member in evidence for o in member.observations]),
     )
