@@ -222,7 +222,7 @@ def forecast_allocation(
     if isinstance(split, Infeasible):
         return replace(split, reason=with_name(split.reason, [job.pools[index].name for index, _ in ranks]))
     per_hour = price_per_hour(job, allocation)
-    step_s = expected_step_s(split, variations)
+    step_s = expected_step_s(split, variations, hiccups=job.hiccups)
     rate = job.batch_samples / step_s
     return AllocationForecast(
         allocation=allocation,
@@ -230,7 +230,7 @@ def forecast_allocation(
         quiet_step_s=split.step_s,
         samples_per_s=rate,
         efficiency=rate / split.solo_samples_per_s,
-        even_step_s=expected_step_s(even, variations) if isinstance(even, Split) else None,
+        even_step_s=expected_step_s(even, variations, hiccups=job.hiccups) if isinstance(even, Split) else None,
         price_per_hour=per_hour,
         cost_per_million=None if per_hour is None else per_hour * 1e6 / rate / _HOUR_S,
         pools=tuple(
@@ -252,7 +252,9 @@ def _split(
 ) -> Split | Infeasible:
     """Return the shares as the operator would choose them; balanced ones unless ``aware``."""
     if not job.even and aware and members:
-        found = balance_expected(job.batch_samples, members, variations, communication=communication)
+        found = balance_expected(
+            job.batch_samples, members, variations, communication=communication, hiccups=job.hiccups
+        )
         return found.split if isinstance(found, ExpectedSplit) else found
     split = balance(job.batch_samples, members, communication=communication)
     if isinstance(split, Infeasible) or not job.even:

@@ -25,6 +25,7 @@ from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective
 from heterotrain_core.allocate.thinning import combine
 from heterotrain_core.allocate.unlisted import MOST_COUNTED, most_net_score
 from heterotrain_core.allocate.value import MOST_VALUES, Floats, Ints, limits
+from heterotrain_core.contract.hiccups import Hiccups
 from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from heterotrain_core.split.member import TableTime
@@ -124,7 +125,7 @@ def _least_steps(job: Job, pools: list[Pool], exchange: MeasuredExchange, rows_O
     present_OP = counts_OP > 0
     scale_O = exchange.scale(counts_OP.sum(axis=1).astype(np.int64), rows_OP.sum(axis=1) > 1)
     timing = Timing(members, exchange.communication, job.batch_samples, exchange_L1=scale_O[:, None])
-    noise_OP = np.stack([_noise(pool, counts_OP[:, p]) for p, pool in enumerate(pools)], axis=1)
+    noise_OP = np.stack([_noise(pool, job.hiccups, counts_OP[:, p]) for p, pool in enumerate(pools)], axis=1)
     batch = float(job.batch_samples)
     usable_O = (~present_OP | (timing.lo_W <= timing.hi_W)).all(axis=1)
     possible_O = usable_O & (counts_OP @ timing.lo_W <= batch) & (batch <= counts_OP @ timing.hi_W)
@@ -146,13 +147,19 @@ def _least_steps(job: Job, pools: list[Pool], exchange: MeasuredExchange, rows_O
     return np.where(possible_O, low_O, math.inf)
 
 
-def _noise(pool: Pool, members_O: Floats) -> Floats:
-    """Return by how much the latest of so many members of a pool is later than their mean, relative to compute."""
+def _noise(pool: Pool, hiccups: Hiccups, members_O: Floats) -> Floats:
+    """Return by how much the latest of so many members of a pool is later than their mean, relative to compute.
+
+    Pauses of fixed length are left out, so it is at least as late.
+    """
     variation = pool.variation or 0.0
-    if variation <= 0 or (pool.rank is not None and isinstance(pool.rank.compute, TableTime)):
+    scaling = replace(hiccups, pause_s=0.0)
+    if max(variation, scaling.variance(1.0)) <= 0 or (
+        pool.rank is not None and isinstance(pool.rank.compute, TableTime)
+    ):
         return np.zeros(len(members_O))
     whole_O = np.minimum(members_O, _MOST_MEMBERS).astype(np.int64)
-    known = {n: 1.0 / balanced_ceiling([variation] * n) - 1.0 if n > 1 else 0.0 for n in set(whole_O.tolist())}
+    known = {n: 1.0 / balanced_ceiling([variation] * n, scaling) - 1.0 if n > 1 else 0.0 for n in set(whole_O.tolist())}
     return np.array([known[n] for n in whole_O.tolist()])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import Refused, decode_plan
+from heterotrain_core.contract.hiccups import NO_HICCUPS
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Member, Plan
 from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.perf.expected_maximum import common_variation
@@ -97,7 +98,7 @@ def with_measured_speeds(job: Job, found: RunningJob) -> Job:
         pools.append(replace(pool, rank=rank, variation=variation))
     if all(pool.rank is None for pool in pools):
         raise InputError(f"job {job.name} has not learned any speed yet: wait for its first epoch, or use --profile")
-    return replace(job, pools=tuple(pools))
+    return replace(job, pools=tuple(pools), hiccups=plan.prediction.hiccups if plan.prediction else NO_HICCUPS)
 
 
 def exchange(found: RunningJob) -> MeasuredExchange:
@@ -118,7 +119,8 @@ def _variation(plan: Plan) -> float | None:
     if plan.prediction is None or len(plan.members) < 2:  # noqa: PLR2004  # one member waits for no other
         return None
     # Members that vary by more than their mean are a measurement of something else.
-    return min(1.0, common_variation(plan.prediction.efficiency_ceiling, len(plan.members)))
+    relative = plan.prediction.hiccups.relative_to(plan.prediction.own_s)
+    return min(1.0, common_variation(plan.prediction.efficiency_ceiling, len(plan.members), relative))
 
 
 def _median_rank(pool: str, members: Sequence[Member], batch_samples: int) -> SplitMember | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heterotrain_core.contract.choices import Runtime
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.pools import CapacityType, WorkerPool
@@ -58,6 +59,7 @@ class Job:
         pools: in the job's order, the preferred ones first.
         least_workers, most_workers: over all pools.
         even: whether shares stay even (``rebalance.boundary: Never``).
+        hiccups: rare long steps of each rank, of a running job.
         epochs: passes over the data.
     """
 
@@ -70,6 +72,7 @@ class Job:
     even: bool
     epochs: int
     adaptive: bool = False
+    hiccups: Hiccups = NO_HICCUPS
 
 
 def read_job(path: str) -> Job:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from heterotrain_core.allocate.distance import Distance
 from heterotrain_core.contract.choices import Choice
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.layout.rates import LayoutRates
 from heterotrain_core.perf.exchange_sizes import ExchangeSeen
@@ -123,7 +124,8 @@ class JobDemand:
         communication_members: ranks; 0 when it was never measured.
         exchange_seen: the exchange as measured with several numbers of members, the newest last; empty where only
             ``communication`` is known.
-        variation: relative standard deviation of a member's step.
+        variation: relative standard deviation of a member's step, without hiccups.
+        hiccups: rare long steps of a member.
         objective: the quantity that it maximises.
         remaining_samples: until it is done; ``None`` when unknown.
         deadline_s: with ``Objective.DEADLINE``, seconds from now until the deadline; negative once that has passed.
@@ -154,6 +156,7 @@ class JobDemand:
     communication_members: int = 0
     exchange_seen: tuple[ExchangeSeen, ...] = ()
     variation: float = 0.0
+    hiccups: Hiccups = NO_HICCUPS
     objective: Objective = Objective.THROUGHPUT
     remaining_samples: float | None = None
     deadline_s: float | None = None

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from heterotrain_core.allocate.noise import noise_ceilings
 from heterotrain_core.allocate.problem import JobDemand, Objective, Pool
 from heterotrain_core.allocate.thinning import combine
 from heterotrain_core.allocate.value import (
@@ -36,7 +37,6 @@ from heterotrain_core.allocate.value import (
     exchange_scale,
     known_members,
     limits,
-    noise_ceilings,
     rates,
     scores,
     timed,
@@ -148,7 +148,7 @@ def _all_groups(job: JobDemand, terms: _Terms, least: int, most: int) -> Iterato
         # Exchange takes longer with more members, so this is the least of the group; one worker needs no network.
         scale = min(float(exchange_scale(job, ranks, np.array([workers]))[0]) for workers in {least, 2})
         timing = Timing(members, job.communication, max(batches), exchange_L1=scale)
-        noise = float(noise_ceilings(job.variation, np.minimum(ranks, _MOST_MEMBERS_WITH_NOISE))[0])
+        noise = float(noise_ceilings(job.variation, np.minimum(ranks, _MOST_MEMBERS_WITH_NOISE), job.hiccups)[0])
         # Where members accumulate, any batch between the candidates may be one just before a further micro-batch.
         between = len(batches) > 1 and timing.accumulates
         for span in pairwise(batches) if between else zip(batches, batches, strict=True):
@@ -273,8 +273,23 @@ class _Group:
             cost_L = np.maximum(cost_L, least_L)
         money_L = _least_sum(terms.price_P, each_LP, terms.most_P, self._batch) if terms.price_P.any() else cost_L
         with np.errstate(invalid="ignore"):
-            net_L = _score(self._job, terms, self._worth / start_L, money_L, self._fewest) - cost_L
+            rate_L = self._worth * self._pauses(end_L) / start_L
+            net_L = _score(self._job, terms, rate_L, money_L, self._fewest) - cost_L
         return np.where(np.isfinite(cost_L) & self._sufficient(each_LP), net_L, -math.inf)
+
+    def _pauses(self, end_L: Floats) -> Floats:
+        """Return at least the part of the rate that pauses leave, where steps take at most so long.
+
+        A member's own time is no longer than the step, so the pause is at least this part of it.
+        """
+        job = self._job
+        if job.hiccups.pause_s <= 0:
+            return np.ones(len(end_L))
+        fewest = min(int(self._fewest * self._terms.ranks_P.min()), _MOST_MEMBERS_WITH_NOISE)
+        fewest_L = np.full(len(end_L), fewest, dtype=np.int64)
+        with_L = noise_ceilings(job.variation, fewest_L, job.hiccups, end_L)
+        found_L: Floats = with_L / noise_ceilings(job.variation, fewest_L, job.hiccups)
+        return found_L
 
 
 def _least_sum(amount_P: Floats, each_LP: Floats, most_P: Floats, batch: float) -> Floats:

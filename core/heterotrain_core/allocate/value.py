@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterotrain_core.allocate.deadline import in_time, needed_s
+from heterotrain_core.allocate.noise import noise_ceilings
 from heterotrain_core.allocate.problem import JobDemand, Objective, Pool
 from heterotrain_core.allocate.risk import losses_per_s
 from heterotrain_core.allocate.thinning import Limit, combine, thin
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.exchange_sizes import MeasuredExchange
-from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from heterotrain_core.split.level import real_levels
 from heterotrain_core.split.member import SplitMember, member_problem
 from heterotrain_core.split.step_time import Timing
@@ -185,9 +185,9 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
     at_floor_CP = timing.step_s(np.broadcast_to(timing.lo_W, counts_CP.shape))
     step_C = np.maximum(level_C, np.where(counts_CP > 0, at_floor_CP, 0.0).max(axis=1))
     # With noise, the slowest of many members is slower than each of them on average.
-    noise_O = noise_ceilings(job.variation, total_O)
-    rate_C = np.where(possible_C & (step_C > 0), batch_C / np.maximum(step_C, 1e-300), 0.0)
-    rate_OB = rate_C.reshape(len(counts_OP), len(batches)) * noise_O[:, None]
+    noise_C = _noise(job, timing, counts_CP, step_C)
+    rate_C = np.where(possible_C & (step_C > 0), batch_C / np.maximum(step_C, 1e-300), 0.0) * noise_C
+    rate_OB = rate_C.reshape(len(counts_OP), len(batches))
     every_O = np.arange(len(counts_OP))
     best_O = (rate_OB * worth).argmax(axis=1)
     plain_O, worth_O = rate_OB[every_O, best_O], worth[best_O]
@@ -196,7 +196,8 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
         level_O = step_C.reshape(rate_OB.shape)[every_O, best_O]
         for batch_O, at_O in _before_jumps(timing, members_OP, level_O):
             able_O = (batches[0] <= batch_O) & (batch_O <= batches[-1]) & (plain_O > 0)
-            there_O = np.where(able_O, batch_O / np.maximum(at_O, 1e-300), 0.0) * noise_O
+            there_O = np.where(able_O, batch_O / np.maximum(at_O, 1e-300), 0.0)
+            there_O *= _noise(job, timing, members_OP.astype(float), at_O)
             its_O = batch_worth(job, np.clip(batch_O, batches[0], batches[-1]))
             better_O = there_O * its_O > plain_O * worth_O
             plain_O, worth_O = np.where(better_O, there_O, plain_O), np.where(better_O, its_O, worth_O)
@@ -205,6 +206,26 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
         worth_O = np.ones(len(worth_O))
     rate_O: Floats = plain_O * worth_O
     return rate_O
+
+
+def _noise(job: JobDemand, timing: Timing, members_OP: Floats, level_O: Floats) -> Floats:
+    """Return the efficiency that noise leaves to members which end together at a level, ``_O``.
+
+    Args:
+        job: the demand.
+        timing: of one member of each pool, with the exchange of each option.
+        members_OP: members of each pool.
+        level_O: step time in seconds.
+    """
+    total_O = members_OP.sum(axis=1)
+    whole_O = total_O.astype(np.int64)
+    if job.hiccups.pause_s <= 0:
+        return noise_ceilings(job.variation, whole_O, job.hiccups)
+    share_OP = timing.real_most(level_O[:, None])[0]
+    micro_OP = np.ceil(share_OP / timing.micro_W)
+    own_OP = timing.rate_W * share_OP + timing.fixed_W * micro_OP + timing.update_W
+    own_O = (members_OP * own_OP).sum(axis=1) / np.maximum(total_O, 1)
+    return noise_ceilings(job.variation, whole_O, job.hiccups, own_O)
 
 
 def _before_jumps(timing: Timing, members_OP: Ints, level_O: Floats) -> Iterator[tuple[Floats, Floats]]:
@@ -365,11 +386,3 @@ def batch_worth(job: JobDemand, batches: Sequence[float] | Floats) -> Floats:
     phi = max(0.0, job.noise_samples)
     found_B: Floats = (phi + job.batch_samples) / (phi + np.asarray(batches, dtype=float))  # as in ``goodput``
     return found_B
-
-
-def noise_ceilings(variation: float, total_O: Ints) -> Floats:
-    """Return the best expected efficiency of so many equal members with this noise."""
-    if variation <= 0:
-        return np.ones(len(total_O))
-    known = {n: balanced_ceiling([variation] * n) for n in set(total_O.tolist())}
-    return np.array([known[n] for n in total_O.tolist()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from heterotrain_core.contract.plan import BoundaryKind, Layout, LayoutKind, Member, Plan, Rank
+from heterotrain_core.contract.plan import BoundaryKind, Layout, LayoutKind, Member, Plan, Prediction, Rank
 
 MAX_UNITS = 2**16
 """Limit of the units of a model, and so of the places where it may be cut."""
@@ -13,6 +13,8 @@ MAX_WEIGHT = 2**20
 """Limit of the numbers that divide state and samples among shards."""
 MAX_PORT = 2**16 - 1
 MAX_REQUEST_CHARS = 64
+_LEAST_S = 1e-9
+"""Least own time to which a pause can be compared."""
 
 
 def problems(plan: Plan) -> tuple[str, ...]:
@@ -125,3 +127,13 @@ def _vectors(plan: Plan) -> Iterator[str]:
         yield f"the prediction has {len(plan.prediction.bindings)} bindings for {len(plan.members)} members"
     if plan.prediction is not None and not plan.prediction.step_s > 0:
         yield "the prediction has a step that takes no time"
+    if plan.prediction is not None and (bad := _hiccups(plan.prediction)):
+        yield f"the prediction {bad}"
+
+
+def _hiccups(prediction: Prediction) -> str:
+    """Return what is wrong with a prediction's long steps; empty when they are sound."""
+    least_s = _LEAST_S if prediction.hiccups.pause_s > 0 else 0.0
+    if prediction.own_s < least_s:
+        return f"has own times of {prediction.own_s} s"
+    return prediction.hiccups.problem()

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Choice
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 
 SCHEMA_VERSION = 3
 
@@ -199,13 +200,19 @@ class Rank:
 class Prediction:
     """Expected step seconds, efficiency (achieved over the sum of solo rates), and each member's binding constraint.
 
-    ``efficiency_ceiling`` is the expected efficiency that no shares exceed with the measured variances (1.0: no noise).
+    Attributes:
+        efficiency_ceiling: the expected efficiency that no shares exceed with the measured variances (1.0: no noise).
+        hiccups: rare long steps of every member.
+        own_s: mean own seconds of a step at the balanced level, the batch over the sum of solo rates; 0 without
+            hiccups, where nothing depends on it.
     """
 
     step_s: float
     efficiency: float
     efficiency_ceiling: float
     bindings: tuple[Binding, ...]
+    hiccups: Hiccups = NO_HICCUPS
+    own_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

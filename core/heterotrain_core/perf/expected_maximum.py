@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
+
 Floats = NDArray[np.float64]
 
 _REACH = 6.0
@@ -29,29 +31,9 @@ _LEAST_PROBABILITY = 1e-30
 """Least factor of the product of probabilities: its logarithm and its inverse stay finite."""
 _MOST_MEAN_POINTS = 16_385
 """Most points for a mean alone, where rare long steps make the range wide."""
+_VARIATION_ERROR = 1e-4
 _TABLE_Z = np.linspace(-_REACH - 1, _REACH + 1, 2801)
 _TABLE_P = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _TABLE_Z.tolist()])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hiccups:
-    """Rare long steps of single members: a mixture of two normal distributions with the member's mean.
-
-    Attributes:
-        rate: part of a member's steps that are long, in [0, 0.5].
-        ratio: by how much they are longer, relative to the member's mean own time, e.g. 2.0 for three times as long.
-    """
-
-    rate: float = 0.0
-    ratio: float = 0.0
-
-    @property
-    def variance(self) -> float:
-        """Their part of the variance of a step, relative to the squared mean."""
-        return self.rate * (1 - self.rate) * self.ratio**2
-
-
-NO_HICCUPS = Hiccups()
 
 
 def expected_maximum(
@@ -78,7 +60,7 @@ def expected_maximum(
     """
     mean_W = np.array(means, dtype=float)
     deviation_W = np.maximum(np.array(deviations, dtype=float), _LEAST_DEVIATION * float(mean_W.max()))
-    longer_W = hiccups.ratio * (mean_W if own_s is None else np.array(own_s, dtype=float))
+    longer_W = hiccups.ratio * (mean_W if own_s is None else np.array(own_s, dtype=float)) + hiccups.pause_s
     parts = _parts(hiccups)
     high = max(float((mean_W + moved * longer_W + _REACH * deviation_W).max()) for _, moved in parts)
     low = min(float((mean_W + moved * longer_W - _REACH * deviation_W).max()) for _, moved in parts)
@@ -96,7 +78,7 @@ def expected_maximum(
 
 def _parts(hiccups: Hiccups) -> tuple[tuple[float, float], ...]:
     """Return probability and displacement of each part of the mixture, in units of a hiccup; the mean stays."""
-    if hiccups.variance <= 0:
+    if hiccups.rate <= 0 or hiccups.ratio + hiccups.pause_s <= 0:
         return ((1.0, 0.0),)
     return ((1 - hiccups.rate, -hiccups.rate), (hiccups.rate, 1 - hiccups.rate))
 
@@ -149,7 +131,7 @@ def derivatives(
         own_W: seconds that a hiccup's ratio refers to; ``None`` for the means.
         own_slope_W: their slope; ``None`` for that of the means.
     """
-    longer_W = hiccups.ratio * (mean_W if own_W is None else own_W)
+    longer_W = hiccups.ratio * (mean_W if own_W is None else own_W) + hiccups.pause_s
     longer_slope_W = hiccups.ratio * (mean_slope_W if own_slope_W is None else own_slope_W)
     parts = _parts(hiccups)
     high = max(float((mean_W + moved * longer_W + _REACH * deviation_W).max()) for _, moved in parts)
@@ -202,26 +184,40 @@ def quantile_of_maximum(deviations: Sequence[float], probability: float) -> floa
     return high
 
 
-def balanced_ceiling(variations: Sequence[float]) -> float:
+def balanced_ceiling(variations: Sequence[float], hiccups: Hiccups = NO_HICCUPS) -> float:
     """Return the expected efficiency of perfectly balanced members without an exchange, in (0, 1].
 
     Three members with a variation of 0.05, 0.08 or 0.13 reach 0.96, 0.94 or 0.90 of the sum of their rates. Where
     variations differ, other shares reach more: see ``split.expected.efficiency_ceiling``.
 
     Args:
-        variations: standard deviation of each member's compute seconds relative to their mean, at least one.
+        variations: standard deviation of each member's compute seconds relative to their mean, at least one, without
+            hiccups.
+        hiccups: of every member, in units of its mean own time (see ``Hiccups.relative_to``).
     """
-    return 1.0 / max(1.0, expected_maximum([1.0] * len(variations), variations))
+    return 1.0 / max(1.0, expected_maximum([1.0] * len(variations), variations, hiccups=hiccups))
 
 
-def common_variation(ceiling: float, members: int) -> float:
+def common_variation(ceiling: float, members: int, hiccups: Hiccups = NO_HICCUPS) -> float:
     """Return the variation with which so many equal members have this balanced ceiling; 0 for a single member.
 
-    The expected maximum is linear in the common variation.
+    Without hiccups, the expected maximum is linear in the common variation. With them, it is found by bisection to
+    1e-4; 0 where the hiccups alone explain the ceiling.
 
     Args:
         ceiling: expected efficiency in (0, 1].
         members: at least one.
+        hiccups: of every member, in units of its mean own time.
     """
     per_unit = expected_maximum([1.0] * members, [1.0] * members) - 1.0 if members > 1 else 0.0
-    return max(0.0, (1.0 / ceiling - 1.0) / per_unit) if ceiling > 0 and per_unit > 0 else 0.0
+    if ceiling <= 0 or per_unit <= 0:
+        return 0.0
+    most = max(0.0, (1.0 / ceiling - 1.0) / per_unit)
+    if hiccups.rate <= 0:
+        return most
+    low = 0.0
+    while most - low > _VARIATION_ERROR:
+        middle = (low + most) / 2
+        below = balanced_ceiling([middle] * members, hiccups) < ceiling
+        low, most = (low, middle) if below else (middle, most)
+    return low

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.perf.expected_maximum import NO_HICCUPS, Hiccups
 
 
 class FitQuality(StrEnum):

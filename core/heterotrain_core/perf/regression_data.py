@@ -64,6 +64,7 @@ class RegressionData:
         precision_O: inverse squares of their relative errors.
         weight_O: the same times a weight that falls with age.
         steps_O: steps.
+        micro_O: micro-batches of a step.
         spread_O: relative variance between the steps of an observation; NaN where it is unknown.
         newest_O: whether an observation shows the current speed.
         began_s_O, ended_s_O: when their steps began and when they were scraped.
@@ -83,6 +84,7 @@ class RegressionData:
     precision_O: Floats
     weight_O: Floats
     steps_O: Floats
+    micro_O: Floats
     spread_O: Floats
     newest_O: Flags
     began_s_O: Floats
@@ -167,6 +169,7 @@ def summarize(
         precision_O=weight_O / trust_O,
         weight_O=weight_O,
         steps_O=steps_O,
+        micro_O=micro_O,
         spread_O=np.array([_spread(o) for o in seen]),
         newest_O=newest_O,
         began_s_O=_began_s(seen),

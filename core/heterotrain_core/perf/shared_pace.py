@@ -183,7 +183,7 @@ def own_variations(
     variations: Sequence[float],
     *,
     within_parts: Sequence[float] | None = None,
-    hiccup_variance: float = 0.0,
+    hiccup_variances: Sequence[float] = (),
 ) -> tuple[float, ...]:
     """Return each member's relative deviation of a step without the part that all members share.
 
@@ -198,14 +198,15 @@ def own_variations(
         variations: total relative deviations without hiccups, one for each member.
         within_parts: how much of a member's variance within an observation is in its variation; ``None`` for all.
             Between observations, the shared part was removed before.
-        hiccup_variance: relative variance that rare long steps add for each member. In these a member is the last, so
-            they are in the covariance of each member.
+        hiccup_variances: relative variance that rare long steps add, by member; empty without any. In these a member is
+            the last, so they are in the covariance of each member.
     """
     found = [mean for mean in map(_with_step, observations) if mean is not None]
     if len(found) < 2 or len(found) < len(observations):  # noqa: PLR2004  # as above
         return tuple(variations)
-    own = sum(max(0.0, variance - hiccup_variance) for _, variance in found) / len(found)
-    shared = sum(covariance - hiccup_variance for covariance, _ in found)
+    long = hiccup_variances or [0.0] * len(found)
+    own = sum(max(0.0, variance - more) for (_, variance), more in zip(found, long, strict=True)) / len(found)
+    shared = sum(covariance - more for (covariance, _), more in zip(found, long, strict=True))
     common = max(0.0, (shared - own) / (len(found) - 1))
     parts = [1.0] * len(variations) if within_parts is None else within_parts
     return tuple(

@@ -13,6 +13,10 @@ With the part p of steps longer by h these are ``pq (1 - 2p) h³`` and ``pq (1 -
 h. Normal noise has neither cumulant, also where it goes on from step to step: a normal mean and a normal spread are
 uncorrelated. The cumulants of all members are averaged, since a member alone has few long steps.
 
+Some long steps are longer by a part of the step (a slow clock, a shared core), others by a pause of fixed length (a
+garbage collection, a file). Shares of one size cannot tell them apart. Where own times differ, ``h``, which is nearly
+``fourth / third`` however rare long steps are, falls with the own time for pauses and stays for parts of a step.
+
 Legend: ``O`` observations.
 """
 
@@ -24,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterotrain_core.perf.expected_maximum import NO_HICCUPS, Hiccups
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.perf.line import TINY_S, Floats
 from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.perf.regression_data import RegressionData
@@ -41,6 +45,8 @@ _MOST_EXCESS = 0.5
 """Cap on what long steps add to the mean, relative to it."""
 _MOST_UNUSUAL = 1.5
 """Cap on a variance, relative to the one by medians: that of log-normal noise of 30 % is 1.25 times as large."""
+_TELLING_RATIO = 1.2
+"""Ratio of own times from which long steps of fixed length differ from those that scale."""
 _MEDIAN_OF_SQUARE = 0.455
 """Median of a squared standard normal variable."""
 _RATE_TABLE = np.linspace(1e-5, 0.2, 2000)
@@ -58,28 +64,45 @@ class StepNoise:
         within_parts: how much of the variance within an observation is in that of a step: less than 1 because the
             rest is between observations; 1 where these were too few.
         hiccups: of every member.
-        excess_ratio: how much longer the mean step is than the fitted line, which leaves out long steps; 0 without
-            hiccups.
+        excess_ratio: how much longer the mean step is than the fitted line, which leaves out long steps, where these
+            are longer by a part of the step; otherwise 0.
+        excess_s: the same in seconds where they are longer by a pause; otherwise 0.
+        hiccup_variances: what hiccups add to the variance of each member's observed steps, relative to the mean.
     """
 
     variations: tuple[float, ...]
     within_parts: tuple[float, ...]
     hiccups: Hiccups
     excess_ratio: float
+    excess_s: float
+    hiccup_variances: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Moments:
-    """One member's noise, by moments; ``usual_variance`` is the one by medians, ``excess`` the mean over the line."""
+    """One member's noise, by moments; ``usual_variance`` is the one by medians, ``excess`` the mean over the line.
+
+    ``third_O`` and ``fourth_O`` sum to the cumulants of a step, relative to its mean, and ``error2_O`` to the variance
+    of the third one under normal noise; ``own_O`` are the mean own seconds of each observation's shape, and ``own_s``
+    those of the last steps.
+    """
 
     weight: float
     within_part: float
     variance: float
     usual_variance: float
-    third: float
-    third_error: float
-    fourth: float
+    third_O: Floats
+    error2_O: Floats
+    fourth_O: Floats
+    own_O: Floats
+    own_s: float
+    weight_O: Floats
     excess: float
+
+    def variance_of(self, hiccups: Hiccups) -> float:
+        """Return what long steps add to the variance of a step, relative to the square of its mean."""
+        longer_O = hiccups.ratio + hiccups.pause_s / self.own_O
+        return hiccups.rate * (1 - hiccups.rate) * float(self.weight_O @ longer_O**2)
 
 
 def step_noise(data: Sequence[RegressionData | None], models: Sequence[MemberModel]) -> StepNoise:
@@ -92,10 +115,14 @@ def step_noise(data: Sequence[RegressionData | None], models: Sequence[MemberMod
     found = [_moments(seen, model) for seen, model in zip(data, models, strict=True)]
     known = [moments for moments in found if moments is not None]
     hiccups = _hiccups(known)
-    excess = 0.0
+    excess = excess_s = 0.0
     if hiccups is not NO_HICCUPS:
         weight = sum(m.weight for m in known)
-        excess = min(_MOST_EXCESS, max(0.0, sum(m.weight * m.excess for m in known) / weight))
+        if hiccups.pause_s > 0:
+            # A pause adds the same seconds to every member's steps, whatever their length.
+            excess_s = max(0.0, sum(m.weight * min(m.excess, _MOST_EXCESS) * m.own_s for m in known) / weight)
+        else:
+            excess = min(_MOST_EXCESS, max(0.0, sum(m.weight * m.excess for m in known) / weight))
     variations = []
     for moments, model in zip(found, models, strict=True):
         if moments is None:
@@ -104,13 +131,15 @@ def step_noise(data: Sequence[RegressionData | None], models: Sequence[MemberMod
         # The usual variance resists single broken scrapes, but is too small for skewed noise, and too large where most
         # scrapes have a hiccup.
         most = moments.usual_variance * (_MOST_UNUSUAL if hiccups is NO_HICCUPS else 1.0)
-        normal = min(most, moments.variance - hiccups.variance)
+        normal = min(most, moments.variance - moments.variance_of(hiccups))
         variations.append(math.sqrt(max(normal, (0.1 * model.variation) ** 2)))
     return StepNoise(
         variations=tuple(variations),
         within_parts=tuple(1.0 if moments is None else moments.within_part for moments in found),
         hiccups=hiccups,
         excess_ratio=excess,
+        excess_s=excess_s,
+        hiccup_variances=tuple(0.0 if moments is None else moments.variance_of(hiccups) for moments in found),
     )
 
 
@@ -141,12 +170,15 @@ def _moments(seen: RegressionData | None, model: MemberModel) -> _Moments | None
     between = _median(x_O**2, weight_O) / _MEDIAN_OF_SQUARE * free
     within_part = float(weight_O @ part_O)
     usual = model.variation**2 * within_part + between
-    off_O = y_O - variance
-    third = float(weight_O @ (steps_O * x_O * off_O)) * free
-    fourth = float(weight_O @ (steps_O * off_O**2)) * free - 2 * usual**2
+    # A pause is a larger part of a shorter step, so y differs between sizes without being noise.
+    off_O = y_O - (np.bincount(place_O, weights=weight_O * y_O) / np.bincount(place_O, weights=weight_O))[place_O]
+    third_O = weight_O * (steps_O * x_O * off_O) * free
+    fourth_O = weight_O * (steps_O * off_O**2 * free - 2 * usual**2)
+    own_O = seen.micro_O[chosen_O] * line_O * of_size[place_O]
+    now = float(rate * seen.size_now + fixed) * seen.share_now / seen.size_now
     # Noise that goes on moves means and spreads by more than independent steps do.
     lasting = max(1.0, float(weight_O @ steps_O) * between / usual) if usual > 0 else 1.0
-    error = math.sqrt(2 * float(weight_O @ weight_O)) * usual**1.5 * lasting
+    error2_O = 2 * weight_O**2 * usual**3 * lasting**2
     near_O = np.abs(np.log(size_O / seen.size_now)) <= math.log(_NEAR_RATIO)
     excess = float(weight_O[near_O] @ mean_O[near_O]) / float(weight_O[near_O].sum()) - 1 if near_O.any() else 0.0
     return _Moments(
@@ -154,27 +186,59 @@ def _moments(seen: RegressionData | None, model: MemberModel) -> _Moments | None
         within_part=within_part,
         variance=variance,
         usual_variance=usual,
-        third=third,
-        third_error=error,
-        fourth=fourth,
+        third_O=third_O,
+        error2_O=error2_O,
+        fourth_O=fourth_O,
+        own_O=own_O,
+        own_s=max(now, TINY_S),
+        weight_O=weight_O,
         excess=excess,
     )
 
 
 def _hiccups(members: Sequence[_Moments]) -> Hiccups:
-    """Return rate and ratio of the long steps of all members together."""
+    """Return rate and length of the long steps of all members together."""
     total = sum(m.weight for m in members)
     if not members or total <= 0:
         return NO_HICCUPS
-    third = sum(m.weight * m.third for m in members) / total
-    fourth = sum(m.weight * m.fourth for m in members) / total
-    error = math.sqrt(sum((m.weight * m.third_error) ** 2 for m in members)) / total
-    if fourth <= 0 or third <= _SURE_DEVIATIONS * error:
+    third_O = np.concatenate([m.weight / total * m.third_O for m in members])
+    fourth_O = np.concatenate([m.weight / total * m.fourth_O for m in members])
+    own_O = np.concatenate([m.own_O for m in members])
+    error2_O = np.concatenate([(m.weight / total) ** 2 * m.error2_O for m in members])
+    if fourth_O.sum() <= 0 or third_O.sum() <= _SURE_DEVIATIONS * math.sqrt(error2_O.sum()):
         return NO_HICCUPS
+    if _pauses(third_O, fourth_O, error2_O, own_O):
+        rate, pause_s = _mixture(float((third_O * own_O**3).sum()), float((fourth_O * own_O**4).sum()))
+        return Hiccups(rate=rate, pause_s=min(pause_s, _LARGEST_RATIO * float(own_O.max())))
+    rate, ratio = _mixture(float(third_O.sum()), float(fourth_O.sum()))
+    return Hiccups(rate=rate, ratio=min(ratio, _LARGEST_RATIO))
+
+
+def _mixture(third: float, fourth: float) -> tuple[float, float]:
+    """Return part and length of long steps with these cumulants, the length in the cumulants' unit."""
     rate = float(np.interp(third**4 / fourth**3, _CUMULANT_TABLE, _RATE_TABLE))
     mixed = rate * (1 - rate)
-    ratio = min(_LARGEST_RATIO, fourth / third * (1 - 2 * rate) / (1 - 6 * mixed))
-    return Hiccups(rate=rate, ratio=ratio)
+    return rate, fourth / third * (1 - 2 * rate) / (1 - 6 * mixed)
+
+
+def _pauses(third_O: Floats, fourth_O: Floats, error2_O: Floats, own_O: Floats) -> bool:
+    """Return whether long steps are longer by as many seconds where own times are short as where they are long.
+
+    Their relative lengths in the shorter and in the longer half of own times are compared. Where these halves differ by
+    less than ``_TELLING_RATIO``, or one of them shows no long step, the answer is no.
+    """
+    middle = math.sqrt(float(own_O.min()) * float(own_O.max()))
+    short_O = own_O < middle
+    halves = []
+    for half_O in (short_O, ~short_O):
+        third, fourth = float(third_O[half_O].sum()), float(fourth_O[half_O].sum())
+        weight_O = np.maximum(fourth_O[half_O], 0.0)
+        if fourth <= 0 or third <= _SURE_DEVIATIONS * math.sqrt(error2_O[half_O].sum()):
+            return False
+        halves.append((fourth / third, float(weight_O @ own_O[half_O] / weight_O.sum())))
+    (short, short_s), (long, long_s) = halves
+    # A length that stays in seconds falls, relative to the own time, by the ratio of own times.
+    return long_s > _TELLING_RATIO * short_s and short / long > math.sqrt(long_s / short_s)
 
 
 def _median(values_O: Floats, weight_O: Floats) -> float:

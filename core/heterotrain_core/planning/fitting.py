@@ -13,7 +13,7 @@ from heterotrain_core.perf.line import ASSUMED, FixedPart
 from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel, at_pace
 from heterotrain_core.perf.regression_data import RegressionData, summarize
 from heterotrain_core.perf.shared_pace import own_variations, remove_shared_pace, shared_slowdown
-from heterotrain_core.perf.step_noise import step_noise
+from heterotrain_core.perf.step_noise import StepNoise, step_noise
 from heterotrain_core.planning.evidence import MemberEvidence
 
 LEAST_POOL_DEVIATION = 0.03
@@ -71,12 +71,10 @@ class MemberFits:
             [member.observations for member in self.evidence],
             noise.variations,
             within_parts=noise.within_parts,
-            hiccup_variance=noise.hiccups.variance,
+            hiccup_variances=noise.hiccup_variances,
         )
-        # Lines leave out long steps, but the time of a step contains them.
-        pace = self.now_ratio * (1 + noise.excess_ratio)
         return tuple(
-            replace(at_pace(model, pace), variation=variation, hiccups=noise.hiccups)
+            replace(_with_long_steps(model, noise, pace=self.now_ratio), variation=variation, hiccups=noise.hiccups)
             for model, variation in zip(found, variations, strict=True)
         )
 
@@ -106,6 +104,17 @@ def fit_members(evidence: Sequence[MemberEvidence], former: Sequence[MemberEvide
         now_ratio=common.now_ratio,
         exchange=fit_exchange([o for member in evidence for o in member.observations]),
     )
+
+
+def _with_long_steps(model: MemberModel, noise: StepNoise, *, pace: float) -> MemberModel:
+    """Return the model with the long steps that its line leaves out, and at this pace.
+
+    Long steps that scale make every sample longer on average; pauses add the same seconds to every step.
+    """
+    found = at_pace(model, pace * (1 + noise.excess_ratio))
+    if found.compute is None or noise.excess_s == 0:
+        return found
+    return replace(found, compute=replace(found.compute, update_s=found.compute.update_s + noise.excess_s))
 
 
 def _assumed(own: MemberModel, pool: str, mates: Sequence[MemberModel], everyone: Sequence[MemberModel]) -> MemberModel:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Division, Prediction
-from heterotrain_core.perf.expected_maximum import NO_HICCUPS, Hiccups
 from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel
 from heterotrain_core.planning.evidence import (
     MemberEvidence,
@@ -250,15 +250,18 @@ def _prediction(split: Split, variations: Sequence[float], hiccups: Hiccups, exc
     """Return the expected step: the mean of the maximum over noisy members, plus the training loop's own overhead."""
     step_s = expected_step_s(split, variations, hiccups=hiccups) + exchange.overhead_s
     busy = [rank for rank, share in enumerate(split.shares) if share > 0]
+    own_s = sum(split.shares) / split.solo_samples_per_s
     return Prediction(
         step_s=step_s,
         efficiency=sum(split.shares) / step_s / split.solo_samples_per_s,
         efficiency_ceiling=efficiency_ceiling(
             [variations[rank] for rank in busy],
             [split.shares[rank] / split.own_s[rank] for rank in busy],
-            hiccups=hiccups,
+            hiccups=hiccups.relative_to(own_s),
         ),
         bindings=split.bindings,
+        hiccups=hiccups,
+        own_s=own_s if hiccups.rate else 0.0,
     )
 
 

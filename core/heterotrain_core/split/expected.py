@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.perf.expected_maximum import NO_HICCUPS, Floats, Hiccups, expected_maximum
+from heterotrain_core.perf.expected_maximum import Floats, expected_maximum
 from heterotrain_core.split.balance import Infeasible, Split, balance
 from heterotrain_core.split.least_expected import Curves, least_expected
 from heterotrain_core.split.member import SplitMember
@@ -125,7 +126,7 @@ def efficiency_ceiling(variations: Sequence[float], rates: Sequence[float], *, h
     Args:
         variations: standard deviation of each member's compute seconds relative to their mean; at least one.
         rates: samples per second of each member alone, positive.
-        hiccups: of every member.
+        hiccups: of every member, in units of the mean own time: the batch over the sum of the solo rates.
     """
     variation_W: Floats = np.array(variations, dtype=float)
     rate_W: Floats = np.array(rates, dtype=float) / float(np.sum(rates)) * len(rates)

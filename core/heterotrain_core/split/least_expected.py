@@ -16,14 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterotrain_core.perf.expected_maximum import (
-    NO_HICCUPS,
-    Derivatives,
-    Floats,
-    Hiccups,
-    derivatives,
-    expected_maximum,
-)
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
+from heterotrain_core.perf.expected_maximum import Derivatives, Floats, derivatives, expected_maximum
 
 TOLERANCE = 1e-4
 """Relative gap between expected step and bound at which the search ends."""

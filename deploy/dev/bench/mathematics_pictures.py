@@ -10,9 +10,10 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from heterotrain_core.contract.hiccups import Hiccups
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.goodput import choose_batch
-from heterotrain_core.perf.expected_maximum import balanced_ceiling
+from heterotrain_core.perf.expected_maximum import balanced_ceiling, common_variation
 from heterotrain_core.split.balance import Split, balance, evaluate
 from heterotrain_core.split.member import SplitMember
 from heterotrain_simulator.baselines import Even, Proportional
@@ -139,6 +140,31 @@ def ceiling() -> Any:
     return figure
 
 
+def other_members() -> Any:
+    """Ceilings of so many members with rare long steps, as learned with three, next to drawn steps."""
+    figure, axes = plt.subplots(figsize=(7.5, 3.0), layout="constrained")
+    rng = np.random.default_rng(1)
+    hiccups, variation = Hiccups(rate=0.01, ratio=2.0), 0.03
+    numbers = list(range(2, 41))
+    # Of the mean with long steps, which is 1 here: they are longer by 2 of the time without them.
+    seen = Hiccups(rate=hiccups.rate, ratio=hiccups.ratio / (1 + hiccups.rate * hiccups.ratio))
+    ceilings = [balanced_ceiling([variation] * n, seen) for n in numbers]
+    alone = common_variation(balanced_ceiling([variation] * 3, seen), 3)
+    normal = [balanced_ceiling([alone] * n) for n in numbers]
+    drawn = {}
+    for n in (2, 3, 4, 8, 12, 16, 24, 32, 40):
+        times = 1 + variation * rng.standard_normal((20_000, n))
+        times += hiccups.ratio * (rng.random(times.shape) < hiccups.rate)
+        drawn[n] = float(times.mean() / times.max(axis=1).mean())
+    axes.plot(numbers, ceilings, color=GREEN, label="long steps and normal noise of a member")
+    axes.plot(numbers, normal, color=GREY, linestyle="--", label="normal noise alone, equal for three members")
+    axes.plot(list(drawn), list(drawn.values()), "o", color=BLUE, label="drawn steps")
+    axes.set(xlabel="members", ylabel="efficiency at most", xlim=(1, 41), ylim=(0.5, 1))
+    axes.set_title("One step in a hundred takes three times as long; other noise is 3 %")
+    axes.legend(frameon=False)
+    return figure
+
+
 def estimators() -> Any:
     """Relative standard deviation of three unbiased estimators of the gradient's square, by Monte Carlo."""
     rng = np.random.default_rng(1)
@@ -237,6 +263,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "step": step,
     "level": level,
     "ceiling": ceiling,
+    "members": other_members,
     "estimators": estimators,
     "goodput": goodput,
     "learning": learning,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 import yaml
 from heterotrain_cli.main import main
+from heterotrain_core.contract.codec import encode_plan
+from heterotrain_core.contract.hiccups import Hiccups
+from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from support.cli_runner import CliRunner
 from unit.cli import oracle
 from unit.cli.test_forecast_job import JOB, PROFILE, a_plan, answer, folder, run, running, write  # noqa: F401  # fixtures
@@ -123,14 +127,37 @@ def test_epoch_cost_and_alternatives_of_a_job_include_noise(folder: Path) -> Non
 
 def test_a_running_job_s_noise_follows_from_its_ceiling(folder: Path, running: Any) -> None:  # noqa: F811  # fixture
     """Three members with a ceiling of 0.93: balanced members that vary so reach 0.93 of the sum of their rates."""
-    from heterotrain_core.contract.codec import encode_plan  # noqa: PLC0415  # only here
-
     running(encode_plan(a_plan()), {})
     arguments = ["forecast", str(folder / "job.yaml"), "--cluster", "-n", "ml", "-o", "json"]
     found = json.loads(CliRunner().invoke(main, arguments, catch_exceptions=False).stdout)
     variation = found["pools"][0]["variation"]
     assert 1 / (1 + variation * float(NORMAL[:, :3].max(axis=1).mean())) == pytest.approx(0.93, abs=1e-3)
     assert found["stepSeconds"] > 1.05 * found["stepSecondsWithoutNoise"]
+
+
+def test_a_running_job_s_long_steps_make_every_allocation_slower(
+    folder: Path,  # noqa: F811  # fixture
+    running: Any,  # noqa: F811  # fixture
+) -> None:
+    """One step in fifty is longer by 0.3 s; no other noise. Each alternative has the mean of drawn steps."""
+    hiccups = Hiccups(rate=0.02, pause_s=0.3)
+    plan = a_plan()
+    assert plan.prediction is not None
+    ceiling = balanced_ceiling([0.0] * 3, hiccups.relative_to(0.1))
+    prediction = replace(plan.prediction, efficiency_ceiling=ceiling, hiccups=hiccups, own_s=0.1)
+    running(encode_plan(replace(plan, prediction=prediction)), {})
+    arguments = ["forecast", str(folder / "job.yaml"), "--cluster", "-n", "ml", "-o", "json"]
+    found = json.loads(CliRunner().invoke(main, arguments, catch_exceptions=False).stdout)
+    compared = 0
+    for each in [found, *found["alternatives"]]:
+        least, most = each["pools"][0]["samplesPerRank"]
+        if len(each["pools"]) > 1 or least != most:
+            continue
+        # Members of one pool with equal shares end together, so a step is longer if any of them pauses.
+        mean_s = hiccups.pause_s * (1 - (1 - hiccups.rate) ** each["pools"][0]["ranks"] - hiccups.rate)
+        assert each["stepSeconds"] - each["stepSecondsWithoutNoise"] == pytest.approx(mean_s, abs=5e-4)
+        compared += 1
+    assert compared
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, "much"])

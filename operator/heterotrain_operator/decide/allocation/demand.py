@@ -147,6 +147,7 @@ def demand_of(
         communication_members=throughput.communication_members,
         exchange_seen=throughput.exchange_seen,
         variation=throughput.variation,
+        hiccups=throughput.hiccups,
         objective=competitor.spec.objective,
         remaining_samples=_remaining(competitor),
         deadline_s=spec.deadline.timestamp() - now_s if spec.deadline is not None else None,
@@ -216,8 +217,10 @@ def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemet
         )
         throughput = replace(throughput, exchange_seen=with_seen(throughput.exchange_seen, seen))
     if plan.prediction is not None and len(plan.members) > 1:
-        variation = common_variation(plan.prediction.efficiency_ceiling, len(plan.members))
-        throughput = replace(throughput, variation=variation)
+        found = plan.prediction
+        relative = found.hiccups.relative_to(found.own_s)
+        variation = common_variation(found.efficiency_ceiling, len(plan.members), relative)
+        throughput = replace(throughput, variation=variation, hiccups=found.hiccups)
     sustained = telemetry.rates.sustained
     if plan.prediction is not None and sustained is not None and sustained.generation == plan.generation:
         pace = sustained.samples_per_s * plan.prediction.step_s / plan.global_batch_samples

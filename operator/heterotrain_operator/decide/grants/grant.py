@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from heterotrain_core.allocate.distance import Distance
 from heterotrain_core.allocate.problem import Objective
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.perf.exchange_sizes import ExchangeSeen, MeasuredExchange
 from heterotrain_core.split.member import SplitMember
@@ -31,7 +32,8 @@ class ThroughputModel:
         communication: the exchange model.
         communication_members: number of ranks when the exchange was measured; 0 before.
         exchange_seen: the exchange as measured with each number of members, the newest last.
-        variation: relative standard deviation of a rank's step time.
+        variation: relative standard deviation of a rank's step time, without hiccups.
+        hiccups: rare long steps of a rank.
         pace: ratio of measured to predicted samples per second, over the whole time of a membership.
     """
 
@@ -40,6 +42,7 @@ class ThroughputModel:
     communication_members: int = 0
     exchange_seen: tuple[ExchangeSeen, ...] = ()
     variation: float = 0.0
+    hiccups: Hiccups = NO_HICCUPS
     pace: float = 1.0
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from heterotrain_core.contract.codec import Refused, decode_plan, encode_plan
 from heterotrain_core.contract.consistency import MAX_UNITS, MAX_WEIGHT, problems
+from heterotrain_core.contract.hiccups import Hiccups
 from heterotrain_core.contract.plan import (
     Binding,
     Boundary,
@@ -103,7 +104,12 @@ def plans(draw: st.DrawFn) -> Plan:
             st.none()
             | st.just(
                 Prediction(
-                    step_s=0.3, efficiency=0.9, efficiency_ceiling=0.95, bindings=tuple(Binding.COMPUTE for _ in shares)
+                    step_s=0.3,
+                    efficiency=0.9,
+                    efficiency_ceiling=0.95,
+                    bindings=tuple(Binding.COMPUTE for _ in shares),
+                    hiccups=draw(st.sampled_from([Hiccups(), Hiccups(rate=0.01, pause_s=1.5)])),
+                    own_s=0.2,
                 )
             )
         ),
@@ -122,6 +128,7 @@ def a_plan(**changes: Any) -> Plan:
     return plan_of([8], job_uid="uid-1", **({"generation": 2, "revision": 5} | changes))
 
 
+PREDICTION = {"step_s": 1.0, "efficiency": 1.0, "efficiency_ceiling": 1.0, "bindings": ["Compute"]}
 MEMBER = {"index": 0, "pool": "p", "share_samples": 8}
 
 
@@ -160,6 +167,10 @@ def edited(plan: Plan, **changes: Any) -> str:
             ),
             "a step that takes no time",
         ),
+        (edited(a_plan(), prediction={**PREDICTION, "hiccups": {"rate": 0.7}}), "a rate of long steps of 0.7"),
+        (edited(a_plan(), prediction={**PREDICTION, "hiccups": {"ratio": -1.0}}), "long steps beyond 100 times"),
+        (edited(a_plan(), prediction={**PREDICTION, "hiccups": {"rate": 0.1, "pause_s": 1.0}}), "own times of 0.0 s"),
+        (edited(a_plan(), prediction={**PREDICTION, "own_s": -1.0}), "own times of -1.0 s"),
     ],
 )
 def test_a_bad_plan_is_refused_with_its_reason(text: str, word: str) -> None:

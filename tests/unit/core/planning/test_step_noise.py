@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.hiccups import Hiccups
 from heterotrain_core.contract.plan import Prediction
 from heterotrain_core.perf.counters import MeanVariance, Observation
-from heterotrain_core.perf.expected_maximum import Derivatives, Hiccups, derivatives, expected_maximum
+from heterotrain_core.perf.expected_maximum import Derivatives, derivatives, expected_maximum
 from heterotrain_core.planning.evidence import MemberEvidence
 from heterotrain_core.planning.shares import SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.expected import efficiency_ceiling

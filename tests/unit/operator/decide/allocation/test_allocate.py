@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.allocate import propose
 from heterotrain_core.contract.codec import decode_plan
-from heterotrain_core.contract.plan import CommunicationTime, Plan
+from heterotrain_core.contract.hiccups import Hiccups
+from heterotrain_core.contract.plan import Binding, CommunicationTime, Plan, Prediction
 from heterotrain_core.perf.exchange_sizes import ExchangeSeen
+from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.telemetry import ExchangeInForce, Telemetry
@@ -461,6 +463,25 @@ def test_the_exchange_is_remembered_by_the_number_of_members() -> None:
     assert after(plan.generation, 45, found).exchange_seen == found.exchange_seen, "equal values do not change again"
     assert after(plan.generation - 1, 40).exchange_seen == before.exchange_seen, "measured with other members"
     assert after(plan.generation, 3).exchange_seen == before.exchange_seen, "too few steps"
+
+
+def test_the_long_steps_of_a_plan_hold_for_other_numbers_of_workers() -> None:
+    """The variation is what the ceiling of three members has beyond them."""
+    multi = a_cluster("a", cpu="3")
+    job = multi.add("one", pool("a", minReplicas=3, maxReplicas=3))
+    multi.settle()
+    plan = decode_plan(json.dumps(job.plan_json), job_uid="uid-of-one")
+    assert isinstance(plan, Plan)
+    hiccups = Hiccups(rate=0.01, pause_s=0.4)
+    bindings = (Binding.COMPUTE,) * len(plan.members)
+    for own_noise in (0.0, 0.05):
+        expected = balanced_ceiling([own_noise] * len(plan.members), hiccups.relative_to(0.2))
+        prediction = Prediction(
+            step_s=0.2, efficiency=0.9, efficiency_ceiling=expected, bindings=bindings, hiccups=hiccups, own_s=0.2
+        )
+        found = throughput_of(ThroughputModel(), replace(plan, prediction=prediction), Telemetry())
+        assert found.hiccups == hiccups
+        assert found.variation == pytest.approx(own_noise, abs=2e-3)
 
 
 def test_the_allocation_expects_the_exchange_that_growth_has_shown() -> None:
