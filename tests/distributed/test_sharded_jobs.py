@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 from distributed.harness import JOB_UID, Operator, Worker, assert_same_weights, deliver
-from distributed.scripts import net, problem
+from distributed.scripts import problem
+from distributed.sharded_job_scripts import net_of
 from heterotrain.data.order import permutation
+from heterotrain.layouts.unsharded_uses import SETTING
 from heterotrain_core.contract.plan import Boundary, Layout, LayoutKind, Member, Plan, Rank
 from support.ports import free_ports
+from torch.distributed.fsdp import FSDPModule
 
 SCRIPT = "distributed.sharded_job_scripts:train"
 
@@ -62,9 +65,9 @@ def plan_pods(
     return plan
 
 
-def weights_of(operator: Operator, pod: list[Worker]) -> dict[str, torch.Tensor]:
+def weights_of(operator: Operator, pod: list[Worker], *, rare: bool = False) -> dict[str, torch.Tensor]:
     """Put a worker's final weights together from the parts of its ranks."""
-    whole = {name: torch.full_like(p, torch.nan).detach() for name, p in net().named_parameters()}
+    whole = {name: torch.full_like(p, torch.nan).detach() for name, p in net_of(rare=rare).named_parameters()}
     for local_rank, worker in enumerate(pod):
         path = operator.folder / f"{worker.name}-{local_rank}.pt"
         assert path.exists(), worker.log()
@@ -74,10 +77,10 @@ def weights_of(operator: Operator, pod: list[Worker]) -> dict[str, torch.Tensor]
 
 
 def reference(
-    *, epochs: int, samples: int, batch_samples: int, clip_norm: float | None = None
+    *, epochs: int, samples: int, batch_samples: int, clip_norm: float | None = None, rare: bool = False
 ) -> dict[str, torch.Tensor]:
     """Train in this process with plain torch; return the final weights."""
-    model, (x, y) = net(), problem(samples).tensors
+    model, (x, y) = net_of(rare=rare), problem(samples).tensors
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, eps=0.01)
     for epoch in range(epochs):
         order = permutation(seed=0, epoch=epoch, epoch_samples=samples, shuffle=True).tolist()
@@ -85,10 +88,10 @@ def reference(
             chosen = order[cursor : cursor + batch_samples]
             optimizer.zero_grad()
             ((model(x[chosen]) - y[chosen]) ** 2).mean().backward()
-            norm = torch.stack([(p.grad**2).sum() for p in model.parameters()]).sum().sqrt()
+            norm = torch.stack([(p.grad**2).sum() for p in model.parameters() if p.grad is not None]).sum().sqrt()
             if clip_norm is not None and norm > clip_norm:
                 for p in model.parameters():
-                    p.grad *= clip_norm / norm
+                    p.grad = None if p.grad is None else p.grad * clip_norm / norm
             optimizer.step()
     return {name: p.detach() for name, p in model.named_parameters()}
 
@@ -112,6 +115,20 @@ def test_any_members_and_shares_give_the_weights_of_one_process(operate: Callabl
     expected = reference(epochs=2, samples=96, batch_samples=batch, clip_norm=clip_norm)
     for pod in pods:
         assert_same_weights(weights_of(operator, pod), expected)
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, SETTING), reason="ranks may use different layers from PyTorch 2.15")
+def test_ranks_of_a_member_use_different_layers(operate: Callable[..., Operator]) -> None:
+    """And a parameter that no rank has used in a step keeps its value, in spite of weight decay."""
+    operator = operate(batch_samples=17, parallelism="Sharded")
+    pods = [start_pod(operator, f"w{number}", size, rare=True) for number, size in enumerate((3, 2, 1))]
+    for pod in pods:
+        operator.until_ready(*pod)
+    plan_pods(operator, pods, (8, 5, 4), micro=(1, 2, 0))
+    finish_pods(operator, pods)
+    expected = reference(epochs=2, samples=96, batch_samples=17, rare=True)
+    for pod in pods:
+        assert_same_weights(weights_of(operator, pod, rare=True), expected)
 
 
 def finish_pods(operator: Operator, pods: Sequence[list[Worker]]) -> None:

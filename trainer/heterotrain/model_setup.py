@@ -18,7 +18,7 @@ from heterotrain.identity import Identity
 from heterotrain.layouts.batch_parts import inputs_and_targets
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.initial_weights import Filling, built
-from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard
+from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard, uses_of
 from heterotrain.layouts.sharded_model import ShardedModel
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.unit_wrappers import checkpoint_more
@@ -124,7 +124,7 @@ class ModelSetup:
             group.check_open = self.loop.exchanges.check_open
             fill = (lambda _unit: None) if filling is None else filling.fill
             shard(model, group, layers, device=self.device, options=how, fill=fill)
-            self.training.own_layout = ShardedModel(model)
+            self.training.own_layout = ShardedModel(model, uses_of(model))
             self.loop.own_member = OwnMember(model, group, self.device)
         else:
             prepare_units(layers, how)

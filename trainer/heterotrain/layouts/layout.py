@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from heterotrain.layouts.holdings import Extent, Holding, whole
+from heterotrain.layouts.unsharded_uses import Uses
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of all parameters of the whole model by name, in the model's order."""
@@ -32,6 +33,10 @@ class Layout(Protocol):
 
     def named_parameters(self) -> Iterable[tuple[str, torch.nn.Parameter]]:
         """Yield this rank's parameters, the objects that its optimizers have."""
+
+    @property
+    def uses(self) -> Uses | None:
+        """What this rank has used of a model in which unused parameters get gradients of zeros; ``None`` in others."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's parameters and buffers, and other state of its layers, as ``torch.nn.Module`` does."""
@@ -52,6 +57,8 @@ class Layout(Protocol):
 
 class WholeModel:
     """The layout of a rank that holds the whole model."""
+
+    uses: Uses | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Describe a model; it may change later."""

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 from heterotrain.errors import UsageError
 from heterotrain.layouts.local import extent, is_divided, local
 from heterotrain.layouts.unit_wrappers import checkpointed, compiled
+from heterotrain.layouts.unsharded_uses import SETTING, Uses
 from heterotrain.layouts.usable_memory import return_large_blocks
 from heterotrain.network.gloo.default_group import outlive
 from heterotrain.network.gloo.member_group import MemberGroup
@@ -136,6 +137,21 @@ def shard(
         layer.set_custom_reduce_scatter(_ReduceScatter(group))
     _check_extents(model)
     return model
+
+
+def uses_of(model: torch.nn.Module) -> Uses | None:
+    """Let ranks of a member use different parameters; call it right after ``shard``.
+
+    Returns:
+        Which of them this rank uses; ``None`` with versions of PyTorch before 2.15, where all ranks have to use the
+        same parameters in each pass.
+    """
+    layers = _divided_layers(model)
+    if not hasattr(model, SETTING):
+        return None
+    for layer in layers:
+        getattr(layer, SETTING)(True, recurse=False)
+    return Uses(model, layers)
 
 
 class _Collective:

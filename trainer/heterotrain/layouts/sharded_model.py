@@ -11,16 +11,22 @@ import torch
 from heterotrain.layouts.holdings import Holding
 from heterotrain.layouts.layout import Shapes
 from heterotrain.layouts.local import holding, is_divided, local
+from heterotrain.layouts.unsharded_uses import Uses
 
 
 class ShardedModel:
     """The layout (``layout.Layout``) of a rank in a sharded member."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, uses: Uses | None = None) -> None:
         """Describe a model right after it was divided.
 
         Its parameters are listed once: while the model computes, torch puts gathered copies in their places.
+
+        Args:
+            model: the model.
+            uses: as in ``layout.Layout``.
         """
+        self.uses = uses
         self._model = model
         self._parameters = list(model.named_parameters())
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters}

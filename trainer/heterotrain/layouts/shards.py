@@ -41,6 +41,8 @@ class Shards:
         model: the whole model's object; its parameters are this rank's parts, flat.
     """
 
+    uses = None
+
     def __init__(
         self,
         units: Units,

@@ -100,6 +100,8 @@ class Stage:
         seen: the model's trace.
     """
 
+    uses = None
+
     def __init__(
         self,
         units: Units,

@@ -209,6 +209,8 @@ class PieceReducer:
             raise UsageError(REFROZEN)
         self._seen.clear()
         self._arrived.clear()
+        if self.layout.uses is not None:
+            self.layout.uses.clear()
         self.squared = math.nan
         for _, parameter in self.layout.named_parameters():
             parameter.grad = None
@@ -322,7 +324,9 @@ class PieceReducer:
     @property
     def unused(self) -> int:
         """The parameters that got no gradient on this rank in this step, and those that it does not hold, as bits."""
-        return sum(1 << place for place, name in enumerate(self.division.names) if name not in self._arrived)
+        uses = self.layout.uses
+        used = self._arrived if uses is None else {name for name in self._arrived if name in uses}
+        return sum(1 << place for place, name in enumerate(self.division.names) if name not in used)
 
     def drop_unused(self, unused: int) -> None:
         """Leave parameters that no rank has used without a gradient, so that the optimizer does not touch them."""

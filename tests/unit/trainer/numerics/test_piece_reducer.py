@@ -21,6 +21,8 @@ SIZES = {name: math.prod(shape) for name, shape in SHAPES.items()}
 class Part:
     """A layout whose parameters are flat parts of the whole ones."""
 
+    uses = None
+
     def __init__(self, holding: Holding) -> None:
         self.shapes = SHAPES
         self.holding = holding
