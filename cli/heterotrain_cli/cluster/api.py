@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import click
 from heterotrain_core.contract import keys
+from heterotrain_operator.api.text import quoted
 
 from heterotrain_cli.cluster.refusals import refusal, said
 from heterotrain_cli.errors import UnavailableError
@@ -98,8 +99,10 @@ class Cluster:
                 chosen = named[target.context] if target.context is not None else current
                 namespace = chosen["context"].get("namespace") or "default"
         except (config.ConfigException, OSError, KeyError) as error:
+            files = target.kubeconfig or os.environ.get("KUBECONFIG") or ""
             raise UnavailableError(
-                f"no access to a cluster ({said(str(error))}): set KUBECONFIG, or give --kubeconfig and --context"
+                f"no access to a cluster ({_missing(files) or said(str(error))}): set KUBECONFIG, or give --kubeconfig "
+                "and --context"
             ) from error
         configuration.retries = False
         self.namespace = target.namespace or namespace.strip()
@@ -277,6 +280,13 @@ class Cluster:
             header_params={"Accept": "application/json, */*", "Content-Type": kind},
         )  # fmt: skip
         return self._client.call_api(*request, _request_timeout=timeout_s).response
+
+
+def _missing(files: str) -> str:
+    """Return that none of these files, separated as in a path, is there; empty if one is, or none is named."""
+    named = [each for each in files.split(os.pathsep) if each]
+    gone = bool(named) and not any(Path(each).expanduser().exists() for each in named)
+    return f"there is no file {quoted(files)}" if gone else ""
 
 
 @contextmanager

@@ -374,7 +374,9 @@ def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     assert refused("get", status=1).startswith("the cluster does not answer (")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
-    assert "set KUBECONFIG" in refused("get", status=1)
+    assert refused("get", status=1).startswith("no access to a cluster (there is no file ")
+    (tmp_path / "nowhere").write_text("{}")
+    assert refused("get", status=1).startswith('no access to a cluster ("Invalid kube-config file.')
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,8 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("forecast profile.yaml --profile job.yaml", "job.yaml: is a Kubernetes HeteroTrainJob, but must be a heterotrain"),
     ("forecast --profile profile.yaml --batch 1e3", "--batch must be a whole number from 1 to 10,000,000, not 1e3"),
     ("forecast --profile profile.yaml --batch 1000000000000", "--batch must be a whole number from 1 to 10,000,000"),
-    ("forecast digits --cluster", 'no access to a cluster ("'),
-    ("plot digits -o x.png --prometheus prometheus:9090", 'no access to a cluster ("'),
+    ("forecast digits --cluster", "no access to a cluster (there is no file "),
+    ("plot digits -o x.png --prometheus prometheus:9090", "no access to a cluster (there is no file "),
 ]  # fmt: skip
 
 
