@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from heterotrain.network.gloo.abort import OpenSocket, connected, cut, open_sockets
+from heterotrain.network.gloo.abort import OpenSocket, connected, cut, is_open, open_sockets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class PeerSockets:
 
     def is_one_closed(self) -> bool:
         """Return whether this process has closed a watched connection, as gloo does when it broke."""
-        return bool(self._watched - open_sockets())
+        return not all(map(is_open, self._watched))
 
     def cut(self) -> int:
         """Shut down the group's connections and return their number; before they are known, all newer sockets."""

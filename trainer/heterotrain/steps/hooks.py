@@ -87,14 +87,15 @@ class Hooks:
         progress = self._training.progress
         if progress.hooked == progress.steps:
             return False
-        context.seed_alike("step hooks")
         due = [hook for every, hook in self.after_steps if progress.steps % every == 0]
+        if not due:
+            return False
+        context.seed_alike("step hooks")
         self._call(
             context, due, progress.steps, who="a hook of job.every_steps", where=f"{progress.steps} steps done"
         )  # fmt: skip
-        if due:
-            self._training.progress = replace(progress, hooked=progress.steps)
-        return bool(due)
+        self._training.progress = replace(progress, hooked=progress.steps)
+        return True
 
     def finish_epoch(self, context: HookContext) -> bool:
         """Run the end-of-epoch hooks, once per epoch; return whether an epoch has ended.

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from heterotrain.network.gloo.abort import OpenSocket, open_sockets
+from heterotrain.network.gloo.abort import OpenSocket, is_open, open_sockets
 
 _SO_ATTACH_FILTER = 26
 """Linux, ``asm-generic/socket.h``; the socket module has no name for it."""
@@ -61,7 +61,7 @@ def refuse_connections(listener: OpenSocket) -> bool:
 
     Connections that were accepted before are not affected. Kernels other than Linux cannot do it.
     """
-    if listener not in open_sockets():
+    if not is_open(listener):
         return False
     program = ctypes.create_string_buffer(_DROP_ALL)
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(listener.descriptor)) as duplicate:

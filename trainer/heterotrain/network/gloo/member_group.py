@@ -19,7 +19,7 @@ import torch.distributed as dist
 from heterotrain.errors import PeerLost
 from heterotrain.network.connection_attempt import Attempt, short_message
 from heterotrain.network.connection_setup import make_group
-from heterotrain.network.gloo.abort import OpenSocket, connected, cut, open_sockets
+from heterotrain.network.gloo.abort import OpenSocket, connected, cut, is_open, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, PointToPointWait
 from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
 from heterotrain.network.gloo.tunnels import Route
@@ -137,7 +137,7 @@ class MemberGroup(Collectives):
 
     def is_over(self) -> bool:
         """Return whether the connections have been cut, here or by another rank, or the formation is over."""
-        if not self._cut and self._sockets - open_sockets():
+        if not self._cut and not all(map(is_open, self._sockets)):
             self.cut("a connection inside the member broke")  # gloo closes its own side of it
         if not self._cut and self.is_formation_over():  # the other ranks have left the step, whoever told this one
             self.cut("the formation is over")
