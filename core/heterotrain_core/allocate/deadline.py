@@ -22,6 +22,9 @@ MARGIN = 0.10
 """Part of the time that a change has to leave spare: predictions are a few per cent off, and slowness shows late."""
 START_S = 60.0
 """Seconds that it has to leave spare as well: new workers start, and near the end a change is not worth its risk."""
+LEAST_SAVING = 0.02
+"""Least saving of a change to cheaper workers, relative to the price of the current ones for the whole time. Without
+it, a job gave its workers back one by one, the last ones for minutes."""
 MARGIN_OF_STAYING = 0.02
 """The same for the current workers. The gap between both margins keeps a job from growing and shrinking in turn."""
 
@@ -49,9 +52,27 @@ def needed_s(job: JobDemand, *, rate_O: Floats, loss_O: Floats, workers_O: NDArr
     return needed_O
 
 
-def in_time(job: JobDemand, needed_O: Floats, kept_O: Bools) -> Bools:
-    """Return which options meet the deadline with their margin to spare."""
+def in_time(job: JobDemand, needed_O: Floats, *, kept_O: Bools, dear_O: Floats) -> Bools:
+    """Return which options meet the deadline with their margin to spare.
+
+    While the current workers are in time, a change to cheaper ones only saves money. Such an option also has to save
+    ``LEAST_SAVING`` of what the current workers cost from the job's creation to its deadline, otherwise it counts as
+    late.
+
+    Args:
+        job: with a deadline.
+        needed_O: from ``needed_s``.
+        kept_O: whether the option is the current set of workers.
+        dear_O: price of its workers for an hour; their number where no pool has a price.
+    """
     assert job.deadline_s is not None  # noqa: S101  # called only for jobs with a deadline
     until_O = np.where(kept_O, job.deadline_s * (1.0 - MARGIN_OF_STAYING), job.deadline_s * (1.0 - MARGIN) - START_S)
     found_O: Bools = needed_O <= until_O
-    return found_O
+    if not found_O[kept_O].any():
+        return found_O
+    now_dear, now_s = float(dear_O[kept_O][0]), float(needed_O[kept_O][0])
+    whole_s = job.waited_s + max(0.0, job.deadline_s)
+    with np.errstate(invalid="ignore"):
+        saved_O = now_dear * now_s - dear_O * needed_O
+    enough_O: Bools = kept_O | (dear_O >= now_dear) | (saved_O >= LEAST_SAVING * now_dear * whole_s)
+    return found_O & enough_O

@@ -130,7 +130,7 @@ def scores(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_O
     if timed(job):
         kept_O = (counts_OP == _current(job)).all(axis=1)
         needed_O = needed_s(job, rate_O=rate_O, loss_O=loss_O, workers_O=counts_OP.sum(axis=1), kept_O=kept_O)
-        in_time_O = in_time(job, needed_O, kept_O)
+        in_time_O = in_time(job, needed_O, kept_O=kept_O, dear_O=dear_O)
         # In time, the price of all workers counts. Too late, only speed counts.
         score_O = score_O + np.where(in_time_O, IN_TIME - dearness_O, 0.0)
     score_O = job.weight * job.exponent * score_O
