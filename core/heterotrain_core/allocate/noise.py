@@ -38,7 +38,10 @@ def noise_ceilings(
     """
     total = total_O.tolist()
     if hiccups.pause_s <= 0 or own_s_O is None:
-        return np.array([_ceiling(n, variation, hiccups.rate, hiccups.ratio, None) for n in total])
+        if variation <= 0 and hiccups.rate <= 0:
+            return np.ones(len(total))
+        known = {n: _ceiling(n, variation, hiccups.rate, hiccups.ratio, None) for n in set(total)}
+        return np.array([known[n] for n in total])
     pause_O = hiccups.pause_s / np.maximum(own_s_O, hiccups.pause_s / _MOST_PAUSE)
     place_O = np.log(np.maximum(pause_O, 1 / _MOST_PAUSE)) / _GRID
     below_O = np.floor(place_O).astype(np.int64)
