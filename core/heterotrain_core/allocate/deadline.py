@@ -56,8 +56,8 @@ def in_time(job: JobDemand, needed_O: Floats, *, kept_O: Bools, dear_O: Floats) 
     """Return which options meet the deadline with their margin to spare.
 
     While the current workers are in time, a change to cheaper ones only saves money. Such an option also has to save
-    ``LEAST_SAVING`` of what the current workers cost from the job's creation to its deadline, otherwise it counts as
-    late.
+    ``LEAST_SAVING`` of what the current workers cost from the job's creation to the end of its work, otherwise it
+    counts as late.
 
     Args:
         job: with a deadline.
@@ -71,7 +71,7 @@ def in_time(job: JobDemand, needed_O: Floats, *, kept_O: Bools, dear_O: Floats) 
     if not found_O[kept_O].any():
         return found_O
     now_dear, now_s = float(dear_O[kept_O][0]), float(needed_O[kept_O][0])
-    whole_s = job.waited_s + max(0.0, job.deadline_s)
+    whole_s = job.waited_s + now_s
     with np.errstate(invalid="ignore"):
         saved_O = now_dear * now_s - dear_O * needed_O
     enough_O: Bools = kept_O | (dear_O >= now_dear) | (saved_O >= LEAST_SAVING * now_dear * whole_s)
