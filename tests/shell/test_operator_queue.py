@@ -168,7 +168,7 @@ async def test_urgent_keys_come_first_wherever_they_wait() -> None:
         queue.add_urgent(key)
     assert len(queue) == 6
     served = [await queue.get() for _ in range(LOW_PRIORITY_EVERY)]
-    assert served == ["urgent-b", "urgent-low", "urgent-later", "a", "low"], "the fifth is one of low priority"
+    assert served == ["urgent-b", "urgent-low", "a", "urgent-later", "low"], "a third is not urgent, a fifth is low"
     assert await ready(queue) == ["b"]
 
 

@@ -3,7 +3,7 @@
 As in client-go, a key is dirty (queued) at most once and never processed twice at a time: a key that becomes dirty
 during its processing is processed once more afterwards. A failing key waits longer each time and delays no other.
 Urgent keys come first: training waits for their pass, or a node is about to end. Keys without a known change have low
-priority: they come after the others, but are never starved.
+priority: they come after the others. None is starved by others, for whoever changes jobs makes keys urgent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 60.0
 LOW_PRIORITY_EVERY = 5
 """Every fifth key comes from the low-priority keys, however many others there are, so that they are not starved."""
+
+READY_EVERY = 3
+"""At least every third of the others is not urgent, however many urgent ones there are."""
 
 _Key = TypeVar("_Key")
 
@@ -34,7 +37,7 @@ class Queue(Generic[_Key]):
         """Dirty keys that come first. One that is being processed has to wait for its end."""
         self._ready: deque[_Key] = deque()
         self._low_priority: dict[_Key, None] = {}
-        self._served = 0
+        self._served = self._urgent_in_a_row = 0
         self._dirty: set[_Key] = set()
         self._processing: set[_Key] = set()
         self._failures: dict[_Key, int] = {}
@@ -58,7 +61,7 @@ class Queue(Generic[_Key]):
             self._wake.set()
 
     def add_urgent(self, key: _Key) -> None:
-        """Mark a key dirty at once: it is processed before all keys that are not urgent."""
+        """Mark a key dirty at once: it is processed before keys that are not urgent, but for ``READY_EVERY``."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
         if key not in self._urgent:
@@ -106,11 +109,13 @@ class Queue(Generic[_Key]):
         if self._low_priority and ((urgent is None and not self._ready) or self._served % LOW_PRIORITY_EVERY == 0):
             key = next(iter(self._low_priority))
             del self._low_priority[key]
-        elif urgent is not None:
+        elif urgent is None or (self._ready and self._urgent_in_a_row >= READY_EVERY - 1):
+            key = self._ready.popleft()
+            self._urgent_in_a_row = 0
+        else:
             key = urgent
             del self._urgent[key]
-        else:
-            key = self._ready.popleft()
+            self._urgent_in_a_row += 1
         self._dirty.discard(key)
         self._processing.add(key)
         return key
