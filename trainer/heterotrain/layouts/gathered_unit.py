@@ -183,9 +183,7 @@ class GatheredUnit:
             row.values.untyped_storage().resize_(0)
 
     def begin_backward(self) -> None:
-        """Gather, and make room for gradients, beside those that parameters have got already.
-
-        A loss may use a parameter itself, and its gradient comes before that of the unit's output.
+        """Gather, and make room for gradients.
 
         Raises:
             PeerLost: as in ``gather``.
@@ -197,10 +195,7 @@ class GatheredUnit:
                 row.gradient = torch.zeros_like(row.values)
                 for slot in trained:
                     size = slot.whole.numel()
-                    room = row.gradient[slot.offset : slot.offset + size].view(slot.whole.shape)
-                    if slot.whole.grad is not None:
-                        room.copy_(slot.whole.grad)
-                    slot.whole.grad = room
+                    slot.whole.grad = row.gradient[slot.offset : slot.offset + size].view(slot.whole.shape)
 
     @property
     def is_open(self) -> bool:

@@ -89,16 +89,6 @@ def test_frozen_layers_have_no_backward_pass(monkeypatch: pytest.MonkeyPatch) ->
     ]  # fmt: skip
 
 
-def test_a_parameter_that_the_loss_uses_itself_keeps_that_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    part, _ = a_rank(through(0, 1, 2), monkeypatch)
-    output = part.forward(0, 0, torch.ones(3, 2))
-    head: Any = part.model.head
-    (output.sum() + 5 * head.bias.sum()).backward()
-    found = dict(part.named_parameters())["head.bias"].grad
-    assert found is not None
-    torch.testing.assert_close(found, torch.tensor([3.0 + 5.0]))
-
-
 @pytest.mark.parametrize("numbers", [(0, 0, 1, 2), (1, 0, 2)])
 def test_a_layer_that_runs_twice_or_too_early_is_refused(
     numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
