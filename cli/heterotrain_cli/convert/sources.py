@@ -20,6 +20,8 @@ from heterotrain_cli.errors import InputError
 
 FIXED: Final = "the number of workers is fixed: lower elasticPolicy.minReplicas to let the job go on with fewer"
 _TASK: Final = "SkyPilot task"
+_TRAINING_JOB: Final = "node"
+_TRAINING_CONTAINERS: Final = ("node", "trainer")
 _SHARED: Final = ("ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
 
 
@@ -94,12 +96,11 @@ def _from_train_job(document: Mapping[str, Any]) -> Draft:
     draft.command, notes = converted([*(trainer.get("command") or ()), *(trainer.get("args") or ())])
     draft.notes += notes
     place: dict[str, Any] = {"resources": dict(trainer.get("resourcesPerNode") or {})}
-    for override in spec.get("podTemplateOverrides") or ():
-        changed = dict(override.get("spec") or {})
+    for changed in _changed_pods(spec):
         place["node_selector"] = dict(changed.pop("nodeSelector", None) or place.get("node_selector") or {})
         place["tolerations"] = tuple(changed.pop("tolerations", None) or place.get("tolerations") or ())
-        volumes = [each for each in changed.pop("containers", []) if each.get("name") in ("node", "trainer")]
-        container |= {name: each[name] for each in volumes for name in ("volumeMounts", "env") if name in each}
+        containers = [each for each in changed.pop("containers", []) if each.get("name") in _TRAINING_CONTAINERS]
+        container |= {name: each[name] for each in containers for name in ("volumeMounts", "env") if name in each}
         draft.pod |= {name: value for name, value in changed.items() if name != "initContainers"}
     processes = str(trainer.get("numProcPerNode") or "")
     number = int(processes) if processes.isdecimal() and not _gpus(place["resources"]) else None
@@ -113,6 +114,33 @@ def _from_train_job(document: Mapping[str, Any]) -> Draft:
     if spec.get("suspend"):
         draft.spec["suspend"] = True
     return draft
+
+
+def _changed_pods(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a TrainJob changes in the pods that train.
+
+    Trainer 2.0 and 2.1 have ``podTemplateOverrides``, and Trainer 2.2 has ``runtimePatches`` in their place. Changes of
+    other pods, such as those of initializers, are left out.
+    """
+    found = [
+        dict(each.get("spec") or {})
+        for each in spec.get("podTemplateOverrides") or ()
+        if _TRAINING_JOB in {target.get("name") for target in each.get("targetJobs") or ({"name": _TRAINING_JOB},)}
+    ]
+    for patch in spec.get("runtimePatches") or ():
+        jobs = _inside(patch, "trainingRuntimeSpec", "template", "spec").get("replicatedJobs") or ()
+        found += [
+            dict(_inside(each, "template", "spec", "template", "spec"))
+            for each in jobs
+            if each.get("name") == _TRAINING_JOB
+        ]
+    return found
+
+
+def _inside(document: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    for name in path:
+        document = document.get(name) or {}
+    return document
 
 
 def _from_ray_job(document: Mapping[str, Any]) -> Draft:

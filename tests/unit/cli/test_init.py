@@ -41,6 +41,7 @@ EXPECTED: dict[str, tuple[str, dict[str, int], tuple[int, int], list[str]]] = {
     "pytorchjob-two-kinds": ("mixed-job", {"master": 1, "worker": 2}, (3, 3), ["/app/train.py"]),
     "trainjob": ("digits", {"workers": 2}, (2, 2), ["train.py", "--epochs", "20"]),
     "trainjob-cpu": ("cpu", {"workers": 4}, (4, 4), ["-m", "digits.train"]),
+    "trainjob-patched": ("patched", {"workers": 3}, (3, 3), ["train.py"]),
     "rayjob": ("ray-digits", {"a100-group": 4, "t4-group": 2}, (1, 6), ["/app/train.py", "--epochs", "20"]),
     "rayjob-head-only": ("small", {"head": 1}, (1, 1), ["main.py", "--out", "$OUT"]),
     "skypilot-ddp": ("mingpt", {"a100": 2}, (2, 2), ["main.py", "--epochs", "20"]),
@@ -84,6 +85,24 @@ def test_nodes_resources_and_the_rest_of_the_pod_are_kept(tmp_path: Path) -> Non
     found, _ = job(tmp_path, "trainjob-cpu")
     assert found.body["spec"]["workerPools"][0]["numProcPerWorker"] == 2
     assert found.spec.suspend
+
+
+def test_changes_of_a_train_jobs_training_pods_are_kept_and_those_of_its_initializers_are_not(tmp_path: Path) -> None:
+    """Trainer 2.2 has runtimePatches in place of podTemplateOverrides."""
+    found, _ = job(tmp_path, "trainjob-patched")
+    (pool,) = found.body["spec"]["workerPools"]
+    assert pool["nodeSelector"] == {"gpu": "v100"}
+    assert pool["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    pod = found.body["spec"]["template"]["spec"]
+    assert pod["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
+    older = yaml.safe_load((FOREIGN / "trainjob-cpu.yaml").read_text())
+    older["spec"]["podTemplateOverrides"].append(
+        {"targetJobs": [{"name": "dataset-initializer"}], "spec": {"nodeSelector": {"pool": "downloads"}}}
+    )
+    (tmp_path / "older.yaml").write_text(yaml.safe_dump(older))
+    written = yaml.safe_load(init("--from", str(tmp_path / "older.yaml")).stdout)
+    assert written["spec"]["workerPools"][0]["nodeSelector"] == {"pool": "cpu"}
 
 
 @pytest.mark.parametrize(
