@@ -30,6 +30,8 @@ def test_the_manifest_names_archive_checksum_and_version(built: Path) -> None:
     assert platform["sha256"] == hashlib.sha256((built / "out/kubectl-htj.tar.gz").read_bytes()).hexdigest()
     assert (platform["uri"], manifest["spec"]["homepage"]) == (URI, HOMEPAGE)
     assert (built / "unpacked" / platform["bin"]).exists()
+    assert (built / "unpacked/LICENSE").exists()
+    assert "files" not in platform, "krew installs all files then, with the licence, as its index asks for"
     assert "@" not in (built / "out/htj.yaml").read_text()
     assert len(manifest["spec"]["shortDescription"]) <= 50, "krew's own limit"
 

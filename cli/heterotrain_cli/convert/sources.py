@@ -100,12 +100,15 @@ def _from_train_job(document: Mapping[str, Any]) -> Draft:
         place["node_selector"] = dict(changed.pop("nodeSelector", None) or place.get("node_selector") or {})
         place["tolerations"] = tuple(changed.pop("tolerations", None) or place.get("tolerations") or ())
         containers = [each for each in changed.pop("containers", []) if each.get("name") in _TRAINING_CONTAINERS]
-        container |= {name: each[name] for each in containers for name in ("volumeMounts", "env") if name in each}
+        for each in containers:
+            added = {name: each[name] for name in ("volumeMounts", "env") if each.get(name)}
+            container |= {name: [*container.get(name, ()), *values] for name, values in added.items()}
         draft.pod |= {name: value for name, value in changed.items() if name != "initContainers"}
     processes = str(trainer.get("numProcPerNode") or "")
     number = int(processes) if processes.isdecimal() and not _gpus(place["resources"]) else None
     draft.pools.append(DraftPool(name="workers", most=count, processes=number, **place))
     draft.least = draft.most = count
+    draft.spec |= {name: spec[name] for name in _SHARED if name in spec}
     runtime = (spec.get("runtimeRef") or {}).get("name", "?")
     draft.notes += [
         FIXED,

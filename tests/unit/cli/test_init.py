@@ -96,6 +96,8 @@ def test_changes_of_a_train_jobs_training_pods_are_kept_and_those_of_its_initial
     pod = found.body["spec"]["template"]["spec"]
     assert pod["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
     assert pod["containers"][0]["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
+    assert pod["containers"][0]["env"] == [{"name": "A", "value": "b"}, {"name": "DATA", "value": "/data"}]
+    assert found.spec.active_deadline_seconds == 3600
     older = yaml.safe_load((FOREIGN / "trainjob-cpu.yaml").read_text())
     older["spec"]["podTemplateOverrides"].append(
         {"targetJobs": [{"name": "dataset-initializer"}], "spec": {"nodeSelector": {"pool": "downloads"}}}

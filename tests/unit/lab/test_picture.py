@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from heterotrain_core.contract import metrics
 from lab.cluster import Cluster
-from lab.picture import draw, last_step_s
+from lab.picture import draw, last_step_s, rows_of
 from lab.telemetry import Prometheus
 
 START_S = 1_000_000.0
@@ -85,3 +85,8 @@ def asked(prometheus: Recorded) -> list[float]:
 def test_the_end_is_the_last_step_whoever_is_scraped_longest() -> None:
     assert last_step_s(Recorded(), "u", start_s=START_S, end_s=START_S + 70) == START_S + LAST_S
     assert last_step_s(Recorded(), "u", start_s=START_S, end_s=START_S + 30) == START_S + 30
+
+
+def test_numbers_of_events_that_are_close_are_in_different_rows() -> None:
+    assert rows_of([43.0, 53.0, 53.2, 53.4, 65.0], near_s=1.5) == [0, 0, 1, 2, 0]
+    assert rows_of([], near_s=1.5) == []

@@ -22,6 +22,11 @@ _GAP_S = 3.0
 _UNUSUAL = 4.0
 """The picture's upper limit, relative to the median step time; the first step of a cold start exceeds it."""
 
+_NEAR = 0.015
+"""Of the picture's width: numbers of events that are nearer to each other would overlap."""
+_ROW = 0.05
+"""Height of a row of numbers, of the upper curves."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -76,17 +81,30 @@ def draw(
     below.set_ylim(0, _UNUSUAL * _median([value for row in step_s for _, value in row["values"]]))
     below.set_xlabel("seconds since kubectl apply")
     legend = []
+    rows = rows_of([event.at_s for event in events], near_s=_NEAR * max(end_s - start_s, 1.0))
     for number, event in enumerate(events, start=1):
         at_s = event.at_s - start_s
         legend.append(f"{number}  {at_s:.0f} s: {event.text}")
         for axis in (above, below):
             axis.axvline(at_s, color="tab:red", linestyle=":", linewidth=1)
-        above.annotate(str(number), (at_s, 1.01), xycoords=("data", "axes fraction"), color="tab:red", ha="center")
+        above.annotate(
+            str(number), (at_s, 1.01 + _ROW * rows[number - 1]), xycoords=("data", "axes fraction"), color="tab:red",
+            ha="center",
+        )  # fmt: skip
     figure.suptitle("Shares follow the machines; the global batch stays the same")
     figure.text(0.08, 0.0, "\n".join(legend), fontsize=8, color="tab:red", va="top")
     figure.tight_layout()
     figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
+
+
+def rows_of(times_s: Sequence[float], *, near_s: float) -> list[int]:
+    """Return the row of each event's number, from 0, so that no two numbers of a row are nearer than ``near_s``."""
+    rows: list[int] = []
+    for index, at_s in enumerate(times_s):
+        taken = {row for row, other_s in zip(rows, times_s[:index], strict=True) if abs(at_s - other_s) < near_s}
+        rows.append(next(row for row in range(index + 1) if row not in taken))
+    return rows
 
 
 def last_step_s(prometheus: Prometheus, job_uid: str, *, start_s: float, end_s: float) -> float:
