@@ -8,6 +8,7 @@ from typing import Any
 from heterotrain_cli.cluster.api import Cluster, Target
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_file import API_VERSION
+from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Runtime
 from heterotrain_operator.api.admission import read_new_job
 from heterotrain_operator.api.reading import SpecError
@@ -15,7 +16,7 @@ from heterotrain_operator.cluster_state.parse import template_patches
 from heterotrain_operator.decide.objects.pods import problem_of_templates
 
 from heterotrain_client.job import TrainingJob
-from heterotrain_client.manifest import Pools, Script, job_body, script_body, source_of
+from heterotrain_client.manifest import Pools, Script, job_body, script_body, source_of, told
 
 
 class HeteroTrainClient:
@@ -82,7 +83,7 @@ class HeteroTrainClient:
             UnavailableError: the cluster does not answer.
         """
         named = {"globalBatchSize": global_batch_size, "epochs": epochs}
-        settings = {**{key: value for key, value in named.items() if value is not None}, **(training or {})}
+        settings = {key: value for key, value in named.items() if value is not None}
         if callable(script) and not isinstance(arguments, Mapping) and not arguments:
             arguments = {}
         file_name, text, given = source_of(script, arguments)
@@ -94,10 +95,12 @@ class HeteroTrainClient:
             pools=pools,
             image=image,
             gpus_per_worker=gpus_per_worker,
-            training=settings,
+            training={} if training is None else training,
+            settings=settings,
             checkpoint=checkpoint,
-            spec={**({"runtime": runtime} if runtime != Runtime.HETEROTRAIN else {}), **(spec or {})},
-            pod=pod or {},
+            spec={} if spec is None else spec,
+            runtime=runtime,
+            pod={} if pod is None else pod,
         )
         return self._create(body, file_name=file_name, text=text)
 
@@ -109,6 +112,12 @@ class HeteroTrainClient:
             UnavailableError: the cluster does not answer.
         """
         _check(body)
+        given = body["metadata"].get("namespace")
+        if given is not None and given != self.namespace:
+            raise InputError(
+                f"metadata.namespace is {given}, but the client creates jobs in {self.namespace}: "
+                f'use HeteroTrainClient(namespace="{given}")'
+            )
         return TrainingJob(self._cluster, str(self._cluster.create(body)["metadata"]["name"]))
 
     def job(self, name: str) -> TrainingJob:
@@ -147,8 +156,11 @@ def _check(body: Mapping[str, Any]) -> None:
     Raises:
         InputError: the job has a mistake.
     """
-    if body.get("apiVersion") != API_VERSION:
-        raise InputError(f"apiVersion is {body.get('apiVersion')!r}, but must be {API_VERSION}")
+    if not isinstance(body, Mapping):
+        raise InputError(f"the job is {told(body)}, but must be a mapping with apiVersion, kind, metadata and spec")
+    for field, wanted in (("apiVersion", API_VERSION), ("kind", keys.KIND)):
+        if body.get(field) != wanted:
+            raise InputError(f"{field} is {told(body.get(field))}, but must be {wanted}")
     try:
         spec = read_new_job(body)
     except SpecError as error:

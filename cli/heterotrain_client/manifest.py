@@ -14,6 +14,9 @@ from typing import Any, Final
 
 from heterotrain_cli.errors import InputError
 from heterotrain_core.contract import keys
+from heterotrain_core.contract.choices import Runtime
+from heterotrain_operator.api.explain import shown
+from heterotrain_operator.api.text import quoted
 
 SCRIPT_FOLDER: Final = "/script"
 SCRIPT_VOLUME: Final = "script"
@@ -38,13 +41,16 @@ def source_of(script: Script, arguments: Mapping[str, Any] | Sequence[str]) -> t
     """
     if callable(script):
         name, text, given = "function.py", _function_text(script, arguments), []
+    elif not isinstance(script, str | Path):
+        raise InputError(f"the script is {told(script)}, but must be the path of a Python file, or a function")
     else:
         path = Path(script)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"the script {path} cannot be read ({error}): give the path of a Python file") from error
-        if isinstance(arguments, Mapping):
+            why = (error.strerror or "") if isinstance(error, OSError) else "not UTF-8 text"
+            raise InputError(f"the script {path} cannot be read ({why}): give the path of a Python file") from error
+        if isinstance(arguments, Mapping | str):
             raise InputError('arguments of a script are a list of strings, as on the command line: ["--lr", "0.1"]')
         name, given = path.name, list(map(str, arguments))
     if len(text.encode()) > MAX_SCRIPT_BYTES:
@@ -58,7 +64,7 @@ def source_of(script: Script, arguments: Mapping[str, Any] | Sequence[str]) -> t
 def _function_text(function: Callable[..., Any], arguments: Mapping[str, Any] | Sequence[str]) -> str:
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function) or not name.isidentifier():
-        raise InputError(f"{function!r} is not a function with a name: write it with def")
+        raise InputError(f"{name or type(function).__name__} is not a function with a name: write it with def")
     if not isinstance(arguments, Mapping):
         raise InputError(f"arguments of the function {name} are a mapping by name, such as {{'lr': 0.1}}")
     if outside := sorted({*function.__code__.co_freevars, *_globals_of(function.__code__)}):
@@ -95,12 +101,21 @@ def job_body(
     pools: Pools,
     image: str,
     gpus_per_worker: int,
+    settings: Mapping[str, Any],
     training: Mapping[str, Any],
     checkpoint: str | None,
     spec: Mapping[str, Any],
+    runtime: str,
     pod: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the job's object; see ``HeteroTrainClient.train`` for the arguments."""
+    """Return the job's object; see ``HeteroTrainClient.train`` for the arguments.
+
+    ``settings`` has the fields of ``spec.training`` that are arguments of their own there.
+
+    Raises:
+        InputError: an argument with fields is of another type.
+    """
+    _check_types(pools=pools, training=training, spec=spec, pod=pod)
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": image,
@@ -109,20 +124,47 @@ def job_body(
     }
     given = dict(pod)
     added = dict(given.pop("container", {}))
-    container["volumeMounts"] += added.pop("volumeMounts", [])
-    volumes = [{"name": SCRIPT_VOLUME, "configMap": {"name": script_name(name)}}, *given.pop("volumes", [])]
+    container["volumeMounts"] += added.pop("volumeMounts", None) or ()
+    volumes = [{"name": SCRIPT_VOLUME, "configMap": {"name": script_name(name)}}, *(given.pop("volumes", None) or ())]
     body: dict[str, Any] = {
         "workerPools": [_pool(pool, fields, gpus_per_worker=gpus_per_worker) for pool, fields in pools.items()],
         "template": {"spec": {**given, "containers": [{**container, **added}], "volumes": volumes}},
+        **({"runtime": runtime} if runtime != Runtime.HETEROTRAIN else {}),
         **spec,
     }
-    if training:
-        body["training"] = dict(training)
+    if settings or training:
+        body["training"] = {**settings, **training}
     if checkpoint is not None:
         body["checkpoint"] = {"uri": checkpoint}
     return {
         "apiVersion": f"{keys.GROUP}/{keys.VERSION}", "kind": keys.KIND, "metadata": {"name": name}, "spec": body,
     }  # fmt: skip
+
+
+def _check_types(*, pools: Any, **objects: Any) -> None:
+    """Check what is merged here; the rest is checked like a job in YAML.
+
+    Raises:
+        InputError: a value is of another type.
+    """
+    if not isinstance(pools, Mapping):
+        raise InputError(f'pools is {told(pools)}, but must be a mapping from names to workers, such as {{"a100": 2}}')
+    for name, fields in pools.items():
+        if not isinstance(fields, int | Mapping):
+            raise InputError(
+                f"the pool {quoted(str(name))} is {told(fields)}, but must be the most workers, such as 2, or fields "
+                "of spec.workerPools"
+            )
+    pod = objects["pod"]
+    objects["pod['container']"] = pod.get("container", {}) if isinstance(pod, Mapping) else {}
+    for name, value in objects.items():
+        if not isinstance(value, Mapping):
+            raise InputError(f"{name} is {told(value)}, but must be a mapping with fields, as in YAML")
+
+
+def told(value: Any) -> str:
+    """Return a wrong value for a message, in at most 60 characters and without passwords."""
+    return "None" if value is None else shown(value)
 
 
 def script_name(job: str) -> str:

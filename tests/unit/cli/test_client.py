@@ -153,6 +153,20 @@ def uses_numpy() -> float:
         ({"pools": {"a100": {"maxreplicas": 2}}}, "maxreplicas is not a field: did you mean maxReplicas?"),
         ({"global_batch_size": None}, "exactly one of globalBatchSize"),
         ({"name": "a" * 60}, "at most 48 characters"),
+        ({"script": None}, "the script is None, but must be the path of a Python file, or a function"),
+        ({"script": "."}, "the script . cannot be read (Is a directory): give the path of a Python file"),
+        ({"script": dict}, "dict is not a function with a name: write it with def"),
+        ({"script": lambda: 1}, "<lambda> is not a function with a name: write it with def"),
+        ({"arguments": "--lr 0.1"}, "arguments of a script are a list of strings"),
+        ({"pools": ["a100"]}, "pools is a list, but must be a mapping from names to workers"),
+        ({"pools": {"a100": "2"}}, 'the pool a100 is "2", but must be the most workers, such as 2, or fields of spec'),
+        ({"pools": {"a100": 2.5}}, "the pool a100 is 2.5, but must be the most workers"),
+        ({"pools": {"a100": None}}, "the pool a100 is None, but must be the most workers"),
+        ({"training": [1]}, "training is a list, but must be a mapping with fields, as in YAML"),
+        ({"spec": "x"}, 'spec is "x", but must be a mapping with fields, as in YAML'),
+        ({"pod": []}, "pod is a list, but must be a mapping with fields, as in YAML"),
+        ({"pod": {"container": [1]}}, "pod['container'] is a list, but must be a mapping with fields"),
+        ({"pod": {"volumes": {"a": 1}}}, "spec.template.spec.volumes[1] must be a mapping"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_sent(
@@ -161,6 +175,30 @@ def test_a_mistake_is_one_sentence_and_nothing_is_sent(
     given: dict[str, Any] = {"pools": {"a100": 2}, "image": "x", "global_batch_size": 64, "script": script, **change}
     with pytest.raises(InputError) as error:
         HeteroTrainClient().train(given.pop("script"), **given)
+    assert sentence in str(error.value)
+    assert not stub.requests
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (None, "the job is None, but must be a mapping with apiVersion, kind, metadata and spec"),
+        ({"apiVersion": "v1"}, 'apiVersion is "v1", but must be heterotrain.dev/v1alpha1'),
+        ({"kind": "Pod"}, 'kind is "Pod", but must be HeteroTrainJob'),
+        ({"metadata": {"name": "a", "namespace": "other"}}, 'use HeteroTrainClient(namespace="other")'),
+        ({"spec": None}, "spec is missing"),
+    ],
+)
+def test_a_mistake_in_a_whole_object_is_one_sentence(
+    stub: ApiStub, script: Path, change: dict[str, Any] | None, sentence: str
+) -> None:
+    client = HeteroTrainClient()
+    client.train(script, pools={"a100": 2}, image="x", global_batch_size=64)
+    body = client.job("my-training").body()
+    whole: Any = None if change is None else {**body, "metadata": {"name": "other"}, **change}
+    stub.requests.clear()
+    with pytest.raises(InputError) as error:
+        client.submit(whole)
     assert sentence in str(error.value)
     assert not stub.requests
 
