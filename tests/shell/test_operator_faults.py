@@ -72,7 +72,7 @@ async def test_a_pass_that_fails_by_a_bug_is_reported_in_the_status_and_held_bac
     worker = asyncio.create_task(app.reconciler.work())
     for _ in range(60):
         await asyncio.sleep(1.0)
-        app.queue.add_unless_failing(KEY)  # a scrape
+        app.queue.add_news(KEY)  # a scrape
     conditions = {c["type"]: c for c in kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]}
     assert (conditions["Stalled"]["status"], conditions["Stalled"]["reason"]) == ("True", "InternalError")
     assert (conditions["Ready"]["status"], conditions["Running"]["status"]) == ("False", "True")

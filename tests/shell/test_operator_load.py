@@ -192,7 +192,7 @@ async def test_a_lost_node_queues_the_jobs_on_it_before_all_others() -> None:
 
 
 async def test_what_training_waits_for_comes_before_the_news_of_all_jobs() -> None:
-    """A warning at a node, a lost worker and a changed spec: each waits for no pass over another job's news."""
+    """A warning at a node, a lost worker, a changed spec and a new pod: none waits for passes over others' news."""
     load = await filled_cluster(FEW)
     app, jobs = load.app, list(load.app.store.jobs.all())
     pods = app.store.pods.all().values()
@@ -205,7 +205,7 @@ async def test_what_training_waits_for_comes_before_the_news_of_all_jobs() -> No
 
     def news() -> None:
         for key in jobs:
-            app.queue.add_unless_failing(key)
+            app.queue.add_news(key)
 
     node = load.kube.objects["nodes", "", next(pod.node for pod in pods if pod.node)]
     affected = {pod.key for pod in pods if pod.node == node["metadata"]["name"]}
@@ -224,6 +224,9 @@ async def test_what_training_waits_for_comes_before_the_news_of_all_jobs() -> No
     news()
     app.job_event(changed, deleted=False)
     assert (await order())[0] == jobs[-1]
+    news()
+    app.pod_event({**body, "metadata": {**body["metadata"], "resourceVersion": "1000001", "uid": "new"}}, deleted=False)
+    assert (await order())[0] == lost.key, "the pod's job may now have its first plan"
 
 
 async def test_a_changed_node_takes_a_look_at_no_pod_of_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

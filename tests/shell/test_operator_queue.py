@@ -149,6 +149,7 @@ async def test_regular_news_do_not_end_the_wait_of_a_failing_key() -> None:
     queue.failed("a")
     for _ in range(5):
         queue.add_unless_failing("a")
+        queue.add_news("a")
         assert await ready(queue) == []
     started_s = now()
     await queue.get()
@@ -156,6 +157,18 @@ async def test_regular_news_do_not_end_the_wait_of_a_failing_key() -> None:
     queue.done("a")
     queue.add_unless_failing("a")
     assert await ready(queue) == ["a"]
+
+
+async def test_news_wait_for_changes_but_are_not_starved_by_them() -> None:
+    queue: Queue[str] = Queue()
+    queue.add_news("news")
+    queue.add_news("news-then-changed")
+    for number in range(100):
+        queue.add(f"changed-{number}")
+    queue.add("news-then-changed")
+    served = [await queue.get() for _ in range(LOW_PRIORITY_EVERY)]
+    assert served == ["changed-0", "changed-1", "changed-2", "changed-3", "news"]
+    assert (await ready(queue))[-1] == "news-then-changed"
 
 
 async def test_urgent_keys_come_first_wherever_they_wait() -> None:

@@ -17,6 +17,7 @@ from heterotrain_operator.api.network import MOST_PORT
 from heterotrain_operator.api.reading import SpecError, read_spec, read_status
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.announcements import announcement_of
+from heterotrain_operator.cluster_state.devices import from_annotation
 from heterotrain_operator.cluster_state.quantity import pod_requests, quantities
 from heterotrain_operator.cluster_state.views import (
     Departed,
@@ -35,6 +36,7 @@ _REQUEST_CHARS = 16
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 AVOIDS_ANNOTATION = f"{keys.GROUP}/avoids"
+DEVICES_ANNOTATION = f"{keys.GROUP}/devices"
 QUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 QUEUE_FINALIZER = "kueue.x-k8s.io/managed"
 QUEUE_SERVING = "kueue.x-k8s.io/pod-group-serving"
@@ -202,7 +204,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         waiting_message=waiting.get("message") or "",
         ended=_ended(spec, status, annotations),
         disruption=_disruption(conditions, status),
-        requests=pod_requests(spec),
+        requests={**pod_requests(spec), **from_annotation(annotations.get(DEVICES_ANNOTATION, ""))},
         priority=int(spec.get("priority") or 0),
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
         has_secret=not any(

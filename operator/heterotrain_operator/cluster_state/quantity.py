@@ -54,7 +54,7 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
     For each resource, this is the larger of two sums: all containers and native sidecars, or the largest init
     container plus the sidecars started before it. Resources of the pod itself (``spec.resources``) replace the sum of
     its containers. The runtime class's overhead and one pod are added. A pod that is resized in place counts with the
-    size that it asks for. Claims of devices (DRA) are not counted: the scheduler's answer overrides this estimate.
+    size that it asks for. Devices that it claims are in ``cluster_state.devices``.
     """
     sidecars: Counter[str] = Counter()
     peak: dict[str, float] = {}

@@ -206,6 +206,7 @@ class NodeKind(Kind[str, NodeView]):
         self._changes = changes
         self._wall = wall
         self._history = FlapHistory()
+        self._devices: Mapping[str, Mapping[str, float]] = {}
         self.held: dict[str, NodeView] = {}
 
     def put(self, view: NodeView) -> bool:
@@ -213,7 +214,7 @@ class NodeKind(Kind[str, NodeView]):
         if self.is_stored(view.name, view.resource_version):
             return False
         self._changes.note((view.name,))
-        return super().put(self._with_hold(view))
+        return super().put(self._with_hold(self._with_devices(view)))
 
     def discard(self, key: str) -> None:
         """Remove a deleted node; one of the same name may come back."""
@@ -228,11 +229,36 @@ class NodeKind(Kind[str, NodeView]):
         changed = super().replace(views, since=since)
         for name in changed:
             if (known := self.get(name)) is not None:
-                self._views[name] = self._with_hold(known)
+                self._views[name] = self._with_hold(self._with_devices(known))
             else:
                 self.held.pop(name, None)
         self._changes.note(changed)
         return changed
+
+    def set_devices(self, found: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
+        """Replace the devices of all nodes; return the nodes whose devices changed.
+
+        Args:
+            found: by node, the number of devices of each kind by resource (``cluster_state.devices``).
+        """
+        before, self._devices = self._devices, found
+        names = tuple(name for name in {*before, *found} if before.get(name) != found.get(name) and name in self._views)
+        for name in names:
+            known = self._views[name]
+            old = before.get(name, {})
+            own = {resource: amount for resource, amount in known.allocatable.items() if resource not in old}
+            self._views[name] = replace(known, allocatable={**own, **found.get(name, {})})
+            if name in self.held:
+                self.held[name] = self._views[name]
+        self._changes.note(names)
+        return names
+
+    def offers(self, resource: str) -> bool:
+        """Return whether the kubelet of some node counts this resource."""
+        return any(
+            resource in node.allocatable and resource not in self._devices.get(name, ())
+            for name, node in self._views.items()
+        )
 
     def losses(self) -> str:
         """Return the losses of nodes for the operator that comes after this one; see ``FlapHistory.to_text``."""
@@ -257,6 +283,10 @@ class NodeKind(Kind[str, NodeView]):
         self._changes.note(names)
         return names
 
+    def _with_devices(self, view: NodeView) -> NodeView:
+        devices = self._devices.get(view.name)
+        return replace(view, allocatable={**view.allocatable, **devices}) if devices else view
+
     def _with_hold(self, view: NodeView) -> NodeView:
         ready = view.readiness is NodeReadiness.TRUE
         hold = self._history.note(view.name, ready=ready, nodes=len(self.all()), now_s=self._wall())
@@ -280,6 +310,7 @@ class Store:
         self.nodes = NodeKind(sequence, wall, self.node_changes)
         self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key, sequence)
         self._foreign_requests: Mapping[str, Mapping[str, float]] = {}
+        self._foreign_devices: Mapping[str, Mapping[str, float]] = {}
         self._used: Mapping[str, Mapping[str, float]] = {}
         self._used_at = 0
         """Changes of nodes that are part of ``_used``."""
@@ -292,6 +323,16 @@ class Store:
     @foreign_requests.setter
     def foreign_requests(self, found: Mapping[str, Mapping[str, float]]) -> None:
         before, self._foreign_requests = self._foreign_requests, found
+        self.node_changes.note(node for node in {*before, *found} if before.get(node) != found.get(node))
+
+    @property
+    def foreign_devices(self) -> Mapping[str, Mapping[str, float]]:
+        """By node, the devices that claims of foreign pods hold (``cluster_state.devices``)."""
+        return self._foreign_devices
+
+    @foreign_devices.setter
+    def foreign_devices(self, found: Mapping[str, Mapping[str, float]]) -> None:
+        before, self._foreign_devices = self._foreign_devices, found
         self.node_changes.note(node for node in {*before, *found} if before.get(node) != found.get(node))
 
     def controls_plan(self, plan: PlanObject) -> bool:
@@ -311,8 +352,8 @@ class Store:
         """Return by node the sum of the requests of all running pods; the result is never mutated."""
         changed = self.node_changes.since(self._used_at)
         if changed:
-            own, others = self.pods.used, self._foreign_requests
-            newer = {node: added([own.get(node, {}), others.get(node, {})]) for node in changed}
+            parts = (self.pods.used, self._foreign_requests, self._foreign_devices)
+            newer = {node: added(part.get(node, {}) for part in parts) for node in changed}
             self._used = {**self._used, **newer}
             self._used_at = self.node_changes.count
         return self._used

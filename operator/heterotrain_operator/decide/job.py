@@ -171,6 +171,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
             plan_version=version,
             avoid=avoid.get(pool.name, ()),
             with_secret=with_secret,
+            devices=admitted.shape.requests if (admitted := inputs.admitted.get(pool.name)) is not None else {},
         )
         for pool, index in zip(creating, indices, strict=True)
     )

@@ -32,6 +32,7 @@ from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.allocator import Allocator, wait_at_most
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.device_reader import DeviceReader
 from heterotrain_operator.engine.layout_planner import LayoutPlanner
 from heterotrain_operator.engine.loop_delay import watch_delay
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -101,8 +102,16 @@ class App:
             force_delete_s=settings.force_delete_s or None,
             admitted=admitted,
         )
+        self.devices = DeviceReader(kube, self.store)
         self.reconciler = Reconciler(
-            kube, self.store, self.queue, self.actor, self.metrics, sources=sources, clocks=clocks
+            kube,
+            self.store,
+            self.queue,
+            self.actor,
+            self.metrics,
+            sources=sources,
+            devices=self.devices,
+            clocks=clocks,
         )
         self.metrics_access = MetricsAccess(kube, path=METRICS_PATH, monotonic=clocks.monotonic)
         self.elector: Elector | None = None
@@ -332,7 +341,12 @@ class App:
 
     async def _list_foreign_pods(self) -> None:
         await self._synced.wait()
-        await _every(self.settings.foreign_pods_s, lambda: list_foreign(self.kube, self.store, self.settings.watched))
+        await _every(self.settings.foreign_pods_s, self._look_at_others)
+
+    async def _look_at_others(self) -> None:
+        await list_foreign(self.kube, self.store, self.settings.watched)
+        if names := await self.devices.refresh():
+            self._nodes_changed([node for name in names if (node := self.store.nodes.get(name)) is not None])
 
     @property
     def synced(self) -> bool:

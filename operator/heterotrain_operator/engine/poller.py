@@ -220,7 +220,7 @@ class Poller:
                     news, took_s = await asyncio.to_thread(timed) if len(rows) > ROWS_AT_ONCE else timed()
                     self._take_s = min(MOST_TAKE_S, took_s)
                     if news:
-                        self._queue.add_unless_failing(job.key)
+                        self._queue.add_news(job.key)
             except PromError as error:
                 self._metrics.telemetry_reads.labels(result=error.reason).inc()
                 now_s = self._clocks.monotonic()
@@ -251,7 +251,7 @@ class Poller:
                 rows, member, gauges, pool=pod.pool, workers={pod.uid: pod.name}, namespace=job.key.namespace
             )
             history.set_profile(pod.pool, found)
-            self._queue.add_unless_failing(job.key)
+            self._queue.add_news(job.key)
 
     async def _wait_for_slot(self) -> None:
         """Wait until ``TAKING_PART`` has room for one more answer, if it takes as long as the one before."""
@@ -298,7 +298,7 @@ class Poller:
     def _set_problem(self, job: JobView, history: TelemetryHistory, reason: str, problem: str) -> None:
         if history.set_problem(reason=reason, problem=problem):
             log.info("telemetry", job=job.key.name, namespace=job.key.namespace, state=reason, problem=problem)
-            self._queue.add_unless_failing(job.key)
+            self._queue.add_news(job.key)
 
 
 def _timed(take: Callable[[], bool], processor_s: Callable[[], float]) -> tuple[bool, float]:

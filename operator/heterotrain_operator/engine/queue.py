@@ -3,7 +3,8 @@
 As in client-go, a key is dirty (queued) at most once and never processed twice at a time: a key that becomes dirty
 during its processing is processed once more afterwards. A failing key waits longer each time and delays no other.
 Urgent keys come first: training waits for their pass, or a node is about to end. Keys without a known change have low
-priority: they come after the others. None is starved by others, for whoever changes jobs makes keys urgent.
+priority, and so have those with no more than new telemetry: they come after the others. None is starved by others, for
+whoever changes jobs makes keys urgent.
 """
 
 from __future__ import annotations
@@ -85,9 +86,17 @@ class Queue(Generic[_Key]):
                 self._wake.set()
 
     def add_unless_failing(self, key: _Key) -> None:
-        """Mark a key dirty at once, unless it waits after a failure: for news that come all the time."""
+        """Mark a key dirty at once, unless it waits after a failure."""
         if key not in self._failures:
             self.add(key)
+
+    def add_news(self, key: _Key) -> None:
+        """Mark a key dirty with low priority, unless it waits after a failure: for news that come all the time.
+
+        A job that waits for its first plan would otherwise wait for a look at the new speeds of all others.
+        """
+        if key not in self._failures:
+            self.add_low_priority((key,))
 
     def add_after(self, key: _Key, delay_s: float) -> None:
         """Mark a key dirty after a delay, unless it becomes dirty before; the earlier of two delays counts."""

@@ -33,6 +33,7 @@ from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.allocator import shapes_of
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.device_reader import DeviceReader
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.planning import UNKNOWN_S, PlanningSlots
@@ -96,6 +97,7 @@ class Reconciler:
         metrics: OperatorMetrics,
         *,
         sources: JobInputSources,
+        devices: DeviceReader,
         clocks: Clocks,
     ) -> None:
         self._kube = kube
@@ -108,6 +110,7 @@ class Reconciler:
         self._memories: dict[JobKey, JobMemory] = {}
         self._planning = PlanningSlots()
         self._slots = SlotIndex(store)
+        self._devices = devices
         self._accepted_pods: dict[bytes, tuple[float, AdmittedPod | None]] = {}
         """When the API server accepted a dry run, and what it made of the pod, by its digest without names."""
         self._relearn_due_s = clocks.monotonic() + RELEARN_S
@@ -406,7 +409,8 @@ class Reconciler:
         pod["metadata"]["name"] = f"{job.key.name}-try-{pool.name}"[:63].rstrip("-")
         try:
             with suppress(Conflict):
-                admitted = admitted_pod(await self._kube.create(PODS, pod, dry_run=True))
+                body = await self._kube.create(PODS, pod, dry_run=True)
+                admitted = admitted_pod(body, await self._devices.requests_of(job.key.namespace, body["spec"]))
         except Rejected as error:
             if "exceeded quota" in str(error):
                 return None  # not about the pod, and the quota may have changed when the pod is created
@@ -424,7 +428,9 @@ class Reconciler:
 def _digest_of_any_job(job: ValidJob, pool: WorkerPool) -> bytes:
     """Return a digest of a worker's pod that is the same for jobs with the same template, pool and settings."""
     anonymous = replace(job, key=job.key._replace(name="job"), uid="uid")
-    text = json.dumps(build_pod(anonymous, pool, 0, plan_version=""), sort_keys=True, default=str)
+    pod = build_pod(anonymous, pool, 0, plan_version="")
+    claims = job.key.namespace if pod["spec"].get("resourceClaims") else ""  # a template's name is its namespace's
+    text = json.dumps([claims, pod], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -31,6 +31,10 @@ DISRUPTION_BUDGETS: Final = Resource("policy/v1", "poddisruptionbudgets")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "networkpolicies")
 EVENTS: Final = Resource("v1", "events")
 LEASES: Final = Resource("coordination.k8s.io/v1", "leases")
+DEVICE_CLASSES: Final = Resource("resource.k8s.io/v1", "deviceclasses")
+RESOURCE_SLICES: Final = Resource("resource.k8s.io/v1", "resourceslices")
+RESOURCE_CLAIMS: Final = Resource("resource.k8s.io/v1", "resourceclaims")
+RESOURCE_CLAIM_TEMPLATES: Final = Resource("resource.k8s.io/v1", "resourceclaimtemplates")
 
 POD_GROUP: Final = "PodGroup"
 """A kind that several schedulers have, each in a group of its own."""

@@ -18,9 +18,11 @@ from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.template import ENCRYPTED_IN_THE_POD, LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.devices import to_annotation
 from heterotrain_operator.cluster_state.parse import (
     AVOIDS_ANNOTATION,
     DEFAULT_CONTAINER,
+    DEVICES_ANNOTATION,
     RANKS_ANNOTATION,
     main_container,
 )
@@ -35,6 +37,7 @@ from heterotrain_operator.decide.workers.node_affinity import NODE_NAME, REQUIRE
 DEFAULT_GRACE_S = 30
 LOST_NODE_TOLERATION_S = 10
 """Seconds that a pod stays bound to an unreachable node; the cluster's default is 300."""
+_OWN_ANNOTATIONS = frozenset({AVOIDS_ANNOTATION, DEVICES_ANNOTATION})
 _GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
 _PEER_PORT_NAME_PREFIX = "ht-peer-"
 _DNS_ON_HOST = "ClusterFirstWithHostNet"
@@ -216,6 +219,7 @@ def build_pod(
     plan_version: str,
     avoid: Sequence[str] = (),
     with_secret: bool = True,
+    devices: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a worker's pod.
 
@@ -226,6 +230,7 @@ def build_pod(
         plan_version: version of the newest plan.
         avoid: names of nodes that it must not be placed on.
         with_secret: whether it gets the job's secret.
+        devices: its requests as admitted; the devices that it claims are counted by an annotation.
     """
     template = copy.deepcopy(dict(template_of(job, pool)))
     in_queue = group_metadata(job, template, job.spec, pool)
@@ -286,12 +291,13 @@ def build_pod(
                 keys.LABEL_WORKER_INDEX: str(index),
             },
             "annotations": {
-                **{key: value for key, value in annotations.items() if key != AVOIDS_ANNOTATION},
+                **{key: value for key, value in annotations.items() if key not in _OWN_ANNOTATIONS},
                 **in_queue[1],
                 DEFAULT_CONTAINER: main_name,
                 RANKS_ANNOTATION: str(ranks),
                 keys.ANNOTATION_PLAN: plan_version,
                 **({AVOIDS_ANNOTATION: ",".join(avoid)} if avoid else {}),
+                **({DEVICES_ANNOTATION: claimed} if (claimed := to_annotation(devices or {})) else {}),
                 **_network_annotations(job.spec.network),
                 **group_annotations(job),
             },

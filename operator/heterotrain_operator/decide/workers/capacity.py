@@ -1,6 +1,6 @@
 """How many more workers of a pool fit: the nodes' allocatable resources less the requests of all running pods.
 
-This is an estimate: affinity between pods, volumes and claims of devices (DRA) are visible to the scheduler only. It
+This is an estimate: affinity between pods and volumes are visible to the scheduler only, as are some claims. It
 decides no more than how many pods are worth creating, and a pod that the scheduler cannot place delays nothing.
 """
 
@@ -70,10 +70,15 @@ def shape_of(pod: Mapping[str, Any], requests: Mapping[str, float]) -> Shape:
     )
 
 
-def admitted_pod(body: Mapping[str, Any]) -> AdmittedPod | None:
-    """Return what is needed of the answer to a dry run; ``None`` where requests can't be read."""
+def admitted_pod(body: Mapping[str, Any], devices: Mapping[str, float]) -> AdmittedPod | None:
+    """Return what is needed of the answer to a dry run; ``None`` where requests can't be read.
+
+    Args:
+        body: the answer.
+        devices: devices that the pod claims, by resource (``cluster_state.devices``).
+    """
     try:
-        shape = shape_of(body, pod_requests(body["spec"]))
+        shape = shape_of(body, {**pod_requests(body["spec"]), **devices})
         return AdmittedPod(shape=shape, priority=int(body["spec"].get("priority") or 0))
     except (ValueError, TypeError):
         return None
