@@ -6,13 +6,16 @@ import json
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import heterotrain
 import torch
 from distributed.paced_scripts import Paced
-from heterotrain.layouts.gathered_unit import GatheredUnit
+from heterotrain.layouts import gathered_unit
+from heterotrain.layouts.part_messages import Exchange, sum_of_parts
+from heterotrain.layouts.unit_passes import UnitPasses
 
 TOKENS = 64
 """Vectors of a sample: activations are these times as large as a vector."""
@@ -36,15 +39,64 @@ class Unit(torch.nn.Module):
         return torch.tanh(x + self.inner(x[:, :1]))
 
 
-def train(*, out: str, width: int, units: int, sample_s: float, samples: int, link_bytes_per_s: float) -> None:
+class _Link:
+    """Lets exchanges take as long as over a slow link, one after the other.
+
+    An exchange takes the time of the busiest rank's messages. Where a unit is gathered ahead, it takes that time from
+    the moment in which it begins.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.waited_s = 0.0
+        self._bytes_per_s, self._free_s = bytes_per_s, 0.0
+
+    def install(self) -> None:
+        """Put this link between the ranks of this process's member."""
+        link = self
+
+        class Slow(Exchange):
+            def __init__(self, group: Any, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+                super().__init__(group, sent, received)
+                self.ends_s = link.begin(received)  # this rank's own part is among them
+
+            def finish(self) -> None:
+                began_s = time.time()
+                super().finish()
+                link.wait(began_s, self.ends_s)
+
+        def slow_sum(group: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            began_s, ends_s = time.time(), link.begin(parts)
+            found = sum_of_parts(group, parts)
+            link.wait(began_s, ends_s)
+            return found
+
+        gathered_unit.Exchange = Slow  # type: ignore[misc]  # a deliberate wrapper
+        gathered_unit.sum_of_parts = slow_sum
+
+    def begin(self, parts: Sequence[torch.Tensor]) -> float:
+        """Return when an exchange is over that begins now; each rank has one of the parts."""
+        largest = max(part.nbytes for part in parts)
+        self._free_s = max(time.time(), self._free_s) + (len(parts) - 1) * largest / self._bytes_per_s
+        return self._free_s
+
+    def wait(self, began_s: float, ends_s: float) -> None:
+        """Wait for the end of an exchange, and note the time since the wait for it began."""
+        time.sleep(max(0.0, ends_s - time.time()))
+        self.waited_s += time.time() - began_s
+
+
+def train(
+    *, out: str, width: int, units: int, sample_s: float, samples: int, link_bytes_per_s: float, ahead: bool = True
+) -> None:
     """Train a sequence of layers, and write a line for each committed step.
 
     A line holds the weights by which the plan divides the state, the time when the step began, the seconds of its
-    messages inside the member, the step's peak of the process's memory (VmHWM) in bytes, without what the process took
-    before it had a model, and the bytes of parameters, gradients and optimizer state that this rank holds.
+    waiting for messages inside the member, the step's peak of the process's memory (VmHWM) in bytes, without what the
+    process took before it had a model, and the bytes of parameters, gradients and optimizer state that this rank holds.
 
     ``sample_s``: seconds of a layer's forward pass for one sample on this device. ``link_bytes_per_s``: an exchange of
-    messages waits until the busiest rank's would have passed over such a link.
+    messages waits until the busiest rank's would have passed over such a link. ``ahead``: units are gathered while the
+    unit before them computes.
     """
     torch.set_num_threads(1)
     job = heterotrain.init()
@@ -53,16 +105,10 @@ def train(*, out: str, width: int, units: int, sample_s: float, samples: int, li
         lambda: torch.nn.Sequential(*(Paced(Unit(width), sample_s) for _ in range(units)))
     )  # fmt: skip
     optimizer = job.optimizer(lambda params: torch.optim.Adam(params, lr=1e-4))
-    messages, exchange = [0.0], GatheredUnit._exchange
-
-    def timed(self: GatheredUnit, *arguments: Any) -> None:
-        began = time.time()
-        exchange(self, *arguments)
-        largest = max(tensor.nbytes for tensors in arguments for tensor in tensors)
-        time.sleep(max(0.0, began + (self.group.size() - 1) * largest / link_bytes_per_s - time.time()))
-        messages[0] += time.time() - began
-
-    GatheredUnit._exchange = timed  # type: ignore[method-assign]  # a deliberate wrapper
+    link = _Link(link_bytes_per_s)
+    link.install()
+    if not ahead:
+        UnitPasses._begin_gathering = lambda *_: None  # type: ignore[method-assign]  # a deliberate wrapper
     rows = torch.randn(64, TOKENS, width, generator=torch.Generator().manual_seed(1))
     data = torch.utils.data.TensorDataset(rows, rows.flip(0))
 
@@ -75,7 +121,7 @@ def train(*, out: str, width: int, units: int, sample_s: float, samples: int, li
 
     with Path(out, f"steps-{os.environ['HETEROTRAIN_WORKER']}.jsonl").open("w") as log:
         for step in job.steps(Repeated()):
-            began_s, messages[0] = time.time(), 0.0
+            began_s, link.waited_s = time.time(), 0.0
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             with step:
                 step.compute(torch.nn.functional.mse_loss)
@@ -87,5 +133,5 @@ def train(*, out: str, width: int, units: int, sample_s: float, samples: int, li
                 )
                 group = job._loop.active_group  # a measurement
                 weights = [] if group is None else list(group.member.layout.state_weights)
-                log.write(json.dumps([weights, began_s, messages[0], _memory("VmHWM") - before, held]) + "\n")
+                log.write(json.dumps([weights, began_s, link.waited_s, _memory("VmHWM") - before, held]) + "\n")
                 log.flush()

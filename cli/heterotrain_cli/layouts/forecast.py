@@ -101,7 +101,7 @@ def _by_mode(book: Book | Infeasible, problem: Problem) -> dict[str, Cover | Inf
 
 
 def _auto(book: Book | Infeasible, problem: Problem, by_mode: Mapping[str, Cover | Infeasible]) -> Cover | Infeasible:
-    found = [*by_mode.values(), best_members(book, replace(problem, may_shard=True, gathers_late=True))]
+    found = [*by_mode.values(), best_members(book, replace(problem, may_shard=True, reduces_late=True))]
     covers = [each for each in found if isinstance(each, Cover)]
     # Without any, the reason names the devices that pipelines would need.
     return max(covers, key=lambda cover: cover.samples_per_s, default=by_mode["pipeline"])
@@ -109,7 +109,7 @@ def _auto(book: Book | Infeasible, problem: Problem, by_mode: Mapping[str, Cover
 
 def _best(book: Book | Infeasible, problem: Problem, mode: str) -> Cover | Infeasible:
     if mode == ACROSS_WORKERS:
-        return best_members(book, replace(problem, may_cut=False, may_shard=True, gathers_late=True))
+        return best_members(book, replace(problem, may_cut=False, may_shard=True, reduces_late=True))
     if isinstance(book, Infeasible):
         return book
     if mode == SHARDED:

@@ -8,6 +8,9 @@ pass of the unit in front of it computes. With G_u and R_u for all-gather and re
     forward    G_0 + Σ_{u<U−1} max(F_u, G_{u+1}) + F_{U−1}
     backward   Σ_u max(B_u, G_{u−1} + R_{u+1}) + R_0            (G_{−1} = R_U = 0; the last unit is still gathered)
 
+Members of several workers gather ahead, too, but reduce a unit before the next one computes, in the memory that its
+parameters leave: the backward pass takes ``Σ_u (R_{u+1} + max(B_u, G_{u−1})) + R_0``.
+
 Shards of different size make a ring wait for the largest: of n devices of which none holds more than the fraction f of
 a unit of W bytes, ``G = R = (n − 1) (f W / bandwidth + latency)``. Equal shards have f = 1/n.
 """
@@ -70,21 +73,21 @@ def collectives(problem: Problem, kinds: Sequence[str]) -> Collectives:
 def gathered_bytes(problem: Problem, devices: int, gathering: Gathering) -> int:
     """Return the bytes beyond its state and activations that a device needs for whole parameters and gradients.
 
-    In each pass: a unit and the one that is gathered for next, its gradient and the one that is being reduced; and the
-    first and the last unit with their gradients, where these stay.
+    In each pass: a unit and the one that is gathered for next, its gradient and the one that is being reduced. Where
+    gradients are reduced before the next unit computes, sums of parts arrive in the memory of the unit's parameters;
+    then the first and the last unit stay, with their gradients.
     """
     sizes = [unit.parameter_bytes for unit in problem.units]
     if devices == 1:
         return 0
     if gathering is Gathering.ONCE:
         return 2 * sum(sizes)
-    stay = 0
-    if problem.gathers_late:
+    if problem.reduces_late:
         stay = 2 * (sizes[0] + sum(sizes[-1:] if len(sizes) > 1 else ()))
-        sizes = sizes[1:-1]
+        inner = sizes[1:-1]
+        return stay + max((2 * own + before for before, own in zip([0, *inner], inner, strict=False)), default=0)
     beside = [0, *sizes, 0]
-    passing = (2 * own + before + after for before, own, after in zip(beside[:-2], sizes, beside[2:], strict=True))
-    return stay + max(passing, default=0)
+    return max(2 * own + before + after for before, own, after in zip(beside[:-2], sizes, beside[2:], strict=True))
 
 
 class DeviceTimes:
@@ -105,30 +108,31 @@ class DeviceTimes:
         """
         samples_M = np.maximum(np.arange(most_samples + 1), 1)
         sizes = [unit.parameter_bytes for unit in problem.units]
-        terms: Counter[tuple[bool, tuple[UnitSeconds, ...], tuple[int, ...]]] = Counter()
+        late = problem.reduces_late
+        terms: Counter[tuple[bool, tuple[UnitSeconds, ...], tuple[int, ...], tuple[int, ...]]] = Counter()
         for index, unit in enumerate(problem.units):
             after = tuple(sizes[index + 1 : index + 2])
             before = tuple(sizes[max(0, index - 1) : index]) if gathering is Gathering.EACH_MICRO_BATCH else ()
-            terms[True, unit.seconds[kind], after] += 1
-            terms[False, unit.seconds[kind], before + after] += 1
+            terms[True, unit.seconds[kind], after, ()] += 1
+            terms[False, unit.seconds[kind], before + (() if late else after), after if late else ()] += 1
         curves = {term[:2]: _curve(term[1], samples_M, forward=term[0]) for term in terms}
         self._number_D: Floats = np.array([float(number) for number in terms.values()])
         self._time_DM: Floats = np.array([curves[term[:2]] for term in terms])
-        self._sent_D = [term[2] for term in terms]
+        self._beside_D = [term[2] for term in terms]
+        self._alone_D = [term[3] for term in terms]
         self._first_bytes = sizes[0]
-        self._late = problem.gathers_late
         self.compute_M: Floats = self._number_D @ self._time_DM
 
     def overlapped_s(self, ring: Collectives, largest_ratio: float) -> Floats:
-        """Return the seconds of a forward and a backward pass with their collectives, by size (``_M``).
+        """Return the seconds of a forward and a backward pass with their collectives, by size (``_M``)."""
 
-        They overlap with computation unless units are gathered late.
-        """
-        sent_D1 = np.array([[sum(ring.seconds(size, largest_ratio) for size in sizes)] for sizes in self._sent_D])
+        def of_each(sizes_D: Sequence[tuple[int, ...]]) -> Floats:
+            return np.array([[sum(ring.seconds(size, largest_ratio) for size in sizes)] for sizes in sizes_D])
+
         # The first unit is gathered before anything computes, and reduced after everything has.
-        alone = 2 * ring.seconds(self._first_bytes, largest_ratio)
-        both = self._time_DM + sent_D1 if self._late else np.maximum(self._time_DM, sent_D1)
-        total: Floats = self._number_D @ both + alone
+        ends = 2 * ring.seconds(self._first_bytes, largest_ratio)
+        both = np.maximum(self._time_DM, of_each(self._beside_D)) + of_each(self._alone_D)
+        total: Floats = self._number_D @ both + ends
         return total
 
 
@@ -169,8 +173,8 @@ def lockstep_seconds(
             backward = max(backward, float(_curve(unit.seconds[kind], up_to, forward=False)[-1]))
         after = sent[index + 1] if index + 1 < len(units) else 0.0
         before = sent[index - 1] if index and gathering is Gathering.EACH_MICRO_BATCH else 0.0
-        if problem.gathers_late:
-            total += forward + backward + before + 2 * after
+        if problem.reduces_late:
+            total += max(forward, after) + after + max(backward, before)
         else:
             total += max(forward, after) + max(backward, before + after)
     return total

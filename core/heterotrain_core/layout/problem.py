@@ -115,8 +115,9 @@ class Problem:
         most_stages: stages of one member at most.
         may_cut: whether members may be pipelines.
         may_shard: whether members may be sharded, over devices of any kinds.
-        gathers_late: whether a sharded member gathers a unit only when it is computed, and the first and the last one
-            for whole passes, as the trainer's members of several workers do; otherwise units are gathered ahead.
+        reduces_late: whether a sharded member adds up a unit's gradients before the next unit computes, and keeps the
+            first and the last unit gathered for whole passes, as the trainer's members of several workers do; otherwise
+            these sums are made while the next unit computes.
     """
 
     units: tuple[UnitProfile, ...]
@@ -130,7 +131,7 @@ class Problem:
     most_stages: int = 16
     may_cut: bool = True
     may_shard: bool = False
-    gathers_late: bool = False
+    reduces_late: bool = False
 
     def link(self, one: str, other: str) -> Link:
         """Return the link between two kinds, whichever way round it was given."""

@@ -62,7 +62,7 @@ def problem_of(
     kinds = tuple(DeviceKind(name=name, count=1, memory_bytes=0) for name in workers)
     problem = Problem(
         units=units, kinds=kinds, default_link=Link(bytes_per_s=link_bytes_per_s), batch_samples=batch,
-        micro_batches=tuple(sorted({1, 2, 4, 8, batch // 2, batch})), may_cut=False, may_shard=True, gathers_late=True,
+        micro_batches=tuple(sorted({1, 2, 4, 8, batch // 2, batch})), may_cut=False, may_shard=True, reduces_late=True,
     )  # fmt: skip
     gathered = gathered_bytes(problem, len(kinds), Gathering.EACH_MICRO_BATCH)
     state = problem.state_ratio * sum(unit.parameter_bytes for unit in units)
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument(
         "--memories", type=float, nargs=3, default=[4, 2, 1], help="in proportion, fastest device first"
     )
+    parser.add_argument("--late", action="store_true", help="gather units only when they compute, for comparison")
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     link_bytes_per_s = arguments.link_gbit * 1e9 / 8
@@ -174,6 +175,7 @@ def main() -> None:
             name: operator.start(
                 name, script=SCRIPT, width=arguments.width, units=arguments.units,
                 sample_s=arguments.sample_s / speed, samples=10**6, link_bytes_per_s=link_bytes_per_s,
+                ahead=not arguments.late,
             )
             for name, speed in SPEEDS.items()
         }  # fmt: skip

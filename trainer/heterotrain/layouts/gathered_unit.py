@@ -6,7 +6,8 @@ sends the others their stretches of its gradient, and adds up what it gets for i
 is in proportion to a rank's part. ``torch.distributed.fsdp.fully_shard`` makes equal parts, and its collectives need
 messages of the same size from all ranks.
 
-All messages of an exchange travel at the same time, directly. The busiest rank sends or receives its part n − 1 times.
+The busiest rank sends or receives its part n − 1 times. A gathering may begin some time before the layers run, so that
+its messages travel while other layers compute.
 
 While they are not gathered, a layer has this rank's stretches in place of its parameters, flat.
 """
@@ -22,10 +23,9 @@ import torch
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts.holdings import Extent
+from heterotrain.layouts.part_messages import Exchange, sum_of_parts
 from heterotrain.network.gloo.member_group import MemberGroup
 
-TAG = 7
-"""Of the messages; those between two ranks arrive in their order."""
 Place = tuple[torch.nn.Module, str]
 """A layer, and its name for a parameter."""
 
@@ -136,6 +136,8 @@ class GatheredUnit:
     is_gathered: bool = False
     _watched: set[int] = field(default_factory=set)
     _used: set[int] = field(default_factory=set)
+    _arriving: list[Exchange] | None = None
+    """Exchanges that have begun, for a unit that is not gathered yet."""
 
     def __post_init__(self) -> None:
         for slot in self.slots:
@@ -151,6 +153,24 @@ class GatheredUnit:
         """Whether any parameter gets gradients."""
         return any(slot.part.requires_grad for slot in self.slots)
 
+    def begin_gathering(self) -> None:
+        """Begin to exchange parameters; ``gather`` ends it. Parts must not change in between.
+
+        Raises:
+            PeerLost: another rank of the member is lost or has left the pass.
+        """
+        if self.is_gathered or self._arriving is not None:
+            return
+        self._arriving = []
+        for row in self.rows:
+            values = row.values.data  # writing through .data leaves the version that autograd has recorded
+            row.values.untyped_storage().resize_(values.nbytes)
+            for slot in row.slots:
+                begin = slot.offset + slot.own.start
+                values[begin : begin + slot.own.elements].copy_(slot.part.detach())
+            stretches = row.stretches(values)
+            self._arriving.append(Exchange(self.group, [stretches[self.group.rank()]] * len(stretches), stretches))
+
     def gather(self) -> None:
         """Give the layers whole parameters.
 
@@ -159,27 +179,28 @@ class GatheredUnit:
         """
         if self.is_gathered:
             return
-        self.is_gathered = True
-        for row in self.rows:
-            values = row.values.data  # writing through .data leaves the version that autograd has recorded
-            row.values.untyped_storage().resize_(values.nbytes)
-            for slot in row.slots:
-                begin = slot.offset + slot.own.start
-                values[begin : begin + slot.own.elements].copy_(slot.part.detach())
-            stretches = row.stretches(values)
-            self._exchange([stretches[self.group.rank()]] * len(stretches), stretches)
-            for slot in row.slots:
-                self._watch(slot)
-                self._put(slot, slot.whole)
+        self.begin_gathering()
+        for exchange in self._arriving or ():
+            exchange.finish()
+        self._arriving, self.is_gathered = None, True
+        for slot in self.slots:
+            self._watch(slot)
+            self._put(slot, slot.whole)
 
     def release(self) -> None:
-        """Give the layers this rank's stretches again, and free the memory of the rest."""
+        """Give the layers this rank's stretches again, and free the memory of the rest.
+
+        Raises:
+            PeerLost: the unit was on its way, and another rank of the member is lost or has left the pass.
+        """
+        if self._arriving is not None:
+            self.gather()  # messages would arrive in memory that is not there any more
         if not self.is_gathered:
             return
         self.is_gathered = False
+        for slot in self.slots:
+            self._put(slot, slot.part)
         for row in self.rows:
-            for slot in row.slots:
-                self._put(slot, slot.part)
             row.values.untyped_storage().resize_(0)
 
     def begin_backward(self) -> None:
@@ -203,7 +224,7 @@ class GatheredUnit:
         return any(row.gradient is not None for row in self.rows)
 
     def reduce(self) -> None:
-        """Add up all ranks' gradients and keep this rank's stretch; release the layers.
+        """Release the layers, add up all ranks' gradients and keep this rank's stretch.
 
         Hooks on this rank's parts are called, as those on parameters after a gradient was added to them. A part without
         any gradient stays so: the reduction between members finds out which parameters no rank has used.
@@ -211,6 +232,7 @@ class GatheredUnit:
         Raises:
             PeerLost: as in ``gather``.
         """
+        self.release()  # the sums take the memory of the parameters
         used, self._used = self._used, set()
         for row in self.rows:
             total, row.gradient = row.gradient, None
@@ -218,19 +240,14 @@ class GatheredUnit:
                 continue
             for slot in row.slots:
                 slot.whole.grad = None
-            stretches = row.stretches(total.to(row.slots[0].part.dtype))
-            me = self.group.rank()
-            found = [own if rank == me else torch.empty_like(stretches[me]) for rank, own in enumerate(stretches)]
-            self._exchange(stretches, found)
-            sums = found[0]
-            for other in found[1:]:
-                sums += other
+            total = total.to(row.slots[0].part.dtype)
+            sums = sum_of_parts(self.group, row.stretches(total))
+            begin_own = row.edges[self.group.rank()]
             for slot in row.slots:
-                begin = slot.offset + slot.own.start - row.edges[me]
+                begin = slot.offset + slot.own.start - begin_own
                 own = sums[begin : begin + slot.own.elements]
                 if slot.own.elements and (id(slot) in used or own.any()):  # or another rank has used it
                     _add(slot.part, own)
-        self.release()
 
     def check_ended(self) -> None:
         """Check that no gradient came after those of the unit were reduced.
@@ -252,38 +269,16 @@ class GatheredUnit:
             row.gradient = None
             for slot in row.slots:
                 slot.whole.grad = None
-            if self.is_gathered:  # messages may still arrive in this memory: it is freed when they are over
+            if (
+                self.is_gathered or self._arriving is not None
+            ):  # messages may still arrive in this memory: it is freed when they are over
                 row.values = torch.empty_like(row.values)
                 for slot in row.slots:
                     size = slot.whole.numel()
                     slot.whole.data = row.values[slot.offset : slot.offset + size].view(slot.whole.shape)
+        if self._arriving is not None:
+            self._arriving, self.is_gathered = None, True
         self.release()
-
-    def _exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
-        """Send a tensor to each other rank and receive one from each, both by rank; this rank's own are left alone.
-
-        Messages pass through the CPU's memory.
-
-        Raises:
-            PeerLost: another rank of the member is lost or has left the pass.
-        """
-        own = self.group.rank()
-        waiting, sending = [], []
-        for rank, target in enumerate(received):
-            if rank != own and target.numel():
-                buffer = target if target.is_cpu else torch.empty_like(target, device="cpu")
-                waiting.append((self.group.start_receive(buffer, rank, TAG), buffer, target))
-        copies: dict[int, torch.Tensor] = {}  # the same tensor may go to all ranks
-        for rank, source in enumerate(sent):
-            if rank != own and source.numel():
-                message = copies.setdefault(source.data_ptr(), source.detach().cpu())
-                sending.append(self.group.start_send(message, rank, TAG))
-        for wait, buffer, target in waiting:
-            self.group.finish_receive(wait)
-            if buffer is not target:
-                target.copy_(buffer)
-        for wait in sending:
-            self.group.finish_send(wait)
 
     def _put(self, slot: Slot, parameter: torch.nn.Parameter) -> None:
         for layer, own in slot.places:

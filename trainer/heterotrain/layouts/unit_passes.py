@@ -4,6 +4,10 @@ Ranks tell messages apart by their order alone, so all ranks of a member exchang
 forwards in the order of the list of layers, and backwards in the opposite one. A layer that a rank's samples skip is
 gathered and released there all the same. A unit is reduced when the backward pass of the unit before it begins.
 Autograd computes the latest parts of the forward pass first, so all its gradients are there.
+
+When a unit begins to compute, the one that computes next begins to be gathered. So two units are in memory, and in the
+backward pass the gradient of one. A gradient is reduced before the next unit computes, in the memory that its
+parameters leave.
 """
 
 from __future__ import annotations
@@ -63,6 +67,12 @@ class UnitPasses:
         for unit in (self._rest, *self._units):
             unit.release()  # a pass without a backward pass leaves units gathered, with the values of then
         self._rest.gather()
+        self._begin_gathering(0)
+
+    def _begin_gathering(self, number: int) -> None:
+        """Let a unit be on its way while the present one computes; all ranks call this at the same points."""
+        if 0 <= number < len(self._units):
+            self._units[number].begin_gathering()
 
     def _entering(self, number: int) -> Callable[..., None]:
         def hook(*_: object) -> None:
@@ -75,6 +85,8 @@ class UnitPasses:
                 self._pass_over(number)
                 self._entered = number
             self._units[number].gather()
+            if not self._in_backward:
+                self._begin_gathering(number + 1)
 
         return hook
 
@@ -92,6 +104,7 @@ class UnitPasses:
         """Gather and release the layers that were skipped before this one."""
         for skipped in range(self._entered + 1, number):
             self._units[skipped].gather()
+            self._begin_gathering(skipped + 1)
             self._left(skipped)
 
     def _left(self, number: int) -> None:
@@ -148,6 +161,8 @@ class UnitPasses:
                 self._end(self._units[self._begun])
             self._begun -= 1
             self._units[self._begun].begin_backward()
+            if self._begun > self._backward_to:
+                self._begin_gathering(self._begun - 1)
 
     def _end(self, unit: GatheredUnit) -> None:
         if unit.is_open:

@@ -60,7 +60,7 @@ def problem_of(
         least_members=spec.elastic_policy.min_replicas,
         may_cut=spec.parallelism.may_cut,
         may_shard=spec.parallelism.may_shard and all(profiles[pool.name].can_shard for pool in pools),
-        gathers_late=True,
+        reduces_late=True,
     )
     if not problem.may_cut and not problem.may_shard:
         name = next(pool.name for pool in pools if not profiles[pool.name].can_shard)

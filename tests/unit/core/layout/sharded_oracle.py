@@ -66,6 +66,7 @@ def a_problem(seed: int, *, most_devices: int = 3) -> tuple[Problem, dict[str, i
         state_ratio=state_ratio,
         batch_samples=6,
         micro_batches=(1,),
+        reduces_late=rng.random() < 0.5,
     )
     return problem, devices, share
 
@@ -101,6 +102,9 @@ def pass_s(problem: Problem, kind: str, size: int, number: int, largest: float, 
         clock += max(seconds(unit.seconds[kind], size, "forward_s"), beside)
     for index in reversed(range(len(units))):
         beside = moved[index + 1] if index + 1 < len(units) else 0.0
+        if problem.reduces_late:
+            clock += beside
+            beside = 0.0
         if index and not once:
             beside += moved[index - 1]
         clock += max(seconds(units[index].seconds[kind], size, "backward_s"), beside)
@@ -120,6 +124,13 @@ def whole_units_bytes(problem: Problem, number: int, *, once: bool) -> int:
     if once:
         return 2 * sum(sizes)
     most = 0
+    if problem.reduces_late:  # the ends stay; then each pass of the others, event by event
+        stay, inner = 2 * (sizes[0] + (sizes[-1] if len(sizes) > 1 else 0)), sizes[1:-1]
+        for index, own in enumerate(inner):
+            before, after = sum(inner[max(0, index - 1) : index]), sum(inner[index + 1 : index + 2])
+            # The last one is parameters on their way, the gradient, and parts of sums that arrive.
+            most = max(most, own + after, 2 * own + before, before + own + own)
+        return stay + most
     for index, own in enumerate(sizes):
         before = sizes[index - 1] if index else 0
         after = sizes[index + 1] if index + 1 < len(sizes) else 0

@@ -68,7 +68,7 @@ def test_a_plan_names_parts_by_weights() -> None:
 
 def test_ends_that_stay_gathered_take_memory() -> None:
     problem = a_problem(0)[0]
-    stay = replace(problem, gathers_late=True)
+    stay = replace(problem, reduces_late=True)
     sizes = [unit.parameter_bytes for unit in problem.units]
     assert gathered_bytes(stay, 2, Gathering.EACH_MICRO_BATCH) >= 2 * (sizes[0] + sizes[-1])
     assert gathered_bytes(stay, 1, Gathering.EACH_MICRO_BATCH) == 0

@@ -15,6 +15,7 @@ from heterotrain.layouts.units import units_of
 from heterotrain_core.contract.plan import Layout, LayoutKind
 
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
+BEGIN, REDUCE = GatheredUnit.begin_gathering, GatheredUnit.reduce
 
 
 class Alone:
@@ -27,13 +28,41 @@ class Alone:
         return 1
 
 
+class Seen(torch.autograd.Function):
+    """Calls a function in the forward and in the backward pass."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, number: int, call: Callable[[str], None]) -> torch.Tensor:
+        context.call = number, call
+        call(f"forward {number}")
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        number, call = context.call
+        call(f"backward {number}")
+        return gradients[0], None, None
+
+
+class Block(torch.nn.Linear):
+    """A layer that tells when it computes."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(4, 4)
+        self.number = number
+        self.call: Callable[[str], None] = lambda _what: None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(Seen.apply(x, self.number, self.call))  # type: ignore[no-untyped-call]  # as torch
+
+
 class Net(torch.nn.Module):
     """Three blocks between an embedding and a head."""
 
     def __init__(self, forward: Forward) -> None:
         super().__init__()
         self.embed, self.head = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.blocks = torch.nn.ModuleList(map(Block, range(3)))
         self.run = forward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -50,14 +79,72 @@ def through(*numbers: int) -> Forward:
 
 
 def a_rank(forward: Forward, monkeypatch: pytest.MonkeyPatch) -> tuple[Shards, list[str]]:
-    """Return a rank that holds everything, and the first parameter of each unit that it exchanges, in order."""
+    """Return a rank that holds everything, and what it begins to exchange, by the first parameter of the unit."""
     seen: list[str] = []
-    monkeypatch.setattr(GatheredUnit, "_exchange", lambda unit, *_: seen.append(unit.slots[0].name))
+
+    def beginning(unit: GatheredUnit) -> None:
+        if not unit.is_gathered and unit._arriving is None:
+            seen.append(f"gather {unit.slots[0].name}")
+        BEGIN(unit)
+
+    def reducing(unit: GatheredUnit) -> None:
+        seen.append(f"reduce {unit.slots[0].name}")
+        REDUCE(unit)
+
+    monkeypatch.setattr(GatheredUnit, "begin_gathering", beginning)
+    monkeypatch.setattr(GatheredUnit, "reduce", reducing)
     layout = Layout(kind=LayoutKind.SHARDED, shards=1, state_weights=(1,))
     group: Any = Alone()
     part = Shards(units_of(built(lambda: Net(forward)), "blocks"), layout, group, seed=0, device=torch.device("cpu"))
     part.begin(units_of(built(lambda: Net(forward)), "blocks"))
     return part, seen
+
+
+def test_a_unit_begins_to_be_gathered_when_the_one_before_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two units are in memory at most, and the gradient of one."""
+    most: list[int] = []
+
+    def call(what: str) -> None:
+        seen.append(what)
+        units = part._passes._units
+        parameters = [row.values.untyped_storage().nbytes() for unit in units for row in unit.rows]
+        gradients = [row.gradient.nbytes for unit in units for row in unit.rows if row.gradient is not None]
+        one = units[0].rows[0].values.nbytes
+        assert sum(parameters) <= 2 * one
+        assert sum(gradients) == (one if what.startswith("backward") else 0)
+        most.append(sum(parameters))
+
+    part, seen = a_rank(through(0, 1, 2), monkeypatch)
+    for _, layer in part.model.named_modules():
+        if isinstance(layer, Block):
+            layer.call = call
+    part.forward(0, 0, torch.ones(3, 2)).sum().backward()
+    assert seen == [
+        "gather embed.weight", "gather blocks.0.weight",
+        "gather blocks.1.weight", "forward 0", "gather blocks.2.weight", "forward 1", "forward 2",
+        "gather blocks.1.weight", "backward 2",
+        "reduce blocks.2.weight", "gather blocks.0.weight", "backward 1", "reduce blocks.1.weight", "backward 0",
+        "reduce blocks.0.weight", "reduce embed.weight",
+    ]  # fmt: skip
+    assert len(set(most)) == 2  # the last unit of a direction has none after it
+
+
+def test_a_pass_that_is_left_gives_up_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(blocks: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
+        blocks[0](x)
+        raise RuntimeError("out of memory")
+
+    part, _ = a_rank(fails, monkeypatch)
+    arriving = part._passes._units[1]
+    before = arriving.rows[0].values
+    with pytest.raises(RuntimeError, match="out of memory"):
+        part.forward(0, 0, torch.ones(3, 2))
+    assert arriving._arriving is not None
+    part.forget_pass()
+    assert arriving._arriving is None
+    assert arriving.rows[0].values is not before  # messages may still arrive in the earlier memory
+    assert arriving.rows[0].values.untyped_storage().nbytes() == 0
+    assert before.untyped_storage().nbytes() > 0
 
 
 @pytest.mark.parametrize("numbers", [(0, 2), (1,), (2,), (0,), ()])
@@ -84,8 +171,8 @@ def test_frozen_layers_have_no_backward_pass(monkeypatch: pytest.MonkeyPatch) ->
     for name, parameter in part.named_parameters():
         parameter.requires_grad_(name.startswith(("blocks.2", "head")))
     part.forward(0, 0, torch.ones(3, 2)).sum().backward()
-    assert [name for name in seen if name.startswith("blocks")] == [
-        "blocks.0.weight", "blocks.1.weight", "blocks.2.weight", "blocks.2.weight",
+    assert [name for name in seen if "blocks" in name] == [
+        "gather blocks.0.weight", "gather blocks.1.weight", "gather blocks.2.weight", "reduce blocks.2.weight",
     ]  # fmt: skip
 
 
