@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import torch
 
 from heterotrain.errors import PeerLost
+from heterotrain.network.threads import check_room, start_thread
 
 _T = TypeVar("_T")
 
@@ -17,13 +18,18 @@ class Attempt(Generic[_T]):
     """One attempt to connect, in a thread of its own, on the same accelerator as the caller's."""
 
     def __init__(self, make: Callable[[], _T]) -> None:
-        """Start ``make``, which returns what the training thread waits for."""
+        """Start ``make``, which returns what the training thread waits for.
+
+        Raises:
+            UsageError: there is no room for the threads that connections need.
+        """
+        check_room()
         self._make = make
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._done = threading.Event()
         self._made: list[_T] = []
         self._error: Exception | None = None
-        threading.Thread(target=self._run, name="heterotrain-connect", daemon=True).start()
+        start_thread(self._run, "heterotrain-connect")
 
     def result(self, check: Callable[[], None]) -> _T:
         """Return the result; ``check`` is called while waiting and may raise to abandon the attempt.

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from heterotrain.network.threads import start_thread
+
 _ABANDONED: list[tuple[Any, Any]] = []
 """Operations that gloo may still run, each with its group."""
 _ABANDONING = threading.Lock()
@@ -107,11 +109,15 @@ class PointToPointWait(BoundedWait):
     """
 
     def __init__(self, work: dist.Work, *, is_over: Callable[[], bool], belongs_to: Any) -> None:
-        """Wrap a message; see ``BoundedWait``."""
+        """Wrap a message; see ``BoundedWait``.
+
+        Raises:
+            UsageError: no thread can be started.
+        """
         super().__init__(work, is_over=is_over, belongs_to=belongs_to)
         self._ended = threading.Event()
         self._error: RuntimeError | None = None
-        threading.Thread(target=self._wait, daemon=True, name="heterotrain-message").start()
+        start_thread(self._wait, "heterotrain-message")
 
     def _wait(self) -> None:
         try:
