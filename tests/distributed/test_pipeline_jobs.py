@@ -356,3 +356,25 @@ def test_a_stage_that_nobody_else_holds_comes_back_from_a_checkpoint(
     plan_members(operator, [([b, a], (4,), 17, 3)])
     check(operator, [[b, a]], epochs=4)
     assert "continue from a checkpoint" in a.log()
+
+
+def test_training_begins_again_where_a_lost_stage_is_in_no_checkpoint(operate: Callable[..., Operator]) -> None:
+    """Every worker that holds the rest ends with a cause; the operator's new workers begin with the first step."""
+    operator = operate(batch_samples=BATCH, epochs=2, parallelism="Pipeline")
+    a = start(operator, "a0")
+    lost = start(operator, "a1", fault={"place": "in loss", "step": 5})
+    operator.until_ready(a, lost)
+    plan_members(operator, [([a, lost], (3,), 17, 4)])
+    operator.finish([lost])
+    b = start(operator, "b0")
+    operator.until_ready(b)
+    plan_members(operator, [([b, a], (4,), 17, 3)])
+    operator.finish([a, b])
+    for worker in (a, b):
+        assert worker.outcome is not None, operator.evidence()
+        assert (worker.outcome.ending, worker.outcome.cause) == (Ending.FAILED, Cause.STATE_LOST)
+        assert "whole training state of step 5" in worker.outcome.reason
+    c, d = start(operator, "c0"), start(operator, "c1")
+    operator.until_ready(c, d)
+    plan_members(operator, [([c, d], (4,), 17, 3)])
+    check(operator, [[c, d]])

@@ -5,7 +5,8 @@
     HeterotrainError
     ├── UsageError    the script or its environment asks for something impossible; the message includes the remedy
     │   ├── VersionMismatch    the job needs what this image's version does not have
-    │   └── OutOfMemory        a single sample does not fit into memory
+    │   ├── OutOfMemory        a single sample does not fit into memory
+    │   └── StateLost          lost ranks held parts of the training state, and there is no checkpoint
     ├── NonFinite     the loss, the gradient or the weights became infinite or NaN, and the job is to fail then
     ├── Diverged      the ranks' copies of the training state differ, and the job is to fail then
     ├── PeerLost      the formation is broken; the remaining ranks repeat the step (a script never sees it)
@@ -62,6 +63,12 @@ class OutOfMemory(UsageError):  # noqa: N818  # names the event
     """A single sample does not fit into this rank's memory, whatever is spared."""
 
     cause = Cause.OUT_OF_DEVICE_MEMORY
+
+
+class StateLost(UsageError):  # noqa: N818  # names the event
+    """Lost ranks held parts of the training state that no other rank has, and there is no checkpoint."""
+
+    cause = Cause.STATE_LOST
 
 
 class NonFinite(HeterotrainError):  # noqa: N818  # names the event

@@ -44,6 +44,8 @@ class Cause(StrEnum):
     COPIES_DIFFERED = "CopiesDiffered"
     """The ranks' copies of the training state differed."""
     OUT_OF_DEVICE_MEMORY = "OutOfDeviceMemory"
+    STATE_LOST = "StateLost"
+    """Other workers took parts of the training state with them, and there was no checkpoint."""
     VERSION_MISMATCH = "VersionMismatch"
     """The image cannot read what this operator writes."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from heterotrain.errors import Diverged, NonFinite, PeerLost, UsageError
+from heterotrain.errors import Diverged, NonFinite, PeerLost, StateLost, UsageError
 from heterotrain.termination_message import cause_of
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_outcome, encode_outcome
 
@@ -17,6 +17,7 @@ class OutOfMemoryError(RuntimeError):
     [
         (NonFinite("loss"), Cause.NOT_FINITE),
         (Diverged("copies"), Cause.COPIES_DIFFERED),
+        (StateLost("parts"), Cause.STATE_LOST),
         (OutOfMemoryError("CUDA out of memory"), Cause.OUT_OF_DEVICE_MEMORY),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: no"), Cause.OUT_OF_DEVICE_MEMORY),
         (RuntimeError("CUDA error: out of memory"), Cause.OUT_OF_DEVICE_MEMORY),

@@ -11,7 +11,7 @@ from typing import Protocol
 from heterotrain_core.contract.codec import Refused, decode_plan
 
 from heterotrain.data.progress import Progress
-from heterotrain.errors import UsageError
+from heterotrain.errors import StateLost, UsageError
 from heterotrain.layouts.holdings import Extent, Holding
 from heterotrain.layouts.layout import checksum, sizes_of
 from heterotrain.membership.late import finish_late
@@ -95,8 +95,8 @@ def agree_on_state(
 
     Raises:
         PeerLost: the group broke meanwhile.
-        UsageError: the state belongs to another model or script; ranks with parts of a model have different ones; or a
-            part of the state is lost after the first step, and there is no checkpoint.
+        UsageError: the state belongs to another model or script; or ranks with parts of a model have different ones.
+        StateLost: a part of the state is lost after the first step, and there is no checkpoint.
     """
     finish_late(group, training)  # with the parts of the formation before
     place()
@@ -115,10 +115,10 @@ def agree_on_state(
         elif steps == 0:  # nothing is lost: initial weights follow from the seed
             _log.warning("living ranks do not hold all initial weights any more: all begin again")
         else:
-            raise UsageError(
+            raise StateLost(
                 f"the ranks that are left do not hold the whole training state of step {steps} together, and there is "
-                "no checkpoint yet: set spec.checkpoint, or a shorter spec.checkpoint.interval, or train with more "
-                "members"
+                "no checkpoint yet, so training has to begin again: set spec.checkpoint, or a shorter "
+                "spec.checkpoint.interval, or train with more members"
             )
     if roles.cold_start:
         if rank in roles.donors:

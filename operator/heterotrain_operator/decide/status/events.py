@@ -109,6 +109,8 @@ def events_of(
         found.append(_event("WorkersRemoved", f"removed {listed(removed)}"))
     found += [_event("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in context.accounts.failed]
     found += [_event("ModelCutSmaller", sentence, warning=True) for sentence in context.accounts.answered]
+    if context.accounts.state_lost:
+        found.append(_event("TrainingBeginsAgain", context.accounts.state_lost, warning=True))
     for name, why in context.accounts.disrupted.items():
         found.append(_event("WorkerDisrupted", f"{name}: {why}" if why else name, warning=True))
     avoided = {node.name for node in before.nodes_with_failures if node.avoided}

@@ -49,6 +49,7 @@ class Accounts:
         incidents_s: times of those, oldest first; empty without a window.
         blamed: nodes with failures of this job, by name.
         answered: for each worker whose end another cut of the model answers, what happened.
+        state_lost: why training begins again; empty if it does not.
     """
 
     restarts: int
@@ -64,6 +65,7 @@ class Accounts:
     incidents_s: tuple[float, ...] = ()
     blamed: tuple[BlamedNode, ...] = ()
     answered: tuple[str, ...] = ()
+    state_lost: str = ""
 
 
 def account(
@@ -96,8 +98,11 @@ def account(
     failed = tuple(w for w in workers if w.state is WorkerState.FAILED and w.pod.uid not in before)
     mismatched = [w for w in failed if w.cause is Cause.VERSION_MISMATCH]
     recut = [w for w in failed if w.pod.uid in answered]
-    # Nobody's failures: see ``mismatch_of``, and another cut of the model.
-    failed = tuple(w for w in failed if w.cause is not Cause.VERSION_MISMATCH and w.pod.uid not in answered)
+    # Lost workers took parts of the state with them: those ends count, not the ends of workers that hold the rest.
+    rest = [w for w in failed if w.cause is Cause.STATE_LOST and w.action is None]
+    # Nobody's failures: see ``mismatch_of``, another cut of the model, and the line above.
+    nobodys = {w.pod.uid for w in (*mismatched, *recut, *rest)}
+    failed = tuple(w for w in failed if w.pod.uid not in nobodys)
     lost = [
         w
         for w in workers
@@ -105,15 +110,17 @@ def account(
     ]
     gone = tuple(each for uid, each in known.items() if uid not in present and uid not in before)
     pools = Counter([*(worker.pod.pool for worker in lost), *(each.pool for each in gone)])
-    newly = {w.pod.uid for w in (*failed, *mismatched, *recut, *lost)} | {each.uid for each in gone}
+    newly = {w.pod.uid for w in (*failed, *mismatched, *recut, *rest, *lost)} | {each.uid for each in gone}
     returned = {w.pod.uid for w in workers if w.placed}
     disrupted = {w.pod.name: w.reason for w in lost} | {each.name: "its pod is gone" for each in gone}
     if not counting:  # their uids are kept nevertheless, so that a resumed job does not count them
-        failed, recut, disrupted, pools = (), [], {}, Counter()
+        failed, recut, rest, disrupted, pools = (), [], [], {}, Counter()
     # A later time is of a clock that was ahead: the next delay counts from now.
     last_s = min(now_s, seconds(status.last_failure_time))
     incidents = _new_incidents(failed, last_s, now_s=now_s)
     sentences = (*(answered[w.pod.uid] for w in recut), *(f"{w.pod.name}: {w.reason}" for w in failed))
+    if rest:
+        sentences = (*sentences, f"training begins again: {rest[0].reason}")
     within_s = _within(status.internal.failure_times, incidents, window_s=window_s, now_s=now_s)
     return Accounts(
         restarts=status.restarts + incidents,
@@ -145,6 +152,7 @@ def account(
         last_failure_s=now_s if incidents else last_s,
         departed=gone,
         answered=tuple(answered[w.pod.uid] for w in recut),
+        state_lost=f"{rest[0].pod.name}: {rest[0].reason}" if rest else "",
     )
 
 

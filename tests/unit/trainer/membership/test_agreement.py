@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from heterotrain.data.progress import Progress
-from heterotrain.errors import PeerLost, UsageError
+from heterotrain.errors import PeerLost, StateLost, UsageError
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.holdings import Extent
 from heterotrain.layouts.initial_weights import built, fill
@@ -252,7 +252,8 @@ def test_a_lost_part_is_read_from_the_checkpoint() -> None:
     for training in trainings:
         assert_state_is(training, saved)
     with pytest.raises(
-        UsageError, match=r"state of step 3 together, and there is no checkpoint yet: set spec\.checkpoint"
+        StateLost,
+        match=r"state of step 3 together, and there is no checkpoint yet, so training has to begin again: set",
     ):
         agree([training_of(half, seed=1, steps=STEPS), training_of(rest, seed=2)])
 

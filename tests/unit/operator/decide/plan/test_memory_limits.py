@@ -155,3 +155,36 @@ def test_the_allocation_values_devices_with_the_same_memory() -> None:
     forgotten = _problem(free)
     assert forgotten is not None
     assert forgotten.kinds[0].memory_bytes == 6 * STATE
+
+
+def lost_its_state(**spec: object) -> FakeCluster:
+    """Return a job whose stage was killed after the first step, and whose other workers then hold too little."""
+    profiles = {"a": profile("a", units_that_fit=5), "b": profile("b", units_that_fit=3.5, slowness=2)}
+    cluster = a_cluster(profiles=profiles, backoffLimit=0, **spec).start()
+    ran_out(cluster, "job-w0", how="kernel")
+    assert sorted(units_of(cluster)) == ["job-w1", "job-w2"]
+    for name in ("job-w1", "job-w2"):
+        why = "the ranks that are left do not hold the whole training state of step 7 together"
+        cluster.end(name, Ending.FAILED, exit_code=1, reason=why, cause=Cause.STATE_LOST)
+        cluster.step()
+    cluster.settle()
+    cluster.pass_time(60).settle()
+    cluster.schedule().run()
+    cluster.settle()
+    return cluster
+
+
+def test_a_job_without_a_checkpoint_begins_again_when_a_part_of_the_state_was_lost() -> None:
+    """The end of the lost worker counts as what it is; those of the workers that hold the rest count nothing."""
+    cluster = lost_its_state()
+    assert units_of(cluster) == {"job-w3": 3, "job-w4": 3}
+    assert (cluster.status["restarts"], cluster.condition("Failed")[0]) == (0, "False")
+    assert cluster.events.count("TrainingBeginsAgain") >= 1
+    assert "WorkerFailed" not in cluster.events
+    assert cluster.status["lastFailure"].startswith("training begins again: the ranks that are left")
+    assert "nodesWithFailures" not in cluster.status or not cluster.status["nodesWithFailures"]
+
+
+def test_a_rule_may_end_a_job_that_would_begin_again() -> None:
+    rules = {"rules": [{"action": "Fail", "onReasons": ["StateLost"]}]}
+    assert lost_its_state(failurePolicy=rules).condition("Failed") == ("True", "FailurePolicy")
