@@ -37,7 +37,7 @@ _INLIER_WEIGHT = 0.5
 """Least bisquare weight of an observation that counts as an inlier."""
 _NO_REACH = 1e-6
 """Sum of squared size distances (fourth powers of logarithms) below which all sizes are one size."""
-_PRIOR_OBSERVATIONS, _PRIOR_EXCESS = 2, 4.0
+PRIOR_OBSERVATIONS, PRIOR_EXCESS = 2, 4.0
 """Few observations may agree by chance: this many more are assumed, with this squared error over their spread."""
 _LEAST_SERIES = 8
 """Observations below which a correlation with the next observation cannot be estimated."""
@@ -265,7 +265,7 @@ def _line_error(
     degrees = max(1, len(x_O) - 2)
     part_O = w_O * (y_O - slope * x_O - fixed)
     misses = float((part_O**2 / np.where(w_O > 0, w_O, 1.0)).sum())
-    excess = max(1.0, (misses + _PRIOR_OBSERVATIONS * _PRIOR_EXCESS) / (degrees + _PRIOR_OBSERVATIONS))
+    excess = max(1.0, (misses + PRIOR_OBSERVATIONS * PRIOR_EXCESS) / (degrees + PRIOR_OBSERVATIONS))
     about_O = x_O - float((w_O * x_O).sum() / w_O.sum())
     if assumed.seen:
         _, weight = _at_zero(x_O, y_O, w_O, assumed)

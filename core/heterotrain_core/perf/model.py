@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -41,6 +42,28 @@ class LineError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeCurve:
+    """Seconds of a micro-batch where they are known to stray from the line: straight between points, never falling.
+
+    Attributes:
+        points: (samples, seconds), by growing samples.
+        errors: relative standard error of each point.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    errors: tuple[float, ...]
+
+    def error_at(self, samples: float) -> float:
+        """Return the relative standard error at a micro-batch of this size, between the points by interpolation."""
+        sizes = [size for size, _ in self.points]
+        last = bisect_right(sizes, samples)
+        if last in (0, len(sizes)):
+            return self.errors[0 if last == 0 else -1]
+        part = (samples - sizes[last - 1]) / (sizes[last] - sizes[last - 1])
+        return (1 - part) * self.errors[last - 1] + part * self.errors[last]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberModel:
     """One member's time model.
 
@@ -52,6 +75,8 @@ class MemberModel:
         uncertainty_ratio: relative standard error of predicted compute seconds at half and twice the typical share,
             the worse of the two, from the data of the member and its pool alone; ``inf`` when they do not determine it.
         error: the same at any size; ``None`` when the data do not determine it.
+        curve: the times where they are known to stray from the line, at the same pace; ``None`` where the line holds.
+            It counts for shares of the present batch; another batch, other members and forecasts rest on the line.
         largest_share_samples: largest observed share.
         steps: observed steps.
         shapes: distinct observed micro-batch sizes.
@@ -68,6 +93,7 @@ class MemberModel:
     hiccups: Hiccups = NO_HICCUPS
     uncertainty_ratio: float = float("inf")
     error: LineError | None = None
+    curve: TimeCurve | None = None
     largest_share_samples: int = 0
     steps: int = 0
     shapes: int = 0
@@ -120,4 +146,5 @@ def at_pace(model: MemberModel, ratio: float) -> MemberModel:
     scaled = error and LineError(
         centre_samples=error.centre_samples, centre_s=ratio * error.centre_s, slope_s=ratio * error.slope_s
     )
-    return replace(model, compute=slower, error=scaled)
+    bent = model.curve and replace(model.curve, points=tuple((n, ratio * s) for n, s in model.curve.points))
+    return replace(model, compute=slower, error=scaled, curve=bent)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.counters import Observation
 from heterotrain_core.perf.model import FitQuality, MemberModel
-from heterotrain_core.split.member import SplitMember
+from heterotrain_core.split.member import CurveTime, SplitMember
 
 TRUSTED_GROWTH = 2
 """Factor on its largest observed share that a member may be given: further away, times may curve.
@@ -22,6 +22,10 @@ UNSURE_GROWTH = 8
 PESSIMISTIC_DEVIATIONS = 2.0
 """Standard errors of its slope by which a pessimistic line is steeper."""
 
+MOST_TABULATED = 10**6
+"""Shares of all members that are tabulated at most, about 40 MB; beyond, lines have to do."""
+_FAR_SAMPLES = 2.0**40
+"""Size at which a curve's last segment, along the line, ends."""
 MOST_PROBED_STEPS = 60
 """Steps after which probing ends even if the speed is still unclear: the member is too noisy for probes to help."""
 
@@ -121,3 +125,37 @@ def trusted_samples(members: Sequence[SplitMember], models: Sequence[MemberModel
 def _capped(member: SplitMember, samples: int) -> SplitMember:
     most = max(samples, member.floor_samples, member.granularity_samples)
     return replace(member, cap_samples=most if member.cap_samples is None else min(most, member.cap_samples))
+
+
+def with_curves(
+    total_samples: int, members: Sequence[SplitMember], models: Sequence[MemberModel]
+) -> tuple[SplitMember, ...]:
+    """Return the members with their time curves; as they are where too many shares would have to be tabulated.
+
+    Args:
+        total_samples: the global batch.
+        members: with their lines and the user's limits.
+        models: their fitted models, with lines.
+    """
+    most = max((TRUSTED_GROWTH * model.largest_share_samples for model in models), default=0)
+    if len(members) * min(total_samples, max(most, -(-total_samples // len(members)))) > MOST_TABULATED:
+        return tuple(members)
+    return tuple(_curved(member, model) for member, model in zip(members, models, strict=True))
+
+
+def _curved(member: SplitMember, model: MemberModel) -> SplitMember:
+    compute, curve = model.compute, model.curve
+    if compute is None or curve is None:
+        return member
+    slope, fixed = compute.per_sample_s + compute.backward_per_sample_s, compute.fixed_s + compute.backward_fixed_s
+    size, (last, last_s) = curve.points[len(curve.points) // 2][0], curve.points[-1]
+    backward_s = compute.backward_per_sample_s * size + compute.backward_fixed_s
+    further = (_FAR_SAMPLES, last_s + slope * (_FAR_SAMPLES - last))
+    return replace(
+        member,
+        compute=CurveTime(
+            points=(*curve.points, further),
+            backward_part=backward_s / (slope * size + fixed),
+            update_s=compute.update_s,
+        ),
+    )

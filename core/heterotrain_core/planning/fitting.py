@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.perf.curve import time_curves
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.fit import fit_data
 from heterotrain_core.perf.line import ASSUMED, FixedPart
@@ -66,6 +67,9 @@ class MemberFits:
             if own.compute is None:
                 own = _assumed(own, member.pool, mates, self.alone)
             found.append(replace(own, pooled=any(mate.quality is FitQuality.OK for mate in mates)))
+        if near:
+            bent = time_curves(self.data[: len(self.evidence)], found, [m.pool for m in self.evidence])
+            found = [replace(model, curve=curve) for model, curve in zip(found, bent, strict=True)]
         noise = step_noise(self.data[: len(self.evidence)], found)
         variations = own_variations(
             [member.observations for member in self.evidence],

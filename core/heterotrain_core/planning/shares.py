@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Division, Prediction
-from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel
+from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel, compute_s
 from heterotrain_core.planning.evidence import (
     MemberEvidence,
     cautious,
@@ -22,6 +22,7 @@ from heterotrain_core.planning.evidence import (
     settled,
     split_member,
     trusted_samples,
+    with_curves,
 )
 from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
@@ -120,14 +121,13 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
     communication = exchange.communication or CommunicationTime()
     members = [split_member(m, x.compute) for m, x in zip(evidence, models, strict=True) if x.compute is not None]
     known = len(members) == len(evidence)
+    bent = with_curves(request.total_samples, members, models) if known else members
 
     # 3. Choose the shares: even, current or optimal ones.
     variations = shrunk_variations(models)
     hiccups = models[0].hiccups if models else NO_HICCUPS
-    shares, gain, reason = _shares(
-        request, models, members, exchange, even.shares, variations=variations, hiccups=hiccups
-    )
-    final = evaluate(shares, members, communication=communication) if known else None
+    shares, gain, reason = _shares(request, models, bent, exchange, even.shares, variations=variations, hiccups=hiccups)
+    final = evaluate(shares, bent, communication=communication) if known else None
     relearn = tuple(m.member for m, model in zip(evidence, models, strict=True) if model.drifted)
     if relearn:
         reason += f"; the speed of {', '.join(relearn)} changed"
@@ -151,7 +151,7 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
             shares=shares,
             micro_batch_samples=tuple(m.micro_cap_samples or 0 for m in evidence),
             cap_samples=tuple(m.cap_samples for m in evidence),
-            compute=tuple(model.compute for model in models),
+            compute=_planned_lines(models, final),
             probe=probe,
             probe_steps=PROBE_STEPS if probe else 0,
             communication=exchange.communication,
@@ -165,6 +165,29 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
         exchange=exchange,
         reason=reason,
     )
+
+
+def _planned_lines(models: Sequence[MemberModel], final: Split | Infeasible | None) -> tuple[ComputeTime | None, ...]:
+    """Return the members' lines as a plan carries them: through the time curve at the planned share.
+
+    Survivors of a loss, the allocation and the forecast extrapolate from there, and only have lines.
+    """
+    lines = [model.compute for model in models]
+    if not isinstance(final, Split):
+        return tuple(lines)
+    for rank, (model, share, micro) in enumerate(zip(models, final.shares, final.micro_batches, strict=True)):
+        line = model.compute
+        if line is None or model.curve is None or share == 0:
+            continue
+        ratio = (final.own_s[rank] - line.update_s) / (compute_s(line, share, micro_batches=micro) - line.update_s)
+        lines[rank] = replace(
+            line,
+            per_sample_s=ratio * line.per_sample_s,
+            fixed_s=ratio * line.fixed_s,
+            backward_per_sample_s=ratio * line.backward_per_sample_s,
+            backward_fixed_s=ratio * line.backward_fixed_s,
+        )
+    return tuple(lines)
 
 
 def _shares(
@@ -195,9 +218,9 @@ def _shares(
         careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
     found = balance_expected(request.total_samples, careful, variations, communication=communication, hiccups=hiccups)
     if isinstance(found, Infeasible):
-        found = balance_expected(
-            request.total_samples, members, variations, communication=communication, hiccups=hiccups
-        )
+        # Lines: without caps, all shares up to the batch would have to be tabulated.
+        lines = [replace(m, compute=x.compute or _ALIKE) for m, x in zip(members, models, strict=True)]
+        found = balance_expected(request.total_samples, lines, variations, communication=communication, hiccups=hiccups)
     if isinstance(found, Infeasible):
         return even, 1.0, f"even shares, because the learned models cannot be used: {found.reason}"
     best = found.split

@@ -37,7 +37,9 @@ def false_positive_gain(models: Sequence[MemberModel], now: Split) -> float:
     for model, share, micro, own_s in zip(models, now.shares, now.micro_batches, now.own_s, strict=True):
         if share == 0:
             continue
-        if model.error is not None:
+        if model.curve is not None:
+            errors.append(own_s * model.curve.error_at(share / micro))
+        elif model.error is not None:
             errors.append(micro * model.error.at(share / micro))
         elif model.steps > 0:
             errors.append(max(model.variation, USUAL_VARIATION) * own_s / math.sqrt(model.steps))

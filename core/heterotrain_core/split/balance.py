@@ -52,7 +52,7 @@ def balance_many(
     feasible = [total for total, limit in zip(totals, limits, strict=True) if limit is None]
     if not feasible:
         return tuple(limit for limit in limits if limit is not None)
-    odd = [int(c) for table in timing.tables if np.any(table.own_G != table.reach_G) for c in table.columns]
+    odd = [int(c) for table in timing.tables if table.falls for c in table.columns]
     if odd or len(set(timing.granularity_W.tolist())) > 1:
         answers = iter([_with_gaps(total, members, communication, timing, sorted(odd)) for total in feasible])
     else:

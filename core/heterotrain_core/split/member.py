@@ -23,6 +23,24 @@ class TableTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CurveTime:
+    """A fitted curve of micro-batch seconds: straight between the points, flat outside of them.
+
+    Measured phases are the same part of the time at all sizes. A further micro-batch never makes a step shorter here,
+    whatever the points say: such a fall is mostly an error of the fit, and shares would jump to it.
+
+    Attributes:
+        points: (samples of a micro-batch, seconds), by growing samples; seconds never fall. At least one.
+        backward_part: part of the seconds that is backward, which hides the exchange.
+        update_s: seconds of the update, once a step.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    backward_part: float
+    update_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitMember:
     """One rank, or anything else with a time curve such as a whole pipeline, as input of the split.
 
@@ -35,7 +53,7 @@ class SplitMember:
         granularity_samples: shares are multiples of it; floor and cap are rounded inwards.
     """
 
-    compute: ComputeTime | TableTime
+    compute: ComputeTime | TableTime | CurveTime
     floor_samples: int = 1
     cap_samples: int | None = None
     micro_cap_samples: int | None = None
@@ -59,6 +77,8 @@ def member_problem(member: SplitMember) -> str | None:
             return "has a table whose samples do not grow"
         sound = all(math.isfinite(seconds) and seconds > 0 for _, seconds in compute.points)
         return None if sound else "has a table with a time that is not positive"
+    if isinstance(compute, CurveTime):
+        return _curve_problem(compute)
     parts = (
         compute.per_sample_s,
         compute.fixed_s,
@@ -69,6 +89,18 @@ def member_problem(member: SplitMember) -> str | None:
     if not all(math.isfinite(x) and x >= 0 for x in parts):
         return "has a time model with a negative or infinite part"
     return None if any(x > 0 for x in parts) else "has a time model without any time"
+
+
+def _curve_problem(curve: CurveTime) -> str | None:
+    seconds = [point[1] for point in curve.points]
+    if not seconds:
+        return "has an empty time curve"
+    if any(b[0] <= a[0] for a, b in itertools.pairwise(curve.points)):
+        return "has a time curve whose samples do not grow"
+    if any(b < a for a, b in itertools.pairwise(seconds)) or not seconds[0] > 0 or not math.isfinite(seconds[-1]):
+        return "has a time curve that falls, or with a time that is not positive"
+    sound = 0 <= curve.backward_part <= 1 and 0 <= curve.update_s < math.inf
+    return None if sound else "has a time curve whose backward part is not in [0, 1], or a negative update"
 
 
 def micro_batch_count(share_samples: int, micro_cap_samples: int | None) -> int:

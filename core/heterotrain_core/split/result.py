@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterotrain_core.contract.plan import Binding
-from heterotrain_core.split.member import SplitMember, TableTime
-from heterotrain_core.split.step_time import Floats, Ints, Timing, table_seconds
+from heterotrain_core.split.member import CurveTime, SplitMember, TableTime
+from heterotrain_core.split.step_time import Floats, Ints, Timing
+from heterotrain_core.split.tabulated import table_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,9 @@ def _next_s(timing: Timing, members: Sequence[SplitMember], shares_CW: Ints) -> 
     for index in np.flatnonzero(timing.is_table_W).tolist():
         member = members[index]
         table = member.compute
+        if isinstance(table, CurveTime):
+            times_CW[:, index] = _further_s(timing, index, more_CW[:, index])
+            continue
         assert isinstance(table, TableTime)  # noqa: S101  # implied by is_table_W
         end = table.points[-1][0]
         micro_cap = int(timing.micro_W[index])
@@ -137,3 +141,13 @@ def _next_s(timing: Timing, members: Sequence[SplitMember], shares_CW: Ints) -> 
             own = own + np.maximum(wanted - end, 0) * max(0.0, (t1 - t0) / (n1 - n0))
         times_CW[:, index] = own + timing.overlapped_s + timing.last_s
     return times_CW
+
+
+def _further_s(timing: Timing, index: int, wanted_C: Ints) -> Floats:
+    """Return a curve's step time at these shares; beyond the limit, it continues with the last difference."""
+    column_C = np.full(len(wanted_C), index)
+    last, granularity = int(timing.hi_W[index]), int(timing.granularity_W[index])
+    ends = np.array([last, max(last - granularity, int(timing.lo_W[index]))])
+    end_s, before_s = timing.step_at(np.full(2, index), ends).tolist()
+    within_s = timing.step_at(column_C, np.minimum(wanted_C, last))
+    return np.where(wanted_C > last, end_s + (end_s - before_s), within_s)

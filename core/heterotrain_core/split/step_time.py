@@ -17,50 +17,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.split.member import SplitMember, TableTime
+from heterotrain_core.split.member import CurveTime, SplitMember, TableTime
+from heterotrain_core.split.tabulated import Lookup, Table, curve_seconds, table_seconds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 UNLIMITED = 2**40
 """Represents "no limit" in samples; products with it still fit 64 bits and are exact in a float."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """One distinct table, on the grid of shares that its members may have.
-
-    Attributes:
-        columns: the members that use it.
-        lo, granularity: grid point ``x`` is the share ``lo + x * granularity``.
-        own_G: compute seconds on the grid.
-        reach_G: least compute seconds of this share or any larger one up to the cap, so that it never falls: a share
-            counts as reached as soon as an equal or larger one is.
-    """
-
-    columns: Ints
-    lo: int
-    granularity: int
-    own_G: Floats
-    reach_G: Floats
-
-    def index(self, samples: Ints) -> Ints:
-        return np.clip((samples - self.lo) // self.granularity, 0, len(self.own_G) - 1)
-
-
-def table_seconds(table: TableTime, samples: Ints, micro_cap: int) -> Floats:
-    """Return own compute seconds for shares by the table: micro-batches add up, and an empty share takes no time."""
-    xs, ys = (np.array(axis, dtype=float) for axis in zip(*table.points, strict=True))
-    micro = np.maximum(-(-samples // micro_cap), 1)
-    small, larger = np.divmod(samples, micro)
-    spent = (micro - larger) * np.interp(small, xs, ys) + larger * np.interp(small + 1, xs, ys)
-    return np.where(samples > 0, spent, 0.0)
 
 
 class Timing:
@@ -96,24 +65,35 @@ class Timing:
         self.overlaps = communication.overlapped_s > 0
         self.hidden = 1.0 - communication.gamma
         self.accumulates = bool(np.any(self.micro_W < self.hi_W))
-        self.is_table_W = np.array([isinstance(m.compute, TableTime) for m in members])
-        self.tables = self._tables(members) if self.is_table_W.any() else ()
+        # Where the exchange varies, the backward pass of a curve hides nothing.
+        hideable_s = self.overlapped_s if isinstance(self.overlapped_s, float) else 0.0
+        self.is_table_W = np.array([not isinstance(m.compute, ComputeTime) for m in members])
+        self.tables = self._tables(members, hideable_s) if self.is_table_W.any() else ()
+        self.lookup = Lookup(self.tables, len(members)) if self.tables else None
         # Where this slope of the communication term is zero (q = 0, gamma = 0), a member only waits for its fixed part.
         self.late_W = self.rate_W - self.hidden * self.k_W
 
-    def _tables(self, members: Sequence[SplitMember]) -> tuple[_Table, ...]:
-        groups: dict[tuple[TableTime, int, int, int, int], list[int]] = {}
+    def _tables(self, members: Sequence[SplitMember], hideable_s: float) -> tuple[Table, ...]:
+        groups: dict[tuple[TableTime | CurveTime, int, int, int, int], list[int]] = {}
         for column, member in enumerate(members):
-            if isinstance(member.compute, TableTime) and self.lo_W[column] <= self.hi_W[column]:
+            if not isinstance(member.compute, ComputeTime) and self.lo_W[column] <= self.hi_W[column]:
                 limits = (int(self.lo_W[column]), int(self.hi_W[column]))
                 key = (member.compute, *limits, int(self.micro_W[column]), member.granularity_samples)
                 groups.setdefault(key, []).append(column)
         found = []
         for (compute, lo, hi, micro_cap, granularity), columns in groups.items():
             grid = np.arange(lo, hi + 1, granularity, dtype=np.int64)
-            own = table_seconds(compute, grid, micro_cap)
-            reach = np.ascontiguousarray(np.minimum.accumulate(own[::-1])[::-1])
-            found.append(_Table(np.array(columns, dtype=np.int64), lo, granularity, own, reach))
+            if isinstance(compute, CurveTime):
+                own, back = curve_seconds(compute, grid, micro_cap)
+                # A further micro-batch has a shorter backward, which hides less: what is hidden later is not counted.
+                reach = np.maximum.accumulate(own - np.minimum(hideable_s, self.hidden * back))
+                back = (own - reach) / self.hidden if self.hidden > 0 else back
+            else:
+                own = table_seconds(compute, grid, micro_cap)
+                reach = np.ascontiguousarray(np.minimum.accumulate(own[::-1])[::-1])
+                back = np.zeros_like(own)
+            falls = isinstance(compute, TableTime) and bool(np.any(own != reach))
+            found.append(Table(np.array(columns, dtype=np.int64), lo, granularity, own, reach, back, falls))
         return tuple(found)
 
     def micro_batches(self, samples_LW: Ints) -> Ints:
@@ -126,30 +106,35 @@ class Timing:
         """Return own compute seconds C(n)."""
         micro = self.micro_batches(samples_LW)
         own = self.rate_W * samples_LW + self.fixed_W * micro + self.update_W
-        for table in self.tables:
-            own[..., table.columns] = table.own_G[table.index(samples_LW[..., table.columns])]
+        if (known := self.lookup) is not None:
+            own[..., known.columns] = known.own_G[known.index(samples_LW[..., known.columns])]
         return own
 
     def last_backward_s(self, samples_LW: Ints) -> Floats:
         """Return the seconds P(n) of the last micro-batch's backward; 0 for an empty share and for tables."""
         micro = self.micro_batches(samples_LW)
         last = samples_LW // np.maximum(micro, 1) if self.accumulates else samples_LW
-        return self.k_W * last + self.m_W * np.minimum(micro, 1)
+        backward = self.k_W * last + self.m_W * np.minimum(micro, 1)
+        if (known := self.lookup) is not None:
+            backward[..., known.columns] = known.back_G[known.index(samples_LW[..., known.columns])]
+        return backward
 
     def step_s(self, samples_LW: Ints) -> Floats:
         """Return t(n): the end of the step if this member alone determined it."""
         times = self._model_step(samples_LW, slice(None))
-        for table in self.tables:
-            own = table.reach_G[table.index(samples_LW[..., table.columns])]
-            times[..., table.columns] = own + (self.last_s + self.overlapped_s)
+        if (known := self.lookup) is not None:
+            own = known.reach_G[known.index(samples_LW[..., known.columns])]
+            times[..., known.columns] = own + (self.last_s + self.overlapped_s)
         return times
 
     def step_at(self, columns: Ints, samples: Ints) -> Floats:
         """Return t(n) for pairs of (member, share)."""
         times = self._model_step(samples, columns)
-        for table in self.tables:
-            mine = np.isin(columns, table.columns)
-            times[mine] = table.reach_G[table.index(samples[mine])] + (self.last_s + self.overlapped_s)
+        if (known := self.lookup) is not None:
+            places = known.place_W[columns]
+            mine = places >= 0
+            own = known.reach_G[known.index(samples[mine], places[mine])]
+            times[mine] = own + (self.last_s + self.overlapped_s)
         return times
 
     def _model_step(self, samples_LW: Ints, columns: Ints | slice) -> Floats:

@@ -1,8 +1,9 @@
 """Simulated: what straight lines lose where times are curves. Prints Markdown for docs/simulation.md.
 
 Without noise, and with one batch: lines are fitted again after each change of shares, to the published times at all
-shares so far and at 15 % less and more of the present ones, or to the latter alone. LB-BSP's rule divides by measured
-speed. Figures are steps over the true optimum. Usage: simulated_curves.py
+shares so far and at 15 % less and more of the present ones, or to the latter alone. Time curves are those of the
+operator's fit, from the same times. LB-BSP's rule divides by measured speed. Figures are steps over the true optimum.
+Usage: simulated_curves.py
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.perf.counters import MeanVariance, Observation
+from heterotrain_core.planning.evidence import MemberEvidence, split_member, with_curves
+from heterotrain_core.planning.fitting import fit_members
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.proportion import evenly, in_proportion
@@ -26,6 +30,8 @@ ROUNDS = 12
 SETTLED = 6
 """Rounds after which the figures count."""
 VARIED = 0.15
+STEPS = 40
+"""Steps at each of the shares, for the operator's fit."""
 
 Shares = list[int]
 
@@ -89,6 +95,39 @@ class Case:
 
         return following
 
+    def by_curves(self, before: list[Shares]) -> Shares:
+        """Return the shares by the operator's lines and time curves, from the published times at all shares so far."""
+        evidence = tuple(
+            MemberEvidence(
+                member=worker.name,
+                pool=worker.pool,
+                observations=self.observations(worker.gpu, [each[i] for each in before]),
+                micro_cap_samples=self.truth.memory_samples(worker.gpu),
+            )
+            for i, worker in enumerate(self.workers)
+        )
+        models = fit_members(evidence).models(total_samples=self.batch)
+        members = [split_member(m, x.compute) for m, x in zip(evidence, models, strict=True) if x.compute is not None]
+        found = balance(self.batch, with_curves(self.batch, members, models), communication=self.exchange)
+        return list(found.shares) if isinstance(found, Split) else before[-1]
+
+    def observations(self, gpu: str, shares: Sequence[int]) -> tuple[Observation, ...]:
+        """Return the published times of these shares, of 15 % less and more of the last one, and of it once more."""
+        now = shares[-1]
+        limit = self.truth.memory_samples(gpu)
+        return tuple(
+            Observation(
+                member=gpu,
+                share_samples=share,
+                micro_batches=-(-share // limit),
+                steps=STEPS,
+                ended_s=float(at),
+                compute=MeanVariance(mean=self.own_s(gpu, share), variance=0.0),
+            )
+            for at, share in enumerate([*shares, int(now * (1 - VARIED)), int(now * (1 + VARIED)), now], start=1)
+            if share > 0
+        )
+
     def by_speed(self, before: list[Shares]) -> Shares:
         """Return LB-BSP's shares."""
         speeds = [
@@ -109,13 +148,13 @@ class Case:
 
 def main() -> None:
     """Print one row for each case."""
-    print("| workload, batch | GPUs | even | by measured speed | lines | lines near the shares |")
-    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    print("| workload, batch | GPUs | even | by measured speed | lines | lines near the shares | curves |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for workload, mix, batches in CASES:
         for batch in batches:
             case = Case(workload, mix, batch)
             even = f"{case.over(list(evenly(batch, len(case.workers)))):.1%}"
-            rules = (case.by_speed, case.by_lines(all_shares=True), case.by_lines(all_shares=False))
+            rules = (case.by_speed, case.by_lines(all_shares=True), case.by_lines(all_shares=False), case.by_curves)
             cells = " | ".join(case.settled(rule) for rule in rules)
             print(f"| {workload}, {batch} | {mix} | {even} | {cells} |", flush=True)
 

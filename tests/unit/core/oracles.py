@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.split.member import SplitMember, TableTime
+from heterotrain_core.split.member import CurveTime, SplitMember, TableTime
 
 
-def table_at(points: Sequence[tuple[int, float]], samples: float) -> float:
+def table_at(points: Sequence[tuple[float, float]], samples: float) -> float:
     """Return a table's seconds: linear between points, flat below the first; beyond the last there is none."""
     if samples <= points[0][0]:
         return points[0][1]
@@ -38,6 +38,8 @@ def member_step_s(member: SplitMember, share: int, communication: CommunicationT
         if share > compute.points[-1][0]:
             return math.inf
         now = ready = sum(table_at(compute.points, size) for size in sizes)
+    elif isinstance(compute, CurveTime):
+        return curve_step_s(member, compute, share, communication)
     else:
         now = ready = compute.update_s
         for size in sizes:
@@ -46,6 +48,17 @@ def member_step_s(member: SplitMember, share: int, communication: CommunicationT
             ready = now + communication.gamma * backward
             now += backward
     return max(now, ready + communication.overlapped_s) + communication.last_bucket_s
+
+
+def curve_step_s(member: SplitMember, curve: CurveTime, share: int, communication: CommunicationTime) -> float:
+    """Return the same for a curve: no allowed share takes less time than a smaller one, whatever its micro-batches."""
+    own = worst = 0.0
+    for n in allowed_shares(member, share):
+        sizes = micro_batch_sizes(n, member.micro_cap_samples)
+        own = max(own, sum(table_at(curve.points, size) for size in sizes))
+        hidden = curve.backward_part * table_at(curve.points, sizes[-1]) * (1 - communication.gamma) if sizes else 0.0
+        worst = max(worst, own + max(0.0, communication.overlapped_s - hidden))
+    return curve.update_s + worst + communication.last_bucket_s
 
 
 def step_s(members: Sequence[SplitMember], shares: Sequence[int], communication: CommunicationTime) -> float:
@@ -133,6 +146,17 @@ def a_table(rng: random.Random) -> TableTime:
     return TableTime(points=tuple(zip(samples, seconds, strict=True)))
 
 
+def a_curve(rng: random.Random) -> CurveTime:
+    """Return a random curve, up to sizes that no share here exceeds."""
+    samples = sorted(rng.sample(range(1, 30), rng.randint(1, 5)))
+    seconds = sorted(0.01 + 3 * rng.random() for _ in samples)
+    return CurveTime(
+        points=(*zip([n + rng.choice([0.0, 0.5]) for n in samples], seconds, strict=True), (99.0, seconds[-1] + 5)),
+        backward_part=rng.choice([0.0, 1.0, rng.random()]),
+        update_s=rng.choice([0.0, 0.2 * rng.random()]),
+    )
+
+
 def a_communication(rng: random.Random) -> CommunicationTime:
     """Return a random exchange, a third of the time none."""
     if rng.random() < 0.3:
@@ -144,13 +168,16 @@ def a_communication(rng: random.Random) -> CommunicationTime:
     )
 
 
-def a_problem(rng: random.Random) -> tuple[int, list[SplitMember], CommunicationTime]:
-    """Return a small random problem with every feature: floors, caps, granularities, micro-batches, tables."""
+def a_problem(rng: random.Random, *, curves: float = 0.0) -> tuple[int, list[SplitMember], CommunicationTime]:
+    """Return a small random problem with every feature: floors, caps, granularities, micro-batches, tables.
+
+    A part ``curves`` of the members have time curves.
+    """
     granular = rng.choice(["one", "one", "same", "mixed"])
     same = rng.randint(1, 4)
     members = [
         SplitMember(
-            compute=a_table(rng) if rng.random() < 0.3 else a_compute(rng),
+            compute=_a_time(rng, curves),
             floor_samples=rng.choice([0, 1, 1, rng.randint(0, 5)]),
             cap_samples=rng.choice([None, rng.randint(1, 30)]),
             micro_cap_samples=rng.choice([None, rng.randint(1, 8)]),
@@ -159,3 +186,9 @@ def a_problem(rng: random.Random) -> tuple[int, list[SplitMember], Communication
         for _ in range(rng.randint(1, 5))
     ]
     return rng.randint(1, 40), members, a_communication(rng)
+
+
+def _a_time(rng: random.Random, curves: float) -> ComputeTime | TableTime | CurveTime:
+    if curves and rng.random() < curves:
+        return a_curve(rng)
+    return a_table(rng) if rng.random() < 0.3 else a_compute(rng)

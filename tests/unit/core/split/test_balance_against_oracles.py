@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, balance_many, evaluate
-from heterotrain_core.split.member import SplitMember
+from heterotrain_core.split.member import CurveTime, SplitMember
 from heterotrain_core.split.step_time import Timing
 from scipy.optimize import linprog
 from scipy.sparse import block_diag, coo_array
@@ -42,6 +42,30 @@ def test_integers_are_optimal_by_brute_force(seed: int) -> None:
         assert found.step_s == pytest.approx(best, rel=1e-12)
         assert found.step_s == pytest.approx(step_s(members, found.shares, communication), rel=1e-12)
     assert feasible > 75
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_curves_are_divided_optimally_by_brute_force(seed: int) -> None:
+    """The same with time curves among lines and tables: the optimum, and each time as the definition has it."""
+    rng = random.Random(100 + seed)
+    feasible = 0
+    for _ in range(100):
+        total, members, communication = a_problem(rng, curves=0.6)
+        found = balance(total, members, communication=communication)
+        best = least_step_s(total, members, communication)
+        if best is None:
+            assert isinstance(found, Infeasible), (total, members)
+            continue
+        assert isinstance(found, Split), (found, total, members)
+        feasible += any(isinstance(member.compute, CurveTime) for member in members)
+        assert sum(found.shares) == total
+        assert found.step_s == pytest.approx(best, rel=1e-12)
+        given = evaluate(found.shares, members, communication=communication)
+        assert isinstance(given, Split)
+        times = [member_step_s(m, n, communication) for m, n in zip(members, found.shares, strict=True)]
+        assert found.member_s == pytest.approx(times, rel=1e-12)
+        assert given.member_s == pytest.approx(times, rel=1e-12)
+    assert feasible > 40
 
 
 def test_only_the_last_micro_batch_hides_the_exchange() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly, in_proportion
-from heterotrain_core.split.member import SplitMember, TableTime
+from heterotrain_core.split.member import CurveTime, SplitMember, TableTime
 from heterotrain_core.split.straggler import find_stragglers
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -207,6 +207,12 @@ def test_a_table_is_linear_between_points_and_ends_at_the_last() -> None:
             SplitMember(compute=TableTime(points=((8, 1.0),)), floor_samples=3, granularity_samples=4, cap_samples=3),
             "needs at least 3",
         ),
+        (4, SplitMember(compute=CurveTime(points=(), backward_part=0.5)), "empty time curve"),
+        (4, SplitMember(compute=CurveTime(points=((2, 1.0), (2, 2.0)), backward_part=0.5)), "do not grow"),
+        (4, SplitMember(compute=CurveTime(points=((2, 1.0), (3, 0.9)), backward_part=0.5)), "that falls"),
+        (4, SplitMember(compute=CurveTime(points=((2, 0.0), (3, 0.9)), backward_part=0.5)), "not positive"),
+        (4, SplitMember(compute=CurveTime(points=((2, 1.0),), backward_part=1.1)), "not in [0, 1]"),
+        (4, SplitMember(compute=CurveTime(points=((2, 1.0),), backward_part=1.0, update_s=-1.0)), "negative update"),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), granularity_samples=3), "multiple of the granularity 3"),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), granularity_samples=0), "granularity of 0"),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), micro_cap_samples=0), "micro-batch cap of 0"),
