@@ -20,7 +20,8 @@ from heterotrain_core.uris import has_credentials
 from heterotrain_operator.cluster_state.parse import main_container
 from rich.console import Console
 
-from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.api import Cluster, target_options
+from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.logs import training_container
 from heterotrain_cli.cluster.submit import until_ended
 from heterotrain_cli.errors import InputError, UnavailableError

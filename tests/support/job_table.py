@@ -100,6 +100,7 @@ def torchrun(**fields: Any) -> Change:
 
 
 ACCEPTED: dict[str, Change] = {
+    "an empty pool": lambda body: body["spec"]["workerPools"][1].update(maxReplicas=0),
     "a script for torchrun": torchrun(),
     "a script for torchrun with prices": torchrun(objective="Cost", workerPools=[{**POOL, "pricePerHour": "3.67"}]),
     "as it is": metadata(name="digits"),
@@ -199,6 +200,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "unit of an amount": (pool(resources={"limits": {"memory": "512MB"}}), "'512MB' is not a quantity"),
     "fraction of a quantity": (pool(resources={"limits": {"cpu": 0.5}}), "must be a whole number or text, not 0.5"),
+    "only empty pools": (
+        lambda body: [each.update(maxReplicas=0) for each in body["spec"]["workerPools"]],
+        "elasticPolicy.minReplicas is larger than the sum of the pools' maxReplicas",
+    ),
+    "negative workers": (pool(maxReplicas=-1), "maxReplicas is -1, but must be at least 0"),
     "negative batch": (training(globalBatchSize=-1), "globalBatchSize is -1, but must be at least 1"),
     "too many epochs of a kind": (training(epochs=0), "spec.training.epochs is 0, but must be at least 1"),
     "no batch": (training(globalBatchSize=None), "exactly one of globalBatchSize"),

@@ -6,18 +6,16 @@ Every failure is one sentence. ``UnavailableError`` is a missing answer, ``Input
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from importlib import import_module
 from typing import Any, Final, TypeVar
 
 import click
 from heterotrain_core.contract import keys
-from heterotrain_operator.api.text import quoted
 
+from heterotrain_cli.cluster.kubeconfig import Target, load
 from heterotrain_cli.cluster.refusals import refusal, said
 from heterotrain_cli.errors import UnavailableError
 
@@ -31,21 +29,6 @@ _FIRST_ERROR = 400
 """The first HTTP status that is an error."""
 _ROOT = f"/apis/{keys.GROUP}/{keys.VERSION}"
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where the commands look: options of every command on a cluster.
-
-    Attributes:
-        namespace: of the jobs; ``None`` for that of the kubeconfig's context.
-        context: of the kubeconfig; ``None`` for the current one.
-        kubeconfig: file; ``None`` for kubectl's choice.
-    """
-
-    namespace: str | None = None
-    context: str | None = None
-    kubeconfig: str | None = None
 
 
 def target_options(command: _F) -> _F:
@@ -79,35 +62,11 @@ class Cluster:
         Raises:
             UnavailableError: there is no usable kubeconfig, or the official client is not installed.
         """
-        try:
-            from kubernetes import client, config  # noqa: PLC0415  # takes half a second to load
-        except ModuleNotFoundError as error:
-            raise UnavailableError(
-                "commands on a cluster need the package kubernetes: pip install 'heterotrain[cli]'"
-            ) from error
-        configuration = client.Configuration()
-        in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not os.environ.get("KUBECONFIG")
-        try:
-            if target.kubeconfig is None and target.context is None and in_pod:
-                config.load_incluster_config(client_configuration=configuration)
-                namespace = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text(encoding="utf-8")
-            else:
-                file = target.kubeconfig or os.environ.get("KUBECONFIG")  # the client reads it only once, when imported
-                config.load_kube_config(file, context=target.context, client_configuration=configuration)
-                every, current = config.list_kube_config_contexts(file)
-                named = {each["name"]: each for each in every}
-                chosen = named[target.context] if target.context is not None else current
-                namespace = chosen["context"].get("namespace") or "default"
-        except (config.ConfigException, OSError, KeyError) as error:
-            files = target.kubeconfig or os.environ.get("KUBECONFIG") or ""
-            raise UnavailableError(
-                f"no access to a cluster ({_missing(files) or said(str(error))}): set KUBECONFIG, or give --kubeconfig "
-                "and --context"
-            ) from error
+        configuration, namespace = load(target)
         configuration.retries = False
-        self.namespace = target.namespace or namespace.strip()
+        self.namespace = namespace
         self._timeout_s, self._read_tries = timeout_s, read_tries
-        self._client = client.ApiClient(configuration)
+        self._client = import_module("kubernetes.client").ApiClient(configuration)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -280,13 +239,6 @@ class Cluster:
             header_params={"Accept": "application/json, */*", "Content-Type": kind},
         )  # fmt: skip
         return self._client.call_api(*request, _request_timeout=timeout_s).response
-
-
-def _missing(files: str) -> str:
-    """Return that none of these files, separated as in a path, is there; empty if one is, or none is named."""
-    named = [each for each in files.split(os.pathsep) if each]
-    gone = bool(named) and not any(Path(each).expanduser().exists() for each in named)
-    return f"there is no file {quoted(files)}" if gone else ""
 
 
 @contextmanager

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
-from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.api import Cluster, target_options
+from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.names import complete_pools, job_argument
+from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.errors import InputError
 
 
@@ -23,10 +25,14 @@ def suspend(*, name: str, **target: Any) -> None:
     Example:
       heterotrain suspend digits
 
-    Exit status: 0 when the job is to be suspended; 1 without an answer from the cluster; 2 for a refused change.
+    Exit status: 0 when the job is to be suspended, or has ended; 1 without an answer from the cluster; 2 for a refused change.
     """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
-    without = not (cluster.job(name)["spec"].get("checkpoint"))
+    body = cluster.job(name)
+    if ended := _ended(body):
+        click.echo(f"job {name} has ended ({ended}): there is nothing to suspend")
+        return
+    without = not (body["spec"].get("checkpoint"))
     cluster.patch(name, {"spec": {"suspend": True}})
     lost = " (it has no spec.checkpoint, so it will start again from the beginning)" if without else ""
     click.echo(f"job {name} is being suspended{lost}")
@@ -42,9 +48,12 @@ def resume(*, name: str, **target: Any) -> None:
     Example:
       heterotrain resume digits
 
-    Exit status: 0 when the job is to continue; 1 without an answer from the cluster; 2 for a refused change.
+    Exit status: 0 when the job is to continue, or has ended; 1 without an answer from the cluster; 2 for a refused change.
     """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
+    if ended := _ended(cluster.job(name)):
+        click.echo(f"job {name} has ended ({ended}): there is nothing to resume")
+        return
     cluster.patch(name, {"spec": {"suspend": False}})
     click.echo(f"job {name} continues")
 
@@ -74,12 +83,14 @@ def scale(*, name: str, replicas: int | None, pools: tuple[str, ...], **target: 
     if replicas is None and not pools:
         raise click.UsageError("the number of workers is missing: give N, or --pool POOL=N")
     cluster = Cluster(Target(**target))
+    body = cluster.job(name)
+    if ended := _ended(body):
+        raise InputError(f"job {name} has ended ({ended}): only a job that trains or waits can be scaled")
     spec: dict[str, Any] = {}
     if replicas is not None:
         spec["elasticPolicy"] = {"maxReplicas": replicas}
     patch: dict[str, Any] = {"spec": spec}
     if pools:
-        body = cluster.job(name)
         spec["workerPools"] = with_limits(body["spec"]["workerPools"], pools)
         # A merge patch replaces the whole list: another writer's change in between must not be lost.
         patch["metadata"] = {"resourceVersion": body["metadata"]["resourceVersion"]}
@@ -110,6 +121,12 @@ def delete(*, name: str, yes: bool, **target: Any) -> None:
         click.confirm(f"Delete job {name} in namespace {cluster.namespace} ({state})?", abort=True)
     cluster.delete(name)
     click.echo(f"job {name} is deleted")
+
+
+def _ended(body: Mapping[str, Any]) -> str:
+    """Return the state of a job that has ended; empty for others."""
+    view = view_of(body)
+    return view.status.state if view.has_ended else ""
 
 
 def with_limits(pools: list[Mapping[str, Any]], wanted: tuple[str, ...]) -> list[dict[str, Any]]:

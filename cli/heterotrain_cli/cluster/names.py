@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from heterotrain_cli.cluster.api import Cluster, Target
+from heterotrain_cli.cluster.api import Cluster
+from heterotrain_cli.cluster.kubeconfig import Target
 
 LIMIT_S: Final = 2.0
 """Longest wait for an answer: a shell does not react meanwhile."""

@@ -9,8 +9,9 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.api import Cluster, target_options
 from heterotrain_cli.cluster.history import Arrays, from_prometheus
+from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.layout_picture import draw_layout, layout_of
 from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.view import view_of

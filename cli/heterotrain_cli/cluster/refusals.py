@@ -35,6 +35,11 @@ def refusal(status: int, raw: bytes, what: str, namespace: str) -> click.ClickEx
     match status:
         case 404 if "could not find the requested resource" in message:
             return InputError("this cluster has no HeteroTrainJobs: install the operator's chart first")
+        case 404 if what.startswith("service "):
+            where, _, name = what.removeprefix("service ").partition("/")
+            return InputError(
+                f"there is no service {quoted(name)} in namespace {quoted(where)}: `kubectl get services -A` lists all"
+            )
         case 404:
             return InputError(f"there is no {what} in namespace {namespace}: `heterotrain get -A` lists all jobs")
         case 409 if "already exists" in message:

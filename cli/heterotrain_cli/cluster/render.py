@@ -79,16 +79,24 @@ def summary(view: JobView) -> Table:
     if status.plan.layout is not None:
         table.add_row("layout", Text(status.plan.layout))
     table.add_row("workers", f"{status.ready} ready, {status.disruptions} disruptions, {status.restarts} failures")
-    spent = cost(view)
-    if spent is not None:
-        rest = cost_until_end(view)
-        more = "" if rest is None else f", about {rest:.2f} until the end"
-        table.add_row("price", f"{spent:.2f} an hour{more}")
+    if price := _price(view):
+        table.add_row("price", price)
     if status.last_checkpoint is not None:
         ago = duration(seconds_since(status.last_checkpoint.time, view.now))
         table.add_row("checkpoint", f"step {status.last_checkpoint.step:,}, {ago} ago")
     table.add_row("runtime", duration(view.runtime_s))
     return table
+
+
+def _price(view: JobView) -> str:
+    """Return the price of an hour, the cost so far and that of the rest; empty for a job without prices."""
+    per_hour, rest, so_far = cost(view), cost_until_end(view), view.status.cost
+    parts = [f"{per_hour:.2f} an hour"] if per_hour is not None and not view.has_ended else []
+    if so_far is not None:
+        parts.append(f"{float(so_far):.2f} {'in all' if view.has_ended else 'so far'}")
+    if rest is not None and not view.has_ended:
+        parts.append(f"about {rest:.2f} until the end")
+    return ", ".join(parts)
 
 
 def workers_table(view: JobView, phases: Mapping[str, Phases] | None = None) -> Table:

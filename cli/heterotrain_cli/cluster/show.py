@@ -8,8 +8,9 @@ from typing import Any
 import click
 from rich.live import Live
 
-from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.api import Cluster, target_options
 from heterotrain_cli.cluster.documents import description_document
+from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.phases import phases_of
 from heterotrain_cli.cluster.render import console, description, jobs_table
@@ -82,6 +83,8 @@ def describe(*, name: str, output: str, **target: Any) -> None:
 def top(*, name: str, interval: float, prometheus: str | None, **target: Any) -> None:
     """Watch one job until it ends: what describe shows, renewed every few seconds. Ctrl-C ends it.
 
+    Where the output is not a terminal, each page is printed below the one before.
+
     \b
     Examples:
       heterotrain top digits
@@ -100,13 +103,19 @@ def top(*, name: str, interval: float, prometheus: str | None, **target: Any) ->
         return view.has_ended, description(view, cluster.events(name), phases)
 
     has_ended, page = look()
-    with Live(page, console=screen, auto_refresh=False, screen=screen.is_terminal, transient=False) as live:
+    if not screen.is_terminal:
+        screen.print(page)
+        while not has_ended:
+            time.sleep(interval)
+            has_ended, page = look()
+            screen.print(page)
+        return
+    with Live(page, console=screen, auto_refresh=False, screen=True, transient=False) as live:
         try:
             while not has_ended:
                 time.sleep(interval)
                 has_ended, page = look()
-                live.update(page, refresh=screen.is_terminal)
+                live.update(page, refresh=True)
         except KeyboardInterrupt:
             pass
-    if screen.is_terminal:  # the alternate screen is gone
-        screen.print(page)
+    screen.print(page)  # the alternate screen is gone

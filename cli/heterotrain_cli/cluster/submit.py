@@ -12,9 +12,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.api import Cluster, target_options
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.documents import validation_document
+from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, view_of
 from heterotrain_cli.errors import InputError, UnavailableError

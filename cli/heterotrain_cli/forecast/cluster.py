@@ -18,7 +18,8 @@ from heterotrain_operator.api.status import InternalStatus
 from heterotrain_operator.api.tolerant import read_tolerantly
 from heterotrain_operator.decide.grants.persisted import compute_time, measured_exchange
 
-from heterotrain_cli.cluster.api import Cluster, Target
+from heterotrain_cli.cluster.api import Cluster
+from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.forecast.job import Job
 

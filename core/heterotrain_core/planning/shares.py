@@ -224,7 +224,8 @@ def _shares(
     if isinstance(found, Infeasible):
         return even, 1.0, f"even shares, because the learned models cannot be used: {found.reason}"
     best = found.split
-    sure = f"{sum(model.quality is FitQuality.OK for model in models)} of {len(models)} models are ok"
+    known = sum(model.quality is FitQuality.OK for model in models)
+    sure = f"speeds of {known} of {len(models)} members are well known"
     why = best.reason + _moved(found)
     if current is None:
         return best.shares, 1.0, f"optimal shares for these members ({sure}): {why}"

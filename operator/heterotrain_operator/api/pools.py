@@ -116,7 +116,10 @@ class WorkerPool(
         description="Workers that must have a node in this pool before training starts. Example: 0.",
     )
     max_replicas: int = Field(
-        default=1, ge=1, le=MAX_WORKERS, description="Maximum number of workers in this pool. Example: 4."
+        default=1,
+        ge=0,
+        le=MAX_WORKERS,
+        description="Maximum number of workers in this pool. 0 empties the pool. Example: 4.",
     )
     capacity_type: CapacityType = Field(
         default=CapacityType.ON_DEMAND,

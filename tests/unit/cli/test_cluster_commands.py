@@ -150,7 +150,8 @@ def test_describe_tells_why_a_job_is_slow(stub: ApiStub) -> None:
     text = " ".join(told("describe", "digits").split())
     for part in (
         "epoch 3 of 8, step 1,200", "652 samples/s, 0.092 s a step, efficiency 0.62 of 0.97 possible",
-        "9.50 an hour, about 9.76 until the end", "the workers are only 62 % busy, where 97 % are possible",
+        "9.50 an hour, 4.25 so far, about 9.76 until the end",
+        "the workers are only 62 % busy, where 97 % are possible",
         "2 workers, the slowest digits-w2 (80 samples/s): its computation takes the whole step",
         "digits-w0 (500 samples/s): the gradient exchange", "layout 1 member: [a100: units 0-17 | t4: 18-23]",
         "worker digits-w2: its node is tainted", "PlanChanged",
@@ -270,6 +271,36 @@ def test_submit_waits_for_the_end(stub: ApiStub, tmp_path: Path) -> None:
         assert result.stdout.splitlines()[-1] == f"job text: {word} after 1 min 5 s. that is why"
 
 
+def test_the_price_of_a_job_that_has_ended_is_its_cost(stub: ApiStub) -> None:
+    stub.objects[f"{JOBS}/digits"]["status"] |= {"state": "Succeeded", "pricePerHour": "0"}
+    text = told("describe", "digits")
+    assert "4.25 in all" in text
+    assert "an hour" not in text
+
+
+def test_a_job_that_has_ended_is_neither_suspended_nor_resumed_nor_scaled(stub: ApiStub) -> None:
+    stub.objects[f"{JOBS}/digits"]["status"] = {"state": "Succeeded"}
+    assert told("suspend", "digits") == "job digits has ended (Succeeded): there is nothing to suspend\n"
+    assert told("resume", "digits") == "job digits has ended (Succeeded): there is nothing to resume\n"
+    assert refused("scale", "digits", "2").startswith("job digits has ended (Succeeded): only a job that trains")
+    assert {method for method, *_ in stub.requests} == {"GET"}
+
+
+def test_top_into_a_pipe_prints_every_page(stub: ApiStub) -> None:
+    """Without a terminal there is no page to be replaced, and a reader of the pipe waits for each one."""
+    real, left = stub.answer, iter([RUNNING, RUNNING, {"state": "Succeeded", "reason": "that is why"}])
+
+    def ending(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        if (method, path) == ("GET", f"{JOBS}/digits"):
+            stub.objects[path]["status"] = next(left)
+        return real(method, path, query, body)
+
+    stub.answer = ending
+    pages = told("top", "digits", "--interval", "0.5").split("ml/digits\n")[1:]
+    assert ["Running" in page for page in pages] == [True, True, False]
+    assert "that is why" in pages[-1]
+
+
 def test_waiting_ends_after_the_timeout(stub: ApiStub) -> None:
     result = run("wait", "digits", "--timeout", "0")
     assert result.exit_code == 1
@@ -363,9 +394,8 @@ def test_a_read_is_repeated_and_a_write_is_not(stub: ApiStub) -> None:
     stub.refusals[("GET", path)] = [(503, "starting"), (503, "starting")]
     told("get", "digits")
     stub.refusals[("PATCH", path)] = [(503, "starting")]
-    before = len(stub.requests)
     refused("resume", "digits", status=1)
-    assert len(stub.requests) == before + 1
+    assert [method for method, *_ in stub.requests].count("PATCH") == 1
 
 
 def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +406,36 @@ def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     assert refused("get", status=1).startswith("no access to a cluster (there is no file ")
     (tmp_path / "nowhere").write_text("{}")
-    assert refused("get", status=1).startswith('no access to a cluster ("Invalid kube-config file.')
+    assert refused("get", status=1).startswith('no access to a cluster ("Invalid kube-config')
+
+
+REST = "): set KUBECONFIG, or give --kubeconfig and --context"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"a: [1\nb: 2\n", "the kubeconfig is not YAML: correct its line 2"),
+        (b"\xff\xfe", "the kubeconfig is not YAML in UTF-8"),
+        (b"- 1\n", "the kubeconfig is not complete: "),
+        (b"just text\n", "the kubeconfig is not complete: "),
+        (b"clusters: 3\ncontexts: 3\nusers: 3\ncurrent-context: c\n", "the kubeconfig is not complete: "),
+        (b"current-context: c\ncontexts: [{name: c, context: {cluster: x}}]\nclusters: []\n", '"Invalid kube-config'),
+        (None, ": Is a directory)"),
+    ],
+    ids=str,
+)
+def test_a_kubeconfig_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, why: str
+) -> None:
+    file = tmp_path / "config"
+    file.mkdir() if content is None else file.write_bytes(content)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    found = refused("get", status=1)
+    assert found.startswith("no access to a cluster (")
+    assert why in found
+    assert found.endswith(REST)
 
 
 @pytest.mark.parametrize(

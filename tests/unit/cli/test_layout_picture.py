@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from heterotrain_cli.cluster import api
+from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.layout_picture import layout_of
 from heterotrain_cli.main import main
 from heterotrain_core.contract.codec import encode_plan
@@ -63,7 +64,7 @@ def answers(workers: tuple[str, ...] = ("w0", "w1", "w2")) -> Any:
 
 def test_stages_have_the_times_of_their_units_and_links(stub: ApiStub) -> None:
     with prometheus(answers()) as where:
-        found = layout_of(api.Cluster(api.Target(namespace="ml")), where, "gpt")
+        found = layout_of(api.Cluster(Target(namespace="ml")), where, "gpt")
     cut, whole = found.members
     units = [unit(index).seconds[KIND][1] for index in range(UNITS)]  # of two samples
     message_s = 2 * unit(3).boundary_bytes / 1e6
@@ -81,7 +82,7 @@ def test_stages_have_the_times_of_their_units_and_links(stub: ApiStub) -> None:
 def test_pools_may_have_a_link_of_their_own(stub: ApiStub) -> None:
     stub.objects[JOB]["spec"]["parallelism"]["links"] = [{"between": ["pool", "pool"], "mbitPerSecond": 4}]
     with prometheus(answers()) as where:
-        found = layout_of(api.Cluster(api.Target(namespace="ml")), where, "gpt")
+        found = layout_of(api.Cluster(Target(namespace="ml")), where, "gpt")
     units = [unit(index).seconds[KIND][1] for index in range(UNITS)]
     expected = sum(each.forward_s for each in units[4:]) + 2 * unit(3).boundary_bytes / 0.5e6
     assert found.members[0].stages[1].passes.forward_s == pytest.approx(expected)

@@ -86,6 +86,9 @@ def test_top_shows_the_parts_of_each_step(stub: ApiStub) -> None:
     asked = [query["query"] for _, path, query, _ in stub.requests if path == PROXY]
     assert asked == ['sum by (worker, phase) (rate(heterotrain_phase_seconds_total{job_uid="uid-7"}[1m]))']
     assert "exchange" not in CliRunner().invoke(main, ["top", "digits"]).stdout
+    missing = CliRunner().invoke(main, ["top", "digits", "--prometheus", "monitoring/prom:9090"])
+    assert missing.exit_code == 2
+    assert "there is no service prom:9090 in namespace monitoring: `kubectl get services -A`" in missing.stderr
 
 
 def test_the_page_of_a_large_job_has_few_lines_and_what_needs_attention(stub: ApiStub) -> None:

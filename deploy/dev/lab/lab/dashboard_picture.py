@@ -38,6 +38,8 @@ UNITS: Final = {
     "celsius": "°C",
     "short": "",
 }
+_ABOVE: Final = 0.05
+"""Part of a panel's height that stays free above its curves."""
 COLUMNS: Final = 24
 """Width of a dashboard in Grafana's grid."""
 
@@ -81,7 +83,8 @@ def lines(prometheus: Prometheus, panel: Mapping[str, Any], *, job: str, uid: st
 
 def draw(panels: Sequence[Mapping[str, Any]], contents: Sequence[Sequence[Line]], title: str, path: Path) -> None:
     """Draw the panels in the dashboard's grid, from the first point of all; one without data says so."""
-    start_s = min((at_s for shown in contents for line in shown for at_s, _ in line.points), default=0.0)
+    times_s = [at_s for shown in contents for line in shown for at_s, _ in line.points]
+    start_s, end_s = min(times_s, default=0.0), max(times_s, default=1.0)
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     figure = plt.figure(figsize=(COLUMNS / 2, height / 3.2), dpi=100, layout="constrained")
     figure.suptitle(title)
@@ -100,12 +103,14 @@ def draw(panels: Sequence[Mapping[str, Any]], contents: Sequence[Sequence[Line]]
                 fontsize=7, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=6, frameon=False, borderaxespad=0.0
             )
             axes.set_xlabel("seconds", fontsize=8)
+            axes.set_xlim(0.0, max(1.0, end_s - start_s))  # the same in all panels
         else:
             axes.text(0.5, 0.5, "No data", ha="center", va="center", transform=axes.transAxes)
             axes.set_xticks([])
         axes.tick_params(labelsize=7)
         axes.grid(visible=True, alpha=0.3)
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        bottom, top = min(0.0, axes.get_ylim()[0]), axes.get_ylim()[1]
+        axes.set_ylim(bottom, top + _ABOVE * (top - bottom))
     figure.savefig(path)
     plt.close(figure)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from heterotrain_cli.cluster import api
+from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import Refused, decode_plan
@@ -181,7 +182,7 @@ class Job:
 @lru_cache
 def _client(kubeconfig: str, namespace: str) -> api.Cluster:
     """Return a client with connections that stay open."""
-    return api.Cluster(api.Target(namespace=namespace, kubeconfig=kubeconfig))
+    return api.Cluster(Target(namespace=namespace, kubeconfig=kubeconfig))
 
 
 def fresh_folder(name: str) -> Path:
