@@ -12,6 +12,7 @@ import click
 from heterotrain_cli.errors import InputError
 
 PROGRAMS: Final = (".pt2", ".onnx")
+WEIGHTS: Final = (".safetensors", ".pt", ".pth")
 
 
 @click.command()
@@ -49,6 +50,10 @@ def export(
     for file in (out, *([about] if card else [])):
         if file.exists() and not overwrite:
             raise InputError(f"{file} exists: choose another name, or add --overwrite")
+    if out.suffix not in (*WEIGHTS, *PROGRAMS):
+        raise InputError(f"{out} has no known format: end it with one of {', '.join((*WEIGHTS, *PROGRAMS))}")
+    if not out.parent.is_dir():
+        raise InputError(f"{out} cannot be written: there is no folder {out.parent}")
     is_program = out.suffix in PROGRAMS
     if is_program != bool(model and inputs):
         both = "--model and --input" if is_program else "neither --model nor --input"

@@ -16,8 +16,9 @@ from heterotrain_operator.api.reading import SpecError
 from heterotrain_operator.cluster_state.parse import template_patches
 from heterotrain_operator.decide.objects.pods import problem_of_templates
 
+from heterotrain_client.arguments import told
 from heterotrain_client.job import TrainingJob
-from heterotrain_client.manifest import Pools, Script, job_body, script_body, source_of, told
+from heterotrain_client.manifest import Pools, Script, job_body, script_body, source_of
 
 
 class HeteroTrainClient:

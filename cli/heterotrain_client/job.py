@@ -14,6 +14,7 @@ from heterotrain_cli.cluster.logs import Line, chosen, followed, training_contai
 from heterotrain_cli.cluster.render import description
 from heterotrain_cli.cluster.submit import until_ended
 from heterotrain_cli.cluster.view import JobView, view_of
+from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.cluster import running_job
 from heterotrain_cli.forecast.job import job_of
 from heterotrain_cli.forecast.report import JobReport, report_of_running
@@ -21,7 +22,11 @@ from heterotrain_operator.api.reading import read_spec
 from heterotrain_operator.api.status import CheckpointStatus, HeteroTrainJobStatus
 from rich.console import Console
 
+from heterotrain_client.arguments import check_seconds, check_whole, told
+
 WIDTH = 110
+LEAST_EVERY_S = 0.1
+"""Shortest time between two points from Prometheus."""
 
 
 class JobFailedError(RuntimeError):
@@ -71,6 +76,8 @@ class TrainingJob:
             JobFailedError: the job has failed.
             UnavailableError: the time has passed.
         """
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, least=0)
         view = until_ended(
             self._cluster,
             self.name,
@@ -90,6 +97,8 @@ class TrainingJob:
             follow: also yield new lines, and those of workers that join later, until the job has ended.
             tail: lines from the end of each log; ``None`` for all.
         """
+        if tail is not None:
+            check_whole("tail", tail, least=0)
         pods = chosen(self._cluster.pods(self.name), () if follow else workers, job=self.name)
 
         def read(pod: Mapping[str, Any], put: Any) -> None:
@@ -112,6 +121,7 @@ class TrainingJob:
                 ``monitoring/prometheus:9090``.
             every_s: seconds between two points from Prometheus.
         """
+        check_seconds("every_s", every_s, least=LEAST_EVERY_S)
         view = self._view()
         if prometheus is not None:
             return from_prometheus(self._cluster, prometheus, view, every_s=every_s)
@@ -124,6 +134,8 @@ class TrainingJob:
         Args:
             samples_per_epoch: size of the data set, for the cost of an epoch.
         """
+        if samples_per_epoch is not None:
+            check_whole("samples_per_epoch", samples_per_epoch, least=1)
         body = self.body()
         where = f"job {self.name}"
         written = job_of(read_spec(body), name=self.name, namespace=self.namespace, body=body, where=where)
@@ -147,6 +159,7 @@ class TrainingJob:
         Raises:
             UnavailableError: the time has passed.
         """
+        check_seconds("timeout_s", timeout_s, least=0)
         return take(self._cluster, self.name, timeout_s=timeout_s)
 
     def scale(self, workers: int | None = None, *, pools: Mapping[str, int] | None = None) -> None:
@@ -156,8 +169,15 @@ class TrainingJob:
             workers: over all pools; ``None`` leaves it as it is.
             pools: by pool; those that are not named stay as they are.
         """
+        if workers is None and not pools:
+            raise InputError("the number of workers is missing: give workers, or pools")
+        if pools is not None and not isinstance(pools, Mapping):
+            raise InputError(f'pools is {told(pools)}, but must be a mapping, such as {{"t4": 1}}')
+        for pool, count in (pools or {}).items():
+            check_whole(f"pool {pool}", count, least=0)
         patch: dict[str, Any] = {"spec": {}}
         if workers is not None:
+            check_whole("workers", workers, least=1)
             patch["spec"]["elasticPolicy"] = {"maxReplicas": workers}
         if pools:
             body = self.body()

@@ -15,8 +15,9 @@ from typing import Any, Final
 from heterotrain_cli.errors import InputError
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Runtime
-from heterotrain_operator.api.explain import shown
 from heterotrain_operator.api.text import quoted
+
+from heterotrain_client.arguments import told
 
 SCRIPT_FOLDER: Final = "/script"
 SCRIPT_VOLUME: Final = "script"
@@ -160,11 +161,6 @@ def _check_types(*, pools: Any, **objects: Any) -> None:
     for name, value in objects.items():
         if not isinstance(value, Mapping):
             raise InputError(f"{name} is {told(value)}, but must be a mapping with fields, as in YAML")
-
-
-def told(value: Any) -> str:
-    """Return a wrong value for a message, in at most 60 characters and without passwords."""
-    return "None" if value is None else shown(value)
 
 
 def script_name(job: str) -> str:

@@ -6,6 +6,7 @@ Every failure is one sentence. ``UnavailableError`` is a missing answer, ``Input
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ from typing import Any, Final, TypeVar
 
 import click
 from heterotrain_core.contract import keys
+from heterotrain_operator.api.text import quoted
 
 from heterotrain_cli.cluster.kubeconfig import Target, load
 from heterotrain_cli.cluster.refusals import refusal, said
-from heterotrain_cli.errors import UnavailableError
+from heterotrain_cli.errors import InputError, UnavailableError
 
 TIMEOUT_S: Final = 30
 PAGE_SIZE: Final = 500
@@ -28,6 +30,7 @@ _CHUNK_BYTES: Final = 1 << 16
 _FIRST_ERROR = 400
 """The first HTTP status that is an error."""
 _ROOT = f"/apis/{keys.GROUP}/{keys.VERSION}"
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -195,6 +198,8 @@ class Cluster:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _path(self, name: str | None = None) -> str:
+        if name is not None and not _NAME.fullmatch(name):
+            raise InputError(f'"{quoted(name)}" is not a name of a job: `heterotrain get -A` lists all jobs')
         path = f"{_ROOT}/namespaces/{self.namespace}/{keys.PLURAL}"
         return path if name is None else f"{path}/{name}"
 
@@ -202,7 +207,9 @@ class Cluster:
         left = ""
         while True:
             more = {"continue": left} if left else {}
-            page = self._json("GET", path, query={"limit": str(PAGE_SIZE), **(query or {}), **more}, what="the list")
+            page = self._json(
+                "GET", path, query={"limit": str(PAGE_SIZE), **(query or {}), **more}, what="the list of objects"
+            )
             yield from page["items"]
             left = page["metadata"].get("continue") or ""
             if not left:

@@ -25,7 +25,8 @@ def suspend(*, name: str, **target: Any) -> None:
     Example:
       heterotrain suspend digits
 
-    Exit status: 0 when the job is to be suspended, or has ended; 1 without an answer from the cluster; 2 for a refused change.
+    Exit status: 0 when the job is to be suspended, or has ended; 1 without an answer from the cluster; 2 for a
+    refused change.
     """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
     body = cluster.job(name)
@@ -48,7 +49,8 @@ def resume(*, name: str, **target: Any) -> None:
     Example:
       heterotrain resume digits
 
-    Exit status: 0 when the job is to continue, or has ended; 1 without an answer from the cluster; 2 for a refused change.
+    Exit status: 0 when the job is to continue, or has ended; 1 without an answer from the cluster; 2 for a refused
+    change.
     """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
     if ended := _ended(cluster.job(name)):

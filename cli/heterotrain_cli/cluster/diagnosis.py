@@ -55,7 +55,10 @@ def findings(view: JobView) -> tuple[Finding, ...]:
         is_late = (view.age_s or 0.0) > PATIENCE_S
         why = ": check that it runs and watches this namespace (`heterotrain-operator check`)" if is_late else ""
         found.append(Finding(f"the operator has not answered yet{why}", is_problem=is_late))
-    if not any(each.is_problem for each in found):
+    if view.status.state == "Suspended":
+        name = view.body["metadata"]["name"]
+        found.append(Finding(f"suspended: `heterotrain resume {name}` continues it", is_problem=False))
+    elif not any(each.is_problem for each in found):
         found.append(Finding("nothing is wrong", is_problem=False))
     return tuple(found)
 
@@ -65,7 +68,7 @@ def _conditions(view: JobView) -> list[Finding]:
     for kinds, bad in ((_BAD_WHEN_FALSE, "False"), (_BAD_WHEN_TRUE, "True")):
         for kind in kinds:
             condition = view.condition(kind)
-            if condition is not None and condition.status == bad:
+            if condition is not None and condition.status == bad and condition.reason != "Suspended":
                 said = condition.message or condition.reason
                 found.append(Finding(f"{kind.value} is {bad.lower()} ({condition.reason}): {said}"))
     return found

@@ -19,6 +19,12 @@ from heterotrain_cli.errors import InputError, UnavailableError
 
 _FIRST_FAILURE = 500
 """The first HTTP status that is the server's own failure."""
+_SERVICE = "service "
+_OF_SERVICES: Mapping[int, str] = {
+    403: "not allowed to reach service {name} in namespace {where} ({said}): ask for the right to get services/proxy "
+    "there, or give a URL",
+    404: "there is no service {name} in namespace {where}: `kubectl get services -A` lists all",
+}
 
 
 def refusal(status: int, raw: bytes, what: str, namespace: str) -> click.ClickException:
@@ -32,14 +38,12 @@ def refusal(status: int, raw: bytes, what: str, namespace: str) -> click.ClickEx
     """
     document = _document(raw)
     message = str(document.get("message") or raw.decode(errors="replace") or f"HTTP {status}")
+    if what.startswith(_SERVICE) and status in _OF_SERVICES:
+        where, _, name = what.removeprefix(_SERVICE).partition("/")
+        return InputError(_OF_SERVICES[status].format(name=quoted(name), where=quoted(where), said=said(message)))
     match status:
         case 404 if "could not find the requested resource" in message:
             return InputError("this cluster has no HeteroTrainJobs: install the operator's chart first")
-        case 404 if what.startswith("service "):
-            where, _, name = what.removeprefix("service ").partition("/")
-            return InputError(
-                f"there is no service {quoted(name)} in namespace {quoted(where)}: `kubectl get services -A` lists all"
-            )
         case 404:
             return InputError(f"there is no {what} in namespace {namespace}: `heterotrain get -A` lists all jobs")
         case 409 if "already exists" in message:

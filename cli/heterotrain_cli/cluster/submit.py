@@ -112,7 +112,10 @@ def progress_line(view: JobView) -> str:
     """Return the job's progress on one line."""
     status = view.status
     if status.samples_per_second is None or status.state in ("", "Pending", "Starting", "Suspended"):
-        problem = next((each.what for each in findings(view) if each.is_problem), status.reason)
+        found = findings(view)
+        problem = next((each.what for each in found if each.is_problem), status.reason)
+        if status.state == "Suspended" and not any(each.is_problem for each in found):
+            problem = found[-1].what
         return f"{status.state or 'New'}, {status.ready} workers ready" + (f": {problem}" if problem else "")
     epochs = (view.body["spec"].get("training") or {}).get("epochs", UNKNOWN)
     epoch = UNKNOWN if status.epoch is None else str(status.epoch)

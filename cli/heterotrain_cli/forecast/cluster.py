@@ -43,14 +43,14 @@ class RunningJob:
     exchange: MeasuredExchange = field(default_factory=MeasuredExchange)
 
 
-def read_running_job(name: str, *, namespace: str | None) -> RunningJob:
+def read_running_job(name: str, *, target: Target) -> RunningJob:
     """Return the running job of a name.
 
     Raises:
         UnavailableError: the cluster does not answer, or the job has no plan yet.
         InputError: there is no such job, or this version cannot use its plan.
     """
-    cluster = Cluster(Target(namespace=namespace))
+    cluster = Cluster(target)
     return running_job(cluster, name, cluster.job(name))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 from rich.console import Console
 
+from heterotrain_cli.cluster.api import target_options
 from heterotrain_cli.documents import STANDARD_INPUT, read_document, schema_option
 from heterotrain_cli.forecast.batch import as_document, forecast_batch
 from heterotrain_cli.forecast.tables import show_batch
@@ -29,7 +31,7 @@ MAX_BATCH = 10_000_000
     help="With --model: layouts that members may have.",
 )
 @click.option("--cluster", is_flag=True, help="Take the speeds that the running job has learned.")
-@click.option("-n", "--namespace", help="Namespace of the running job  [default: the file's, else kubectl's]")
+@target_options
 @click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Global batch in samples  [default: the job's]")
 @click.option("--samples-per-epoch", type=click.IntRange(1), help="Size of the data set, for the cost of an epoch.")
 @output_option
@@ -41,10 +43,10 @@ def forecast(
     model_path: str | None,
     mode: str,
     cluster: bool,
-    namespace: str | None,
     batch: int | None,
     samples_per_epoch: int | None,
     output: str,
+    **target: str | None,
 ) -> None:
     """Predict step time, throughput, cost and shares.
 
@@ -70,14 +72,17 @@ def forecast(
     if mode != "auto":
         raise click.UsageError("--mode needs --model FILE")
     if job is not None:
-        found = _of_job(job, profile_path, cluster=cluster, namespace=namespace, batch=batch, epoch=samples_per_epoch)
+        found = _of_job(job, profile_path, cluster=cluster, target=target, batch=batch, epoch=samples_per_epoch)
         if output != TABLE:
             print_document(found.document, output)
         else:
             found.show(Console())
         return
-    if cluster or namespace is not None or samples_per_epoch is not None:
-        raise click.UsageError("--cluster, --namespace and --samples-per-epoch need a job: add its JOB.YAML")
+    given = _given(target)
+    if cluster or given or samples_per_epoch is not None:
+        raise click.UsageError(
+            f"--cluster, {given or '--namespace'} and --samples-per-epoch need a job: add its JOB.YAML"
+        )
     if profile_path is None:
         raise click.UsageError("nothing to forecast: give a JOB.YAML, or --profile FILE and --batch N")
     if batch is None:
@@ -88,6 +93,11 @@ def forecast(
         print_document(as_document(single), output)
     else:
         show_batch(Console(), profile, batch, single)
+
+
+def _given(target: Mapping[str, str | None]) -> str:
+    """Return the first option of a cluster that was given; empty for none."""
+    return next((f"--{name}" for name, value in target.items() if value is not None), "")
 
 
 def _of_model(path: str, *, batch: int | None, mode: str, output: str) -> None:
@@ -106,15 +116,22 @@ def _of_model(path: str, *, batch: int | None, mode: str, output: str) -> None:
 
 
 def _of_job(
-    path: str, profile_path: str | None, *, cluster: bool, namespace: str | None, batch: int | None, epoch: int | None
+    path: str,
+    profile_path: str | None,
+    *,
+    cluster: bool,
+    target: Mapping[str, str | None],
+    batch: int | None,
+    epoch: int | None,
 ) -> Any:
     # The operator's package takes time to load, and a bare profile does not need it.
+    from heterotrain_cli.cluster.kubeconfig import Target  # noqa: PLC0415  # loads slowly
     from heterotrain_cli.forecast.report import JobReport, report_from_cluster, report_from_profile  # noqa: PLC0415  # loads slowly
 
     if cluster and profile_path is not None:
         raise click.UsageError("--profile and --cluster both give speeds: remove one of them")
-    if namespace is not None and not cluster:
-        raise click.UsageError("--namespace belongs to --cluster: a profile has no namespace")
+    if (given := _given(target)) and not cluster:
+        raise click.UsageError(f"{given} belongs to --cluster: a profile is not from a cluster")
     if not cluster and profile_path is None:
         raise click.UsageError("no source of speeds: give either --profile FILE or --cluster")
     if path == profile_path == STANDARD_INPUT:
@@ -123,5 +140,5 @@ def _of_job(
     if profile_path is not None:
         found = report_from_profile(path, profile_path, batch=batch, samples_per_epoch=epoch)
     else:
-        found = report_from_cluster(path, namespace=namespace, batch=batch, samples_per_epoch=epoch)
+        found = report_from_cluster(path, target=Target(**target), batch=batch, samples_per_epoch=epoch)
     return found

@@ -13,6 +13,7 @@ from heterotrain_core.contract.plan import Prediction
 from heterotrain_operator.api.reading import SpecError, read_spec
 from rich.console import Console
 
+from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.documents import place, read_document
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.allocations import AllocationForecast, JobForecast, PoolForecast, forecast_job
@@ -215,14 +216,12 @@ def report_from_profile(path: str, profile_path: str, *, batch: int | None, samp
     return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch)
 
 
-def report_from_cluster(
-    path: str, *, namespace: str | None, batch: int | None, samples_per_epoch: int | None
-) -> JobReport:
+def report_from_cluster(path: str, *, target: Target, batch: int | None, samples_per_epoch: int | None) -> JobReport:
     """Return the forecast of a job with the measured speeds of the running job of the same name.
 
     Args:
         path: of a file, or the name of the running job, which is then forecast as it is.
-        namespace: of the running job; ``None`` for that of the file, or of the kubeconfig's context.
+        target: cluster and namespace of the running job; without a namespace that of the file, or of the context.
         batch: another global batch in samples.
         samples_per_epoch: size of the data set.
 
@@ -230,17 +229,17 @@ def report_from_cluster(
         InputError: the file or the running job's plan cannot be used.
         UnavailableError: the cluster or the job is not available.
     """
-    if _NAME.fullmatch(path) and not Path(path).exists():
-        found = read_running_job(path, namespace=namespace)
+    if _NAME.fullmatch(path) and not Path(path).is_file():
+        found = read_running_job(path, target=target)
         where = f"job {path}"
         try:
             spec = read_spec(found.body)
         except SpecError as error:
             raise InputError(f"{where}: {error}") from error
-        written = job_of(spec, name=path, namespace=namespace, body=found.body, where=where)
+        written = job_of(spec, name=path, namespace=target.namespace, body=found.body, where=where)
     else:
         written = read_job(path)
-        found = read_running_job(written.name, namespace=namespace or written.namespace)
+        found = read_running_job(written.name, target=replace(target, namespace=target.namespace or written.namespace))
     return report_of_running(written, found, batch=batch, samples_per_epoch=samples_per_epoch)
 
 

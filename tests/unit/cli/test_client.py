@@ -7,7 +7,7 @@ import inspect
 import json
 import runpy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -265,6 +265,37 @@ def test_a_running_job_is_changed(stub: ApiStub, script: Path) -> None:
     job.delete()
     with pytest.raises(InputError, match="there is no job my-training"):
         client.job("my-training")
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda job: job.scale(), "the number of workers is missing: give workers, or pools"),
+        (lambda job: job.scale("x"), 'workers is "x", but must be a whole number, at least 1'),
+        (lambda job: job.scale(0), "workers is 0, but must be a whole number, at least 1"),
+        (lambda job: job.scale(1.5), "workers is 1.5, but must be a whole number"),
+        (lambda job: job.scale(pools=[1]), "pools is a list, but must be a mapping"),
+        (lambda job: job.scale(pools={"a100": "2"}), 'pool a100 is "2", but must be a whole number, at least 0'),
+        (lambda job: job.scale(pools={"t4": 1}), "the job has no pool t4"),
+        (lambda job: job.wait(timeout_s="a"), 'timeout_s is "a", but must be a number of seconds, at least 0'),
+        (lambda job: job.wait(timeout_s=-5), "timeout_s is -5, but must be a number of seconds"),
+        (lambda job: job.checkpoint(timeout_s=float("nan")), "timeout_s is NaN, but must be a number of seconds"),
+        (lambda job: job.metrics(every_s=0), "every_s is 0, but must be a number of seconds, at least 0.1"),
+        (lambda job: list(job.logs(tail=-1)), "tail is -1, but must be a whole number, at least 0"),
+        (lambda job: job.forecast(samples_per_epoch=0), "samples_per_epoch is 0, but must be a whole number"),
+        (lambda _: HeteroTrainClient().job(""), '"" is not a name of a job'),
+        (lambda _: HeteroTrainClient().job("a/b"), '"a/b" is not a name of a job'),
+    ],
+)
+def test_a_mistake_in_a_call_of_a_job_is_one_sentence(
+    stub: ApiStub, script: Path, call: Callable[[TrainingJob], object], sentence: str
+) -> None:
+    job = HeteroTrainClient().train(script, pools={"a100": 2}, image="x", global_batch_size=64)
+    stub.requests.clear()
+    with pytest.raises(InputError) as error:
+        call(job)
+    assert sentence in str(error.value)
+    assert {method for method, *_ in stub.requests} <= {"GET"}
 
 
 def test_the_forecast_uses_the_speeds_of_the_running_job(stub: ApiStub, script: Path) -> None:

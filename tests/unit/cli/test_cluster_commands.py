@@ -286,6 +286,18 @@ def test_a_job_that_has_ended_is_neither_suspended_nor_resumed_nor_scaled(stub: 
     assert {method for method, *_ in stub.requests} == {"GET"}
 
 
+def test_a_suspended_job_names_the_command_that_continues_it(stub: ApiStub) -> None:
+    stub.objects[f"{JOBS}/digits"]["status"] = {
+        "state": "Suspended", "reason": "spec.suspend is true", "ready": "0/0",
+        "conditions": [condition("Scheduled", "False", "Suspended", "Suspended")],
+    }  # fmt: skip
+    text = told("describe", "digits")
+    assert "· suspended: `heterotrain resume digits` continues it" in text
+    assert "Scheduled is false" not in text
+    waited = run("wait", "digits", "--timeout", "0").stderr.splitlines()[0]
+    assert waited == "digits: Suspended, 0/0 workers ready: suspended: `heterotrain resume digits` continues it"
+
+
 def test_top_into_a_pipe_prints_every_page(stub: ApiStub) -> None:
     """Without a terminal there is no page to be replaced, and a reader of the pipe waits for each one."""
     real, left = stub.answer, iter([RUNNING, RUNNING, {"state": "Succeeded", "reason": "that is why"}])

@@ -88,6 +88,9 @@ def test_top_shows_the_parts_of_each_step(stub: ApiStub) -> None:
     assert "exchange" not in CliRunner().invoke(main, ["top", "digits"]).stdout
     missing = CliRunner().invoke(main, ["top", "digits", "--prometheus", "monitoring/prom:9090"])
     assert missing.exit_code == 2
+    stub.refusals[("GET", PROXY)] = [(403, "services is forbidden")]
+    denied = CliRunner().invoke(main, ["top", "digits", "--prometheus", "monitoring/prometheus:9090"])
+    assert "ask for the right to get services/proxy there, or give a URL" in denied.stderr
     assert "there is no service prom:9090 in namespace monitoring: `kubectl get services -A`" in missing.stderr
 
 

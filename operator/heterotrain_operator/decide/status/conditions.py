@@ -122,7 +122,8 @@ def _gated(context: JobContext) -> str:
 def _running(context: JobContext) -> ConditionValue:
     kind = ConditionType.RUNNING
     if context.runs:
-        message = f"{len(context.training)} workers train" if context.training else context.life.message
+        count = len(context.training)
+        message = f"{count} workers train" if count > 1 else "1 worker trains" if count else context.life.message
         return ConditionValue(type=kind, holds=True, reason="Training", message=message)
     if context.life.stage is not Stage.ACTIVE:
         return ConditionValue(type=kind, holds=False, reason=context.life.stage.value, message=context.life.message)

@@ -85,6 +85,15 @@ def test_a_plain_module_gets_the_trained_weights(tmp_path: Path) -> None:
     torch.testing.assert_close(plain.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_checkpoint_is_read(tmp_path: Path) -> None:
+    unknown = export(tmp_path / "checkpoints", tmp_path / "weights.bin")
+    assert (unknown.exit_code, unknown.stdout) == (2, "")
+    assert "weights.bin has no known format: end it with one of .safetensors, .pt, .pth, .pt2, .onnx" in unknown.stderr
+    missing = export(tmp_path / "checkpoints", tmp_path / "nowhere/weights.safetensors")
+    assert missing.exit_code == 2
+    assert f"weights.safetensors cannot be written: there is no folder {tmp_path / 'nowhere'}" in missing.stderr
+
+
 def test_tied_weights_are_one_tensor_of_the_state() -> None:
     """They are sent and stored once, too; equal weights that are not tied stay apart."""
     model = torch.nn.ModuleDict({"tied": Tied(), "one": torch.nn.Linear(2, 2), "same": torch.nn.Linear(2, 2)})
