@@ -103,7 +103,7 @@ def level() -> Any:
     split = balance(480, list(members.values()), communication=exchange)
     if not isinstance(split, Split):
         raise SystemExit(split.reason)
-    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 4.0), layout="constrained")
     for (name, curve), share, binding, colour in zip(
         members.items(), split.shares, split.bindings, (GREEN, BLUE, ORANGE, BROWN), strict=True
     ):
@@ -115,7 +115,7 @@ def level() -> Any:
     axes.text(185, split.step_s, f"level: {split.step_s * 1000:.0f} ms", ha="center", va="bottom")
     axes.set(xlabel="share in samples", ylabel="t(n) in seconds", ylim=(0, 0.9), xlim=(0, 300))
     axes.set_title("480 samples at the lowest level: each member takes the samples that it finishes by then")
-    axes.legend(frameon=False, loc="upper left")
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
     return figure
 
 
