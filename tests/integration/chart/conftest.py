@@ -12,6 +12,7 @@ from lab.cluster import Cluster
 from local_cluster import paths, toolchain
 
 NAMESPACE = "chart-objects"
+OTHER_NAMESPACE = "training"  # of one object of docs/platforms.md
 MONITORS = ("podmonitors", "servicemonitors", "prometheusrules")
 
 
@@ -26,8 +27,9 @@ def cluster() -> Iterator[Cluster]:
     )
     files = [definitions / f"example/prometheus-operator-crd/monitoring.coreos.com_{each}.yaml" for each in MONITORS]
     monitors = [f"{each}.monitoring.coreos.com" for each in MONITORS]
-    found.run("kubectl", "create", "namespace", NAMESPACE)
     try:
+        for namespace in (NAMESPACE, OTHER_NAMESPACE):
+            found.run("kubectl", "create", "namespace", namespace)
         found.run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump(crd()))
         for path in files:
             found.run("kubectl", "apply", "--server-side", "-f", str(path))
@@ -36,4 +38,4 @@ def cluster() -> Iterator[Cluster]:
         yield found
     finally:
         found.run("kubectl", "delete", "crd", "--ignore-not-found", *monitors)
-        found.run("kubectl", "delete", "namespace", NAMESPACE, "--wait=false")
+        found.run("kubectl", "delete", "namespace", "--ignore-not-found", "--wait=false", NAMESPACE, OTHER_NAMESPACE)

@@ -74,9 +74,10 @@ def dry_run(cluster: Cluster, text: str) -> None:
     """
     objects = [each for each in yaml.safe_load_all(text) if each]
     cluster.apply(*(each for each in objects if each["kind"] == "ServiceAccount"))  # a pod needs its account to exist
-    cluster.kubectl(
-        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
-    )
+    command = ["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"]
+    for namespace in sorted({each["metadata"].get("namespace", NAMESPACE) for each in objects}):
+        there = [each for each in objects if each["metadata"].get("namespace", NAMESPACE) == namespace]
+        Cluster(namespace=namespace).kubectl(*command, stdin=yaml.safe_dump_all(there))
 
 
 @pytest.mark.parametrize("values", [text for _, text in VALUES], ids=[name for name, _ in VALUES])
