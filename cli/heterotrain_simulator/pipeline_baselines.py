@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.layout.costs import Costs, costs_of
-from heterotrain_core.layout.cover import exchange_seconds
 from heterotrain_core.layout.cut import cut, layout_of
+from heterotrain_core.layout.exchange import exchange_seconds
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Layout
 from heterotrain_core.layout.schedule import passes, share_seconds

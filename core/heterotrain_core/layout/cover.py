@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.layout.alike import alike_members
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.costs import Ints
-from heterotrain_core.layout.cut import finalists, layout_of, slowest_with_room
+from heterotrain_core.layout.exchange import exchange_seconds, least_exchange, rough_exchange
 from heterotrain_core.layout.level import FINE, ROUGH, Level, Menu, Search, menu_of
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Member, Template
-from heterotrain_core.layout.schedule import passes, share_seconds
+from heterotrain_core.layout.worked_out import WorkedOut, work_out
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
 
@@ -38,23 +38,6 @@ _MOST_SHOWN = 4
 """Different layouts in a reason."""
 _MOST_SPLITS = 64
 """Global batches, padded further and further, that are tried where sizes of micro-batches differ."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """One template of a cover, worked out: its layout, and the time of a share near the expected one."""
-
-    layout: Layout
-    micro_batch_samples: int
-    least_micro_batches: int
-    gap_ratio: float
-    roomy_slowest_s: float
-    curve: ComputeTime
-
-    def seconds(self, micro_batches: int) -> float:
-        if self.layout.stages:
-            return share_seconds(passes(self.layout.stages), micro_batches)
-        return self.curve.update_s + self.curve.per_sample_s * micro_batches * self.micro_batch_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +70,8 @@ def cover(
 
     The templates are chosen by the formula ``fill + (n − 1) · slowest stage``, which the bound belongs to. Members are
     then cut for their share, their schedules simulated, and the batch divided by the simulated times. Where the
-    exchange is noticed, covers with longer pipelines compete as well; the shortest predicted step wins.
+    exchange is noticed, covers with longer pipelines and equal members with one cut compete as well; the shortest
+    predicted step wins.
 
     Args:
         book: templates of the job.
@@ -102,7 +86,7 @@ def cover(
         return _too_few(book, left, kinds, further)
     tried = {1: first}
     exchange_s = first.step_s - first.level.level_s
-    least_exchange_s = _least_exchange(book.problem)
+    least_exchange_s = least_exchange(book.problem)
     if exchange_s > NOTICED_EXCHANGE * first.step_s and LayoutKind.PIPELINE in kinds:
         # By factors of two first, then on either side of the best.
         for numbers in ((2, 4, 8, 16, 32, 64), (-1, 1)):
@@ -117,37 +101,20 @@ def cover(
     near = [each for each in wholes[:MOST_FINALISTS] if each.step_s <= NEAR * wholes[0].step_s]
     results = [_worked_out(book, left, each) for each in near]
     covers = [each for each in results if isinstance(each, Cover)]
-    return min(covers, key=lambda each: each.step_s) if covers else results[0]
+    found = min(covers, key=lambda each: each.step_s) if covers else results[0]
+    return _alike(book, left, tried[1], found) if exchange_s > NOTICED_EXCHANGE * first.step_s else found
 
 
-def exchange_seconds(problem: Problem, layouts: Sequence[Layout]) -> float:
-    """Return the seconds of the exchange of gradients between members, none of it hidden.
-
-    Each piece goes round a ring of its owners, one in each member. A device moves ``2 (m − 1) / m`` times the gradients
-    that it holds, over its slowest link to any device in use.
-    """
-    members = len(layouts)
-    if members <= 1:
-        return 0.0
-    used = sorted({name for layout in layouts for name in layout.devices})
-    slowest = 0.0
-    for layout in set(layouts):
-        for kind, held in _gradient_bytes(problem, layout):
-            for other in used:
-                link = problem.link(kind, other)
-                rounds = 2 * (members - 1)
-                slowest = max(slowest, rounds * link.seconds(held / members))
-    return slowest
-
-
-def _gradient_bytes(problem: Problem, layout: Layout) -> list[tuple[str, float]]:
-    """Return the gradient bytes of each device."""
-    whole = float(sum(unit.parameter_bytes for unit in problem.units))
-    found = [(shard.kind, whole * shard.state_ratio) for shard in layout.shards]
-    for stage in layout.stages:
-        units = problem.units[stage.first_unit : stage.last_unit + 1]
-        found.append((stage.kind, float(sum(unit.parameter_bytes for unit in units))))
-    return found
+def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | Infeasible) -> Cover | Infeasible:
+    """Return equal members with one cut where their step is shorter than that of known members."""
+    step_s = known.step_s if isinstance(known, Cover) else math.inf
+    found = alike_members(book, rough.menu, np.array(left, dtype=np.int64), step_s)
+    if found is None:
+        return known
+    amounts = {found.column: len(found.micro_batches)}
+    level = Level(level_s=found.level_s, bound_s=min(found.level_s, rough.level.bound_s), amounts=amounts)
+    taken = [(found.choice, count) for count in found.micro_batches]
+    return _result(book, left, level, taken, found.padding_samples)
 
 
 def _rough(
@@ -169,27 +136,16 @@ def _rough(
     level = search.whole(least_s, ROUGH)
     if level is None:
         return None
-    step_s = level.level_s + _rough_exchange(book.problem, menu, level.amounts)
+    step_s = level.level_s + _about_s(book.problem, menu, level.amounts)
     return _Rough(menu=menu, search=search, least_s=least_s, level=level, step_s=step_s)
 
 
-def _least_exchange(problem: Problem) -> float:
-    """Return seconds that any exchange takes: that of the least members with the most stages."""
-    members = problem.least_members
-    held = sum(unit.parameter_bytes for unit in problem.units) / problem.most_stages
-    link = max((problem.default_link, *problem.links.values()), key=lambda each: each.seconds(1e9))
-    return 2 * (members - 1) * link.seconds(held / members)
-
-
-def _rough_exchange(problem: Problem, menu: Menu, amounts: Mapping[int, int]) -> float:
-    """Return about the seconds of the exchange between members whose stages hold equal parts of the model."""
-    members = sum(amounts.values())
-    link = max((problem.default_link, *problem.links.values()), key=lambda each: each.seconds(1e9))
-    exchange_s = 0.0
-    for column in amounts if members > 1 else ():
-        held = sum(unit.parameter_bytes for unit in problem.units) / int(menu.need_JK[column].sum())
-        exchange_s = max(exchange_s, 2 * (members - 1) * link.seconds(held / members))
-    return exchange_s
+def _about_s(problem: Problem, menu: Menu, amounts: Mapping[int, int]) -> float:
+    """Return about the seconds of the exchange between members of these templates."""
+    members = Counter[tuple[int, ...]]()
+    for column, number in amounts.items():
+        members[tuple(menu.need_JK[column].tolist())] += number
+    return rough_exchange(problem, members)
 
 
 def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infeasible:
@@ -197,16 +153,45 @@ def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infea
     level = rough.level
     fine = rough.search.whole(rough.least_s, FINE, level)
     # A lower level may be one of more members, whose exchange outweighs it.
-    if fine is not None and fine.level_s + _rough_exchange(book.problem, rough.menu, fine.amounts) <= rough.step_s:
+    if fine is not None and fine.level_s + _about_s(book.problem, rough.menu, fine.amounts) <= rough.step_s:
         level = fine
     amounts = level.amounts
-    choices = {column: _work_out(book, rough.menu, level.level_s, column) for column in amounts}
+    row_J = rough.menu.samples(level.level_s)[1]
+    count_BJ = rough.menu.micro_batches(level.level_s)
+    choices = {
+        column: work_out(book, rough.menu, int(row_J[column]), column, int(count_BJ[row_J[column], column]))
+        for column in amounts
+    }
     divided = _divide(book.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
     if isinstance(divided, Infeasible):
         return divided
     kept, micro_batches, padding = divided
+    choices = _exchanging_less(book.problem, choices, kept, micro_batches)
     taken = [(choices[column], count) for column, count in zip(kept, micro_batches, strict=True)]
     return _result(book, left, level, taken, padding)
+
+
+def _exchanging_less(
+    problem: Problem, choices: Mapping[int, WorkedOut], columns: Sequence[int], micro_batches: Sequence[int]
+) -> dict[int, WorkedOut]:
+    """Return the templates with other cuts where these save more of the exchange than they cost of a share."""
+
+    def parts_s(of: Mapping[int, WorkedOut]) -> tuple[float, float]:
+        shares = {
+            (column, count): of[column].seconds(count) for column, count in zip(columns, micro_batches, strict=True)
+        }
+        return max(shares.values()), exchange_seconds(problem, [of[column].layout for column in columns])
+
+    best = dict(choices)
+    share_s, exchange_s = parts_s(best)
+    if exchange_s <= NOTICED_EXCHANGE * (share_s + exchange_s):
+        return best
+    for column, choice in choices.items():
+        for layout in choice.others:
+            tried = {**best, column: replace(choice, layout=layout)}
+            if sum(parts := parts_s(tried)) < share_s + exchange_s:
+                best, (share_s, exchange_s) = tried, parts
+    return best
 
 
 def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template]) -> Infeasible:
@@ -240,49 +225,8 @@ def _lacking(problem: Problem, menu: Menu, unused_K: Ints) -> str:
     return f"a further member lacks {' and '.join(names)}"
 
 
-def _work_out(book: Book, menu: Menu, level_s: float, column: int) -> _Choice:
-    """Return a template with its layout and the simulated time of the share that it takes within a level."""
-    row = int(menu.samples(level_s)[1][column])
-    samples = int(menu.samples_BJ[row, column])
-    least = int(menu.least_BJ[row, column])
-    if column >= menu.multisets:
-        template = menu.further[column - menu.multisets]
-        curve = _curve(template.next_s / samples, template.first_s - template.next_s)
-        return _Choice(
-            layout=template.layout,
-            micro_batch_samples=samples,
-            least_micro_batches=least,
-            gap_ratio=0.0,
-            roomy_slowest_s=template.next_s,
-            curve=curve,
-        )
-    costs = book.costs[row]
-    devices = menu.need_JK[column].tolist()
-    count = int(menu.micro_batches(level_s)[row, column])
-    cuts = finalists(costs, devices, count)
-    layouts = [layout_of(book.problem, costs, each.stages) for each in cuts]
-    times = [share_seconds(passes(each.stages), count) for each in layouts]
-    layout = layouts[times.index(min(times))]
-    slowest_s = max(stage.busy_s for stage in layout.stages)
-    return _Choice(
-        layout=layout,
-        micro_batch_samples=samples,
-        least_micro_batches=least,
-        gap_ratio=cuts[0].gap_ratio,
-        roomy_slowest_s=slowest_with_room(costs, devices),
-        # No schedule is shorter than the work of the slowest stage.
-        curve=_curve(slowest_s / samples, max(0.0, min(times) - count * slowest_s)),
-    )
-
-
-def _curve(per_sample_s: float, fixed_s: float) -> ComputeTime:
-    return ComputeTime(
-        per_sample_s=per_sample_s, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0, update_s=fixed_s
-    )
-
-
 def _divide(
-    problem: Problem, choices: Mapping[int, _Choice], columns: Sequence[int]
+    problem: Problem, choices: Mapping[int, WorkedOut], columns: Sequence[int]
 ) -> tuple[list[int], list[int], int] | Infeasible:
     """Return the columns of the members that take part, their micro-batches, and the samples of weight zero.
 
@@ -314,7 +258,9 @@ def _divide(
     )
 
 
-def _result(book: Book, left: Sequence[int], found: Level, taken: Sequence[tuple[_Choice, int]], padding: int) -> Cover:
+def _result(
+    book: Book, left: Sequence[int], found: Level, taken: Sequence[tuple[WorkedOut, int]], padding: int
+) -> Cover:
     """Return the cover of members with these templates and numbers of micro-batches."""
     problem = book.problem
     padded = max(range(len(taken)), key=lambda i: (taken[i][0].micro_batch_samples, taken[i][1]))
@@ -349,7 +295,7 @@ def _result(book: Book, left: Sequence[int], found: Level, taken: Sequence[tuple
     )
 
 
-def _limit(choice: _Choice, micro_batches: int, seconds: float) -> Limit:
+def _limit(choice: WorkedOut, micro_batches: int, seconds: float) -> Limit:
     """Return what costs a member most of its time, apart from the computing of its slowest stage."""
     if not choice.layout.stages:
         return Limit.COMPUTE

@@ -20,7 +20,9 @@ import numpy as np
 
 from heterotrain_core.layout.book import Book
 from heterotrain_core.layout.costs import Floats, Ints
+from heterotrain_core.layout.exchange import slowest_link
 from heterotrain_core.layout.level import Menu, menu_of
+from heterotrain_core.layout.problem import Link
 from heterotrain_core.layout.result import LayoutKind, Template
 
 MOST_WORK = 200_000_000
@@ -134,16 +136,24 @@ class LayoutRates:
         with np.errstate(divide="ignore", invalid="ignore"):
             step_N = np.maximum(earlier_N, times_T[first_N] * batch / taken_N)
         members_N, held_N = number_TN[first_N, columns], held_TN[first_N, columns]
-        links = (self._problem.default_link, *self._problem.links.values())
-        slowest = max(links, key=lambda link: link.seconds(1e9))
+        latency_N, pace_N = self._links()
         whole = float(sum(unit.parameter_bytes for unit in self._problem.units))
         moved_N = whole * held_N / np.maximum(members_N, 1)
-        exchange_N = np.where(
-            members_N > 1, 2 * (members_N - 1) * (slowest.latency_s + moved_N / slowest.bytes_per_s), 0
-        )
+        exchange_N = np.where(members_N > 1, 2 * (members_N - 1) * (latency_N + moved_N * pace_N), 0)
         possible_N = enough_TN.any(axis=0)
         rate_N: Floats = np.where(possible_N, batch / np.where(possible_N, step_N + exchange_N, 1.0), 0.0)
         return rate_N
+
+    def _links(self) -> tuple[Floats, Floats]:
+        """Return latency and seconds for each byte of the slowest link among the devices of each cell."""
+        sizes = self._sizes()
+        counts_NK = np.stack(np.unravel_index(np.arange(int(np.prod(sizes))), sizes), axis=1) * self._steps
+        # Whether there is none, one or more of a kind says which links there are.
+        rows, cell_N = np.unique(np.minimum(counts_NK, 2), axis=0, return_inverse=True)
+        links = [slowest_link(self._problem, row) if sum(row) > 1 else Link() for row in rows.tolist()]
+        latency = np.array([link.latency_s for link in links])
+        pace = np.array([1.0 / link.bytes_per_s for link in links])
+        return latency[cell_N.ravel()], pace[cell_N.ravel()]
 
 
 def _times(menu: Menu) -> Floats:

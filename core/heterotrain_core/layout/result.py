@@ -171,11 +171,12 @@ class Cover:
         members: shares sum to the global batch.
         unused: devices by kind that are in no member.
         step_s: predicted seconds of a step: the slowest member by simulation of its schedule, then the exchange.
-        exchange_s: seconds of the exchange of gradients between members, none of it hidden.
+        exchange_s: seconds of the exchange between members, each piece among its owners, none of it hidden.
         bound_s: no members out of the same templates take less than that before the exchange, by linear relaxation
             and branch and bound.
         gap_ratio: how much longer than ``bound_s`` the chosen templates take.
-        cut_gap_ratio: how much shorter the share of a chosen template could at most be with another cut.
+        cut_gap_ratio: how much shorter the share of a chosen template could at most be with another cut, before a
+            longer one was taken for a shorter exchange.
         samples_per_s: the global batch over ``step_s``.
         flow_ratio: ``samples_per_s`` over the rate of all devices if they computed all the time.
         reason: one sentence for people.

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from heterotrain_core.layout.best import best_cover
 from heterotrain_core.layout.book import Book, book_of
-from heterotrain_core.layout.cover import cover, drawing, exchange_seconds
+from heterotrain_core.layout.cover import cover, drawing
+from heterotrain_core.layout.exchange import exchange_seconds
 from heterotrain_core.layout.level import FINE, Menu, least_level, menu_of
 from heterotrain_core.layout.problem import Link, Problem
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Shard, Template
