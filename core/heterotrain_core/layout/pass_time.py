@@ -9,7 +9,11 @@ pass of the unit in front of it computes. With G_u and R_u for all-gather and re
     backward   Σ_u max(B_u, G_{u−1} + R_{u+1}) + R_0            (G_{−1} = R_U = 0; the last unit is still gathered)
 
 Members of several workers gather ahead, too, but reduce a unit before the next one computes, in the memory that its
-parameters leave: the backward pass takes ``Σ_u (R_{u+1} + max(B_u, G_{u−1})) + R_0``.
+parameters leave. Their first and last unit (0 and L) are gathered before anything computes and reduced at the end,
+and the unit before the last one is still gathered when its backward pass begins:
+
+    forward    G_0 + G_L + Σ_{u<L−1} max(F_u, G_{u+1}) + F_{L−1} + F_L
+    backward   B_L + Σ_{0<u<L} (R_{u+1 < L} + max(B_u, G_{u−1 > 0})) + R_1 + B_0 + R_0 + R_L
 
 Shards of different size make a ring wait for the largest: of n devices of which none holds more than the fraction f of
 a unit of W bytes, ``G = R = (n − 1) (f W / bandwidth + latency)``. Equal shards have f = 1/n.
@@ -108,13 +112,11 @@ class DeviceTimes:
         """
         samples_M = np.maximum(np.arange(most_samples + 1), 1)
         sizes = [unit.parameter_bytes for unit in problem.units]
-        late = problem.reduces_late
         terms: Counter[tuple[bool, tuple[UnitSeconds, ...], tuple[int, ...], tuple[int, ...]]] = Counter()
         for index, unit in enumerate(problem.units):
-            after = tuple(sizes[index + 1 : index + 2])
-            before = tuple(sizes[max(0, index - 1) : index]) if gathering is Gathering.EACH_MICRO_BATCH else ()
-            terms[True, unit.seconds[kind], after, ()] += 1
-            terms[False, unit.seconds[kind], before + (() if late else after), after if late else ()] += 1
+            ahead, behind, alone = _moved(problem, index, gathering)
+            terms[True, unit.seconds[kind], ahead, ()] += 1
+            terms[False, unit.seconds[kind], behind, alone] += 1
         curves = {term[:2]: _curve(term[1], samples_M, forward=term[0]) for term in terms}
         self._number_D: Floats = np.array([float(number) for number in terms.values()])
         self._time_DM: Floats = np.array([curves[term[:2]] for term in terms])
@@ -134,6 +136,26 @@ class DeviceTimes:
         both = np.maximum(self._time_DM, of_each(self._beside_D)) + of_each(self._alone_D)
         total: Floats = self._number_D @ both + ends
         return total
+
+
+def _moved(
+    problem: Problem, index: int, gathering: Gathering
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the bytes of units that move beside a unit's forward and backward pass, and while nothing computes.
+
+    The first unit is left out, which is gathered before anything computes and reduced after everything has.
+    """
+    sizes = [unit.parameter_bytes for unit in problem.units]
+    last, each = len(sizes) - 1, gathering is Gathering.EACH_MICRO_BATCH
+    after, before = tuple(sizes[index + 1 : index + 2]), tuple(sizes[max(0, index - 1) : index])
+    if not problem.reduces_late:
+        return after, (before if each else ()) + after, ()
+    if not each:
+        return after, (), after
+    # The last unit stays, too: it is gathered and reduced alone.
+    alone = (sizes[last],) * 2 if 0 < index == last else tuple(sizes[index : index + 1] if index else ())
+    ahead = after if index + 1 < last else ()
+    return ahead, before if 1 < index < last else (), alone
 
 
 def _curve(points: Sequence[UnitSeconds], samples_M: NDArray[np.int64], *, forward: bool) -> Floats:
@@ -162,19 +184,17 @@ def lockstep_seconds(
         gathering: with one gathering a step, the backward pass only reduces.
         sizes: (kind, micro-batch) of the devices.
     """
-    units = problem.units
-    sent = [ring.seconds(unit.parameter_bytes, largest_ratio) for unit in units]
-    total = 2 * sent[0]
-    for index, unit in enumerate(units):
+
+    def sent_s(moved: Sequence[int]) -> float:
+        return sum(ring.seconds(size, largest_ratio) for size in moved)
+
+    total = 2 * ring.seconds(problem.units[0].parameter_bytes, largest_ratio)
+    for index, unit in enumerate(problem.units):
         forward = backward = 0.0
         for kind, size in sizes:
             up_to = np.arange(1, max(1, size) + 1)
             forward = max(forward, float(_curve(unit.seconds[kind], up_to, forward=True)[-1]))
             backward = max(backward, float(_curve(unit.seconds[kind], up_to, forward=False)[-1]))
-        after = sent[index + 1] if index + 1 < len(units) else 0.0
-        before = sent[index - 1] if index and gathering is Gathering.EACH_MICRO_BATCH else 0.0
-        if problem.reduces_late:
-            total += max(forward, after) + after + max(backward, before)
-        else:
-            total += max(forward, after) + max(backward, before + after)
+        ahead, behind, alone = _moved(problem, index, gathering)
+        total += max(forward, sent_s(ahead)) + max(backward, sent_s(behind)) + sent_s(alone)
     return total

@@ -115,9 +115,9 @@ class Problem:
         most_stages: stages of one member at most.
         may_cut: whether members may be pipelines.
         may_shard: whether members may be sharded, over devices of any kinds.
-        reduces_late: whether a sharded member adds up a unit's gradients before the next unit computes, and keeps the
-            first and the last unit gathered for whole passes, as the trainer's members of several workers do; otherwise
-            these sums are made while the next unit computes.
+        reduces_late: whether sharded members are those of the trainer over several workers. They gather a unit ahead
+            like others, but add up a unit's gradients before the next unit computes, and keep the first and the last
+            unit gathered for whole passes. Otherwise these sums are made while the next unit computes.
     """
 
     units: tuple[UnitProfile, ...]

@@ -18,7 +18,7 @@ def a_problem(seed: int, *, most_devices: int = 3) -> tuple[Problem, dict[str, i
     rng = random.Random(seed)
     names = ["a", "b", "c"][: rng.randint(1, 3)]
     units = []
-    for index in range(rng.randint(1, 3)):
+    for index in range(rng.randint(1, 4)):
         seconds = {}
         for name in names:
             seconds[name] = tuple(
@@ -96,6 +96,8 @@ def pass_s(problem: Problem, kind: str, size: int, number: int, largest: float, 
     units = problem.units
     sizes = [unit.parameter_bytes for unit in units]
     moved = [collective_s(problem, number, size_bytes, largest) for size_bytes in sizes]
+    if problem.reduces_late and not once:
+        return _late_pass_s(problem, kind, size, moved)
     clock = moved[0]
     for index, unit in enumerate(units):
         beside = moved[index + 1] if index + 1 < len(units) else 0.0
@@ -109,6 +111,36 @@ def pass_s(problem: Problem, kind: str, size: int, number: int, largest: float, 
             beside += moved[index - 1]
         clock += max(seconds(units[index].seconds[kind], size, "backward_s"), beside)
     return clock + moved[0]
+
+
+def _late_pass_s(problem: Problem, kind: str, size: int, moved: Sequence[float]) -> float:
+    """Return a pass of the trainer's members of several workers: one clock of the device and one of its link."""
+    units = problem.units
+    stay = {0, len(units) - 1}
+    inner = [index for index in range(len(units)) if index not in stay]
+    clock = sum(moved[index] for index in stay)
+    arrived = dict.fromkeys(stay, clock)
+
+    def begin(index: int) -> None:
+        arrived[index] = clock + moved[index]
+
+    if inner:
+        begin(inner[0])
+    for index in range(len(units)):
+        clock = max(clock, arrived[index])
+        if index in inner and index + 1 in inner:
+            begin(index + 1)
+        clock += seconds(units[index].seconds[kind], size, "forward_s")
+    reduced = set()
+    for index in reversed(range(len(units))):
+        if index + 1 in inner and index in inner:
+            clock += moved[index + 1]
+            reduced.add(index + 1)
+        clock = max(clock, arrived[index])
+        if index in inner and index - 1 in inner:
+            begin(index - 1)
+        clock += seconds(units[index].seconds[kind], size, "backward_s")
+    return clock + sum(moved[index] for index in range(len(units)) if index not in reduced)
 
 
 def compute_s(problem: Problem, kind: str, size: int) -> float:

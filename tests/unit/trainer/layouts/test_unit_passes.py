@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from heterotrain.layouts.initial_weights import built
 from heterotrain.layouts.shards import Shards
 from heterotrain.layouts.units import units_of
 from heterotrain_core.contract.plan import Layout, LayoutKind
+from heterotrain_core.layout.pass_time import DeviceTimes, Gathering, collectives
+from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
 
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 BEGIN, REDUCE = GatheredUnit.begin_gathering, GatheredUnit.reduce
@@ -54,6 +57,39 @@ class Block(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(Seen.apply(x, self.number, self.call))  # type: ignore[no-untyped-call]  # as torch
+
+
+class Clock:
+    """Seconds of a pass: one clock for the rank, and one for its link, on which a unit takes its bytes in seconds.
+
+    What is around the list of layers moves as one unit, named ``embed``.
+    """
+
+    def __init__(self, profiles: dict[str, UnitProfile]) -> None:
+        self.profiles, self.now, self.link = profiles, 0.0, 0.0
+        self.arrived: dict[str, float] = {}
+
+    def size(self, name: str) -> int:
+        names = ("embed", "head") if name == "embed.weight" else (name.removesuffix(".weight"),)
+        return sum(self.profiles[each].parameter_bytes for each in names)
+
+    def begin(self, name: str) -> None:
+        self.link = max(self.link, self.now) + self.size(name)
+        self.arrived[name] = self.link
+
+    def wait(self, name: str) -> None:
+        self.now = max(self.now, self.arrived[name])
+
+    def reduce(self, name: str) -> None:
+        if name == "blocks.0.weight":  # autograd computes the embedding before the callback that ends the pass
+            self.compute("backward embed")
+        self.now = self.link = max(self.now, self.link) + self.size(name)
+
+    def compute(self, what: str) -> None:
+        direction, _, name = what.partition(" ")
+        profile = self.profiles[f"blocks.{name}" if name.isdigit() else name]
+        (point,) = profile.seconds["a"]
+        self.now += point.forward_s if direction == "forward" else point.backward_s
 
 
 class Net(torch.nn.Module):
@@ -127,6 +163,62 @@ def test_a_unit_begins_to_be_gathered_when_the_one_before_it_computes(monkeypatc
         "reduce blocks.0.weight", "reduce embed.weight",
     ]  # fmt: skip
     assert len(set(most)) == 2  # the last unit of a direction has none after it
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_planner_predicts_a_pass_in_the_order_of_the_trainer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks of a real pass, with drawn seconds of passes and messages: one clock for the rank, one for its link."""
+    rng = random.Random(seed)  # noqa: S311  # reproducible
+    names = ("embed", "blocks.0", "blocks.1", "blocks.2", "head")
+    profiles = tuple(
+        UnitProfile(
+            name=name, parameter_bytes=rng.randint(1, 60), activation_bytes=0, boundary_bytes=0,
+            seconds={"a": (UnitSeconds(micro_batch_samples=1, forward_s=rng.uniform(1, 40),
+                                       backward_s=rng.uniform(1, 60)),)},
+        )
+        for name in names
+    )  # fmt: skip
+    problem = Problem(
+        units=profiles, kinds=(DeviceKind(name="a", count=2, memory_bytes=1),), default_link=Link(bytes_per_s=0.5),
+        batch_samples=1, micro_batches=(1,), may_shard=True, reduces_late=True,
+    )  # fmt: skip
+    clock = Clock({profile.name: profile for profile in profiles})
+
+    def forward(blocks: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
+        clock.compute("forward embed")
+        return through(0, 1, 2)(blocks, x)
+
+    part, _ = a_rank(forward, monkeypatch)
+    begin, gather, reduce = GatheredUnit.begin_gathering, GatheredUnit.gather, GatheredUnit.reduce
+
+    def beginning(unit: GatheredUnit) -> None:
+        if not unit.is_gathered and unit._arriving is None:
+            clock.begin(unit.slots[0].name)
+        begin(unit)
+
+    def gathering(unit: GatheredUnit) -> None:
+        if not unit.is_gathered:
+            unit.begin_gathering()
+            clock.wait(unit.slots[0].name)
+        gather(unit)
+
+    def reducing(unit: GatheredUnit) -> None:
+        clock.reduce(unit.slots[0].name)
+        reduce(unit)
+
+    monkeypatch.setattr(GatheredUnit, "begin_gathering", beginning)
+    monkeypatch.setattr(GatheredUnit, "gather", gathering)
+    monkeypatch.setattr(GatheredUnit, "reduce", reducing)
+    for _, layer in part.model.named_modules():
+        if isinstance(layer, Block):
+            layer.call = clock.compute
+    output = part.forward(0, 0, torch.ones(3, 2)).sum()
+    clock.compute("forward head")
+    clock.compute("backward head")
+    output.backward()
+    ring = collectives(problem, ["a", "a"])
+    predicted = DeviceTimes(problem, "a", 1, Gathering.EACH_MICRO_BATCH).overlapped_s(ring, 0.5)
+    assert predicted[1] == pytest.approx(clock.now)
 
 
 def test_a_pass_that_is_left_gives_up_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:

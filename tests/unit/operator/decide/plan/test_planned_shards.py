@@ -98,6 +98,26 @@ def test_state_goes_where_there_is_room_for_it() -> None:
     assert layout.state_weights[0] < layout.state_weights[1]
 
 
+def test_the_predicted_step_is_that_of_units_gathered_ahead_and_reduced_before_the_next_one_computes() -> None:
+    """On a link so slow that units move for longer than they compute, what does not overlap shows."""
+    profiles = {name: profile(name, memory_units=6, slowness=1) for name in "ab"}
+    mode = {"mode": "Sharded", "acrossWorkers": True, "linkMbitPerSecond": 100}
+    plan = plan_of(a_cluster(mode, profiles).start())
+    (member,) = plan.members
+    assert member.layout.state_weights[0] == member.layout.state_weights[1]
+    passes = -(-member.share_samples // member.micro_batch_samples)
+    each = -(-member.micro_batch_samples // 2)
+    forward_s, backward_s = 0.03 * each, 0.07 * each
+    moved_s = UNIT / 4 / 2 / (100e6 / 8)
+    assert moved_s > backward_s
+    # Of eight units, the first and the last are gathered alone, and all are reduced alone. Six are gathered beside a
+    # forward pass, and five beside a backward pass, for the sixth is still there.
+    alone_s = (2 + UNITS) * moved_s
+    pass_s = alone_s + 6 * moved_s + 2 * forward_s + 5 * moved_s + 3 * backward_s
+    assert plan.prediction is not None
+    assert plan.prediction.step_s == pytest.approx(passes * pass_s, rel=1e-4)
+
+
 def test_a_lost_worker_leaves_a_member_of_the_others() -> None:
     """Two of the three still hold the model; the plan changes the parts, and the lost one is in no member."""
     cluster = a_cluster({"mode": "Sharded", "acrossWorkers": True}).start()
