@@ -28,9 +28,10 @@ BLOCKS, BATCH, STEPS = 4, 17, 3
 UNITS = BLOCKS + 2
 BAD = 1
 """Number of the step that is not finite."""
-MEMBERS = (((3,), 10, 4), ((2, 5), 7, 2))
-"""Cuts, share and largest micro-batch: three micro-batches of 2, 4 and 4 samples, four of 1, 2, 2 and 2."""
-SIZES = ((2, 4, 4), (1, 2, 2, 2))
+MEMBERS = (((3,), 8, 3), ((2, 5), 5, 2), ((), 4, 2))
+"""Cuts, share and largest micro-batch: two pipelines and a whole model."""
+SIZES = ((2, 3, 3), (1, 2, 2), (2, 2))
+"""Their micro-batches."""
 
 
 class Spoiled(torch.autograd.Function):
@@ -110,7 +111,8 @@ def one_process(
             chosen = order[step * BATCH + start : step * BATCH + start + size].tolist()
             with draws.at(step, start), nullcontext() if dtype is None else torch.autocast("cpu", dtype):
                 loss = loss_of(model(x[chosen]), y[chosen])
-            (loss.float() if dtype is not None else loss).backward(torch.tensor(scale * size / BATCH).to(loss.dtype))
+            loss = loss.float() if dtype is not None else loss
+            loss.backward(loss.new_full((), scale * size / BATCH))
             total, start = total + float(loss.detach()) * size / BATCH, start + size
         losses.append(total)
         if kind.get("spoils") is not None and step == BAD:
@@ -124,7 +126,7 @@ def one_process(
 
 
 def run(operator: Operator, **kind: Any) -> list[list[Worker]]:
-    """Train with two pipelines to the end; return their workers."""
+    """Train with all members to the end; return their workers."""
     script = "distributed.test_pipeline_numerics:train"
     members = [
         [operator.start(f"w{number}{stage}", script=script, **kind) for stage in range(len(cuts) + 1)]
