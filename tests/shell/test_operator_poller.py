@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract import keys, metrics
+from heterotrain_operator.cluster_state.links import MeasuredLink
 from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import MemberId
@@ -400,6 +401,11 @@ def profiling(bench: Bench, labels: dict[str, str], *, complete: bool = True) ->
     queries: list[str] = []
     rows = [Series({**row, **labels}, value) for row, value in series([unit(0), unit(1)])]
     gauges = [row for row in rows if "unit" not in row.labels]
+    own = bench.cluster.pod_views[0].pool
+    measured = ((own, 5e8), ("elsewhere", 5e8), (own, 1e300))
+    gauges += [
+        Series({"__name__": metrics.LINK_BANDWIDTH, "peer_pool": pool, **labels}, value) for pool, value in measured
+    ]
     if not complete:
         gauges = [row for row in gauges if row.labels["__name__"] != metrics.UNIT_PROFILE_COMPLETE]
 
@@ -436,6 +442,7 @@ async def test_the_profile_of_each_pool_is_read_once_and_before_the_first_plan()
     await asyncio.sleep(5)
     found = bench.poller.telemetry_of(job).profiles
     assert {name: len(profile.units) for name, profile in found.items()} == {view.pool: 2}
+    assert bench.poller.telemetry_of(job).links == {(view.pool, view.pool): MeasuredLink(5e8, 0.0)}
     assert await bench.queued()
     assert sum(metrics.UNIT_BYTES in query for query in queries) == 1
     # The next workers of a suspended job may train another model.
@@ -444,6 +451,7 @@ async def test_the_profile_of_each_pool_is_read_once_and_before_the_first_plan()
     bench.poller._store.jobs.put(parse_job(bench.cluster.job))
     await asyncio.sleep(2)
     assert bench.poller.telemetry_of(job).profiles == {}
+    assert bench.poller.telemetry_of(job).links == {}
     task.cancel()
 
 

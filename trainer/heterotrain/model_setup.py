@@ -154,6 +154,7 @@ class ModelSetup:
         )  # fmt: skip
         member = PipelineMember(cuttable, self.training, self.device)
         member.on_model, member.check_open = self.loop.reducers.model_changed, self.loop.exchanges.check_open
+        self.report.links = member.speeds.links
         self.loop.cut_by_plans(member)
         self.loop.before_first_formation = lambda loader: self._look(cuttable, loader)
         self.membership.place = member.place

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from heterotrain_core.contract.metrics import UNREPORTED_PLAN_SCHEMA
 from heterotrain_core.perf.counters import Observation
 
+from heterotrain_operator.cluster_state.links import MeasuredLink
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 
 
@@ -49,6 +50,7 @@ class MemberGauges:
         last_finite_loss: the newest finite loss before it.
         plan_schema: newest schema of plans that its image reads.
         waiting_s: seconds for which the rank has waited for others; 0 while it runs code of its own.
+        links: to ranks of other workers in its member, by their pool.
         preflight_passed: checks before training that found nothing; ``None`` until all have ended.
         preflight_problems: what the other checks found, the gravest first.
     """
@@ -88,6 +90,7 @@ class MemberGauges:
     pause_s: float = 0.0
     pauses: int = 0
     user_metrics: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, MeasuredLink] = field(default_factory=dict)
     preflight_passed: int | None = None
     preflight_problems: tuple[PreflightProblem, ...] = ()
 
@@ -167,6 +170,7 @@ class Telemetry:
         exchange: as measured under the newest generation; ``None`` before that.
         commit_s: time of the first scrape with the newest committed step; 0 before the first scrape.
         profiles: by pool, what one of its ranks has measured of the model's units.
+        links: by pair of pools in alphabetical order, as the members that used them have measured them last.
         profile_problems: by pool without a usable profile, what is wrong with the one that a rank exports.
         sequence: grows with each read of new data.
     """
@@ -185,6 +189,7 @@ class Telemetry:
     exchange: ExchangeInForce | None = None
     commit_s: float = 0.0
     profiles: Mapping[str, PoolProfile] = field(default_factory=dict)
+    links: Mapping[tuple[str, str], MeasuredLink] = field(default_factory=dict)
     profile_problems: Mapping[str, str] = field(default_factory=dict)
     sequence: int = 0
 

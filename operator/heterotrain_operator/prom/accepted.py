@@ -27,6 +27,8 @@ MOST_BYTES = 2.0**50
 _BYTES = (0.0, MOST_BYTES)
 _ANY = (-1e38, 1e38)
 
+LEAST_BYTES_PER_S, MOST_BYTES_PER_S, MOST_LATENCY_S = 1e3, 1e13, 60.0
+"""Of a link: from a slow modem to hundred times the fastest network."""
 MOST_STATE_RATIO = 100.0
 """Of no optimizer."""
 PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
@@ -69,6 +71,8 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.STATE_RATIO: (1.0, MOST_STATE_RATIO),
         metrics.CAN_SHARD: (0.0, 1.0),
         metrics.UNIT_PROFILE_COMPLETE: (0.0, 1.0),
+        metrics.LINK_BANDWIDTH: (LEAST_BYTES_PER_S, MOST_BYTES_PER_S),
+        metrics.LINK_LATENCY: (0.0, MOST_LATENCY_S),
         metrics.PAUSE_SECONDS: _SECONDS,
         metrics.MEMBERSHIP_CHANGES: _COUNT,
         metrics.PREFLIGHT_PASSED: _COUNT,
@@ -136,6 +140,7 @@ class Row(NamedTuple):
     user_metric: str
     check: str
     message: str
+    peer_pool: str
     worker: str
     value: float
 
@@ -218,6 +223,8 @@ def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] |
     phase, cause = labels.get(metrics.LABEL_PHASE, ""), labels.get(metrics.LABEL_CAUSE, "")
     worker, user = labels.get(metrics.LABEL_WORKER, ""), labels.get(metrics.LABEL_NAME, "")
     is_problem, is_users = name == metrics.PREFLIGHT_PROBLEM, name == metrics.USER_METRIC
+    is_link = name in (metrics.LINK_BANDWIDTH, metrics.LINK_LATENCY)
+    peer = labels.get(metrics.LABEL_PEER_POOL, "") if is_link else ""
     check = labels.get(metrics.LABEL_CHECK, "") if is_problem else ""
     message = labels.get(metrics.LABEL_MESSAGE, "") if is_problem else ""
     for label, valid in (
@@ -227,6 +234,7 @@ def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] |
         (metrics.LABEL_WORKER, len(worker) <= _MAX_LABEL_LENGTH),
         (metrics.LABEL_NAME, len(user) <= _MAX_LABEL_LENGTH),
         (metrics.LABEL_CHECK, len(check) <= metrics.MOST_CHECK and check.isprintable() and bool(check) == is_problem),
+        (metrics.LABEL_PEER_POOL, len(peer) <= _MAX_LABEL_LENGTH and bool(peer) == is_link),
         (metrics.LABEL_MESSAGE, len(message) <= metrics.MOST_MESSAGE and message.isprintable()),
     ):
         if not valid:
@@ -235,7 +243,8 @@ def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] |
     if not low <= value <= high:
         return Refusal(Reason.VALUE, f"{name}={value:.15g}")
     share, micro = numbers[metrics.LABEL_SHARE], numbers[metrics.LABEL_MICRO_BATCH]
-    return Row(member, name, share, micro, phase, cause, user if is_users else "", check, message, worker, value)
+    user = user if is_users else ""
+    return Row(member, name, share, micro, phase, cause, user, check, message, peer, worker, value)
 
 
 def number(text: str, most: int) -> int | None:

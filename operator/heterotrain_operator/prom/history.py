@@ -8,7 +8,7 @@ for their successors in the same pool.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from heterotrain_core.perf.counters import (
 from heterotrain_core.perf.merge import merge_old
 from heterotrain_core.perf.packed import PackedObservations
 
+from heterotrain_operator.cluster_state.links import MeasuredLink, by_pair
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import (
     ExchangeInForce,
@@ -190,11 +191,23 @@ class TelemetryHistory:
             rates=self._rates(snapshot, newest_s),
             observations=self._observations.with_others({member: found for _, member, found in persisted}),
             pools=self._pools | {member: pool for pool, member, _ in persisted},
+            links=self._links(snapshot, set(pools.values())),
             in_force=dict(self._in_force),
             exchange=self._exchange(),
             sequence=self.telemetry.sequence + 1,
         )
         return True
+
+    def _links(self, snapshot: Snapshot, known: Collection[str]) -> dict[tuple[str, str], MeasuredLink]:
+        """Return the links between pools; a pair that no member uses now keeps what was measured of it."""
+        newest = by_pair(
+            (self._pools[member], peer, link)
+            for member, gauges in snapshot.gauges.items()
+            if self._pools.get(member) in known
+            for peer, link in gauges.links.items()
+            if peer in known
+        )
+        return {**self.telemetry.links, **newest}
 
     def _note_exchange(self, timed: Mapping[int, Observation]) -> None:
         """Note the exchange of the newest generation, as one of its members exports it: all have the same times."""
@@ -316,8 +329,8 @@ class TelemetryHistory:
         self.telemetry = replace(known, profiles=profiles, profile_problems=problems, sequence=known.sequence + 1)
 
     def forget_profiles(self) -> None:
-        """Forget all profiles: the next workers may train another model."""
-        self.telemetry = replace(self.telemetry, profiles={}, profile_problems={})
+        """Forget all profiles and links: the next workers may train another model, on other nodes."""
+        self.telemetry = replace(self.telemetry, profiles={}, profile_problems={}, links={})
 
     def set_problem(self, *, reason: str, problem: str) -> bool:
         """Set what is wrong with telemetry, an empty ``problem`` for nothing; return whether that changed."""

@@ -18,6 +18,7 @@ from heterotrain_core.contract import metrics
 from heterotrain_core.perf.counters import CounterKey, Counters, PhaseSums
 
 from heterotrain_operator.api.text import quoted
+from heterotrain_operator.cluster_state.links import MeasuredLink
 from heterotrain_operator.cluster_state.parse import LATEST_S
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, PreflightProblem
 from heterotrain_operator.prom.accepted import (
@@ -197,6 +198,7 @@ def parse_everything(
     user: dict[MemberId, dict[str, float]] = {}
     peaks: dict[MemberId, dict[int, float]] = {}
     problems: dict[MemberId, list[PreflightProblem]] = {}
+    links: dict[MemberId, dict[tuple[str, str], float]] = {}
     names: dict[MemberId, str] = {}
     shapes: dict[CounterKey, _Shape] = {}
     owners: dict[CounterKey, MemberId] = {}
@@ -208,6 +210,8 @@ def parse_everything(
         elif name == metrics.PREFLIGHT_PROBLEM:
             found = PreflightProblem(value < metrics.PREFLIGHT_FAILURE, row.check, row.message)
             problems.setdefault(member, []).append(found)
+        elif row.peer_pool:
+            links.setdefault(member, {})[row.peer_pool, name] = value
         elif row.cause:
             by_member.setdefault(member, {})[name] = by_member.get(member, {}).get(name, 0.0) + value
         elif row.share is None or row.micro is None:
@@ -229,10 +233,20 @@ def parse_everything(
         member: replace(
             _gauges(name, by_member.get(member, {}), user.get(member, {}), peaks.get(member, {})),
             preflight_problems=tuple(sorted(problems.get(member, ()))[: metrics.MOST_PREFLIGHT_PROBLEMS]),
+            links=_links(links.get(member, {})),
         )
         for member, name in names.items()
     }
     return Snapshot(counters=counters, gauges=gauges, dropped=dropped.sentence)
+
+
+def _links(values: Mapping[tuple[str, str], float]) -> dict[str, MeasuredLink]:
+    """Return a rank's links by the pool at their other end, those with a bandwidth; at most as many as it exports."""
+    pools = sorted({pool for pool, name in values if name == metrics.LINK_BANDWIDTH})[: metrics.MOST_LINKS]
+    return {
+        pool: MeasuredLink(values[pool, metrics.LINK_BANDWIDTH], values.get((pool, metrics.LINK_LATENCY), 0.0))
+        for pool in pools
+    }
 
 
 def counter_name(member: MemberId) -> str:

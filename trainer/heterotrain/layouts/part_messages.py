@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from heterotrain.network.gloo.bounded_wait import BoundedWait
+from heterotrain.network.gloo.bounded_wait import BoundedWait, PointToPointWait
 from heterotrain.network.gloo.member_group import MemberGroup
 
 TAG = 7
@@ -33,12 +33,12 @@ class Exchange:
         """
         self._group = group
         own = group.rank()
-        self._receiving: list[tuple[BoundedWait, torch.Tensor, torch.Tensor]] = []
+        self._receiving: list[tuple[PointToPointWait, int, torch.Tensor, torch.Tensor]] = []
         self._sending: list[BoundedWait] = []
         for rank, target in enumerate(received):
             if rank != own and target.numel():
                 buffer = target if target.is_cpu else torch.empty_like(target, device="cpu")
-                self._receiving.append((group.start_receive(buffer, rank, TAG), buffer, target))
+                self._receiving.append((group.start_receive(buffer, rank, TAG), rank, buffer, target))
         copies: dict[int, torch.Tensor] = {}  # the same tensor may go to all ranks
         for rank, source in enumerate(sent):
             if rank != own and source.numel():
@@ -51,8 +51,9 @@ class Exchange:
         Raises:
             PeerLost: as above.
         """
-        for wait, buffer, target in self._receiving:
-            self._group.finish_receive(wait)
+        at_once = len(self._receiving)
+        for wait, rank, buffer, target in self._receiving:
+            self._group.finish_receive(wait, sender=rank, size_bytes=buffer.nbytes, at_once=at_once)
             if buffer is not target:
                 target.copy_(buffer)
         self._receiving.clear()

@@ -17,6 +17,7 @@ from heterotrain_core.contract.plan import Layout, LayoutKind, Plan
 from heterotrain.errors import OutOfMemory, UsageError
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.layout import is_whole, sizes_of
+from heterotrain.layouts.link_speeds import LinkSpeeds
 from heterotrain.layouts.shards import Shards
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.usable_memory import give_back
@@ -42,6 +43,7 @@ class PipelineMember:
         on_model: called with this rank's part of the model, when that changes, and whether it is the whole model.
         check_open: called before each operation inside the member; see ``MemberGroup``.
         state_ratio: bytes of training state for each byte of parameters; ``None`` while it is not known.
+        speeds: of the links to the member's ranks on other workers.
     """
 
     def __init__(self, model: CuttableModel, training: Training, device: torch.device) -> None:
@@ -56,6 +58,7 @@ class PipelineMember:
         self.on_model: Callable[[torch.nn.Module, bool], None] = lambda _model, _is_whole: None
         self.check_open: Callable[[], None] = lambda: None
         self.state_ratio: float | None = None
+        self.speeds = LinkSpeeds()
         self._model = model
         self._training = training
         self._device = device
@@ -101,7 +104,7 @@ class PipelineMember:
             return
         self._group.cut("this rank takes another part of the model")
         self._group = MemberGroup(rank=position, world_size=layout.ranks)
-        self._group.check_open = self.check_open
+        self._group.check_open, self._group.on_received = self.check_open, self.speeds.received
         self._connected = ()
         if self._part is not None:
             for _, parameter in self._part.named_parameters():
@@ -173,6 +176,9 @@ class PipelineMember:
         mine = [rank for rank, other in enumerate(roster.positions) if other == position]
         keys = tuple(key_of(roster.ranks[rank]) for rank in mine)
         intact = self._group.is_connected and keys == self._connected
+        own = roster.ranks[active_group.rank].worker_uid
+        others = {place: roster.ranks[rank] for place, rank in enumerate(mine)}
+        self.speeds.form({place: roster.plan.pool_of(each) for place, each in others.items() if each.worker_uid != own})
         rows = group.gather_now([float(intact), float(cap_samples or math.inf)])
         if self.ranks > 1:
             again = any(not rows[rank][0] for rank in mine)

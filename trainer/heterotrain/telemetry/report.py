@@ -113,6 +113,8 @@ class Report:
         """Called before a scrape reads the counters, so that pending steps can be counted."""
         self.live: Callable[[], Mapping[str, float]] = dict
         """Returns gauges that are looked up on a scrape."""
+        self.links: Callable[[], Sequence[tuple[str, float | None, float | None]]] = tuple
+        """Returns pool, bytes per second and latency of links to other workers."""
         self.of_device: Callable[[], Mapping[str, float]] = dict
         """Returns gauges of the rank's accelerator, also before the first step."""
         self.waiting_s: Callable[[], float | None] = lambda: None
@@ -243,7 +245,8 @@ class Report:
         if self._user:
             rows = [([*self._labels, name], value) for name, value in self._user.items()]
             yield _gauge(names.USER_METRIC, [*identity, names.LABEL_NAME], rows)
-        for name, table in (*self._tables.items(), (names.PREFLIGHT_PROBLEM, self._preflight)):
+        tables = (*self._tables.items(), (names.PREFLIGHT_PROBLEM, self._preflight), *_link_tables(self.links()))
+        for name, table in tables:
             if not table.rows:
                 continue
             yield _gauge(
@@ -267,6 +270,16 @@ class Report:
         peaks = [(row, float(c.peak_memory_bytes)) for row, c in shapes if c.peak_memory_bytes is not None]
         if peaks:
             yield _gauge(names.PEAK_MEMORY, labels, peaks)
+
+
+def _link_tables(links: Sequence[tuple[str, float | None, float | None]]) -> list[tuple[str, Table]]:
+    """Return the gauges of links, each with the values that are known."""
+    shown = links[: names.MOST_LINKS]
+    bandwidth = tuple(((pool,), value) for pool, value, _ in shown if value is not None)
+    latency = tuple(((pool,), value) for pool, _, value in shown if value is not None)
+    labels = (names.LABEL_PEER_POOL,)
+    return [(names.LINK_BANDWIDTH, Table(labels=labels, rows=bandwidth)),
+            (names.LINK_LATENCY, Table(labels=labels, rows=latency))]  # fmt: skip
 
 
 class _Server(ThreadingHTTPServer):

@@ -110,7 +110,7 @@ def _problem(competitor: Competitor) -> Problem | None:
         )
         for pool in spec.worker_pools
     }
-    problem = problem_of(spec, _with_unknown(measured, list(counts)), counts)
+    problem = problem_of(spec, _with_unknown(measured, list(counts)), counts, competitor.telemetry.links)
     return problem if isinstance(problem, Problem) else None
 
 

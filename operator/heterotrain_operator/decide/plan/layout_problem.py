@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
-from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, invalid
+from heterotrain_core.layout.problem import DeviceKind, Problem, UnitProfile, invalid
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.links import MeasuredLink
 from heterotrain_operator.cluster_state.profiles import PoolProfile
+from heterotrain_operator.decide.plan.measured_links import links_of
 
 STATE_RATIO = 4.0
 """Bytes of training state for each byte of parameters where workers report none: Adam in the parameters' format."""
-_BYTES_PER_MBIT = 1e6 / 8
 
 
 def problem_of(
-    spec: HeteroTrainJobSpec, profiles: Mapping[str, PoolProfile], counts: Mapping[str, int]
+    spec: HeteroTrainJobSpec,
+    profiles: Mapping[str, PoolProfile],
+    counts: Mapping[str, int],
+    links: Mapping[tuple[str, str], MeasuredLink] = MappingProxyType({}),
 ) -> Problem | str:
     """Return the question, or in one sentence why it cannot be asked.
 
@@ -24,6 +29,7 @@ def problem_of(
         spec: the job's spec.
         profiles: by pool.
         counts: devices by pool; pools without a profile are left out.
+        links: measured ones, by pair of pools in alphabetical order.
     """
     pools = [pool for pool in spec.worker_pools if pool.name in profiles]
     if not pools:
@@ -35,6 +41,7 @@ def problem_of(
             f"workers of pool {first} have a model of {lengths[first]} units, and those of pool {other} one of "
             f"{lengths[other]}: every worker has to build the same model"
         )
+    default_link, known_links = links_of(spec, lengths.keys(), links)
     by_unit = zip(*(profiles[pool.name].units for pool in pools), strict=True)
     problem = Problem(
         units=tuple(_merged(index, unit) for index, unit in enumerate(by_unit)),
@@ -48,12 +55,8 @@ def problem_of(
             )
             for pool in pools
         ),
-        default_link=Link(bytes_per_s=spec.parallelism.link_mbit_per_second * _BYTES_PER_MBIT),
-        links={
-            (link.between[0], link.between[1]): Link(bytes_per_s=link.mbit_per_second * _BYTES_PER_MBIT)
-            for link in spec.parallelism.links
-            if set(link.between) <= lengths.keys()
-        },
+        default_link=default_link,
+        links=known_links,
         state_ratio=max(profiles[pool.name].state_ratio or STATE_RATIO for pool in pools),
         batch_samples=spec.training.base_batch_samples,
         micro_batches=_micro_batches(spec, pools, profiles),

@@ -146,7 +146,7 @@ def _planned(
 ) -> PlannedMembers | LayoutState:
     """Return the best members of these workers, or why the generation in force stays; ``plan`` has members, if any."""
     # 1. Ask the planner for the best members of these devices.
-    problem = problem_of(spec, telemetry.profiles, _devices(workers))
+    problem = problem_of(spec, telemetry.profiles, _devices(workers), telemetry.links)
     if isinstance(problem, str):
         return LayoutState(holds=False, reason="ProfilesDiffer", message=problem, stuck=plan is None)
     if spec.parallelism.mode is Parallelism.AUTO and fits_every_device(problem):
@@ -219,7 +219,7 @@ def _planned_step_s(
     """
     members = {rank.worker_uid for rank in plan.ranks}
     present = [worker for worker in workers if worker.pod.uid in members]
-    problem = problem_of(spec, telemetry.profiles, _devices(present))
+    problem = problem_of(spec, telemetry.profiles, _devices(present), telemetry.links)
     if isinstance(problem, str):
         return float("inf")
     found = cover_of(problem)

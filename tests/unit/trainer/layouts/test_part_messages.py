@@ -67,7 +67,10 @@ class Rank:
         if not message.over.wait(LONGEST_S):
             raise TimeoutError(f"rank {self._rank} waits for its receiver")
 
-    def finish_receive(self, message: Message) -> None:
+    def finish_receive(self, message: Message, *, sender: int, size_bytes: int, at_once: int) -> None:
+        assert sender != self._rank
+        assert size_bytes == message.tensor.nbytes
+        assert at_once > 0
         if not message.over.wait(LONGEST_S):
             raise TimeoutError(f"rank {self._rank} waits for a sender")
         self._network.open_elements[self._rank] -= message.tensor.numel()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -106,6 +107,9 @@ class PointToPointWait(BoundedWait):
     """The same for a message between two ranks: gloo closes the connection when a wait for one reaches its time-out.
 
     So a thread waits for the message without one.
+
+    Attributes:
+        began_s, ended_s: by ``time.perf_counter``, when the wait was made and when the message had arrived or left.
     """
 
     def __init__(self, work: dist.Work, *, is_over: Callable[[], bool], belongs_to: Any) -> None:
@@ -115,6 +119,7 @@ class PointToPointWait(BoundedWait):
             UsageError: no thread can be started.
         """
         super().__init__(work, is_over=is_over, belongs_to=belongs_to)
+        self.began_s = self.ended_s = time.perf_counter()
         self._ended = threading.Event()
         self._error: RuntimeError | None = None
         start_thread(self._wait, "heterotrain-message")
@@ -124,6 +129,7 @@ class PointToPointWait(BoundedWait):
             self._work.wait()
         except RuntimeError as error:
             self._error = error
+        self.ended_s = time.perf_counter()
         self._ended.set()
 
     def _look(self) -> bool:

@@ -39,6 +39,9 @@ class MemberGroup(Collectives):
         on_wait: called with the name of an operation before it is waited for, and with an empty text afterwards.
         check_open: called before each operation; may raise where nothing would repeat the operation after a loss.
         is_formation_over: returns whether the formation has ended in which the member trains.
+        on_received: called with the sender, the bytes and the seconds of each message that has arrived over gloo. The
+            seconds begin when this rank was ready for it. Of several messages that arrive at the same time, each
+            counts with the bytes of that many.
     """
 
     def __init__(self, *, rank: int, world_size: int) -> None:
@@ -52,6 +55,7 @@ class MemberGroup(Collectives):
         self.on_wait: Callable[[str], None] = lambda _what: None
         self.check_open: Callable[[], None] = lambda: None
         self.is_formation_over: Callable[[], bool] = lambda: False
+        self.on_received: Callable[[int, float, float], None] = lambda _rank, _size_bytes, _seconds: None
         self._lock = threading.Lock()
         self._cut = "the member's ranks are not connected"
         self._group: Any = None
@@ -157,7 +161,11 @@ class MemberGroup(Collectives):
             work: dist.Work = getattr(self._group, method)(*arguments, **options)
             if not self._is_nccl:
                 kind = PointToPointWait if method in MESSAGES else BoundedWait
-                kind(work, is_over=self.is_over, belongs_to=self._group).wait()
+                wait = kind(work, is_over=self.is_over, belongs_to=self._group)
+                wait.wait()
+                if method == "recv" and isinstance(wait, PointToPointWait):
+                    (tensor,), sender, *_ = arguments
+                    self.on_received(sender, tensor.nbytes, wait.ended_s - wait.began_s)
         except RuntimeError as error:
             if not self._breaks_soon():
                 raise  # the script's own mistake
@@ -181,7 +189,7 @@ class MemberGroup(Collectives):
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
         return PointToPointWait(work, is_over=self.is_over, belongs_to=self._group)
 
-    def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> BoundedWait:
+    def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> PointToPointWait:
         """Begin to receive a tensor into the CPU's memory; ``finish_receive`` waits for it.
 
         Raises:
@@ -196,13 +204,20 @@ class MemberGroup(Collectives):
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
         return PointToPointWait(work, is_over=self.is_over, belongs_to=self._group)
 
-    def finish_receive(self, wait: BoundedWait) -> None:
+    def finish_receive(self, wait: PointToPointWait, *, sender: int, size_bytes: int, at_once: int) -> None:
         """Wait until a message has arrived.
+
+        Args:
+            wait: for it.
+            sender: its sender.
+            size_bytes: of it.
+            at_once: messages that arrive at the same time.
 
         Raises:
             PeerLost: its sender, or another rank of the member, is lost or has left the step.
         """
         self._finish(wait, "receive inside the member")
+        self.on_received(sender, size_bytes * at_once, wait.ended_s - wait.began_s)
 
     def finish_send(self, wait: BoundedWait) -> None:
         """Wait until a message has left.
