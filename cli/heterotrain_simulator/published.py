@@ -8,7 +8,7 @@ Sources
     Helix: ASPLOS 2025, repository Thesys-lab/Helix-ASPLOS25. Tokens per second by layers held are what its profiles
         and its own formulas give for the 24 machines of ``examples/simulation``; the flow is the one of its README.
     DT-FM: NeurIPS 2022, repository DS3Lab/DT-FM at 69f05e5, ``scheduler/heuristic_evolutionary_solver``: delay and
-        bandwidth between ten cities in ``config.py``; sizes in ``scheduler.py`` (GPT-3 XL, 64 devices, 8 stages).
+        bandwidth of five networks in ``config.py``; sizes in ``scheduler.py`` (GPT-3 XL, 64 devices, 8 stages).
     Oobleck: SOSP 2023, repository SymbioticLab/Oobleck, the objective of its first code.
     HetHub: arXiv 2405.16256, the ratio of its abstract.
 
@@ -17,6 +17,7 @@ Figures were read in these repositories; none of their code is used.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -204,7 +205,6 @@ WIDE_AREA: tuple[tuple[str, str, float, float], ...] = (
     ("Frankfurt", "Ireland", 24, 1.08),
 )
 """DT-FM: city, city, milliseconds, Gb/s."""
-WITHIN_CITY_MS, WITHIN_CITY_GBIT = 5.0, 2.0
 DTFM_STAGES = 8
 DTFM_STAGE_GRADIENT_BYTES = 0.65e9
 """An eighth of 1.3 billion parameters in FP32."""
@@ -218,31 +218,49 @@ class WideAreaCase:
 
     Attributes:
         where: short.
-        cities: of the devices, as many in each one.
-        devices_per_city: equal ones.
-        links: city, city, milliseconds, Gb/s.
+        zones: of the devices, with their numbers: nodes, regions or cities.
+        within: zone, milliseconds, Gb/s between two of its devices.
+        links: zone, zone, milliseconds, Gb/s.
         found_s: what DT-FM's code finds for it, run once here with a population of 100 and 900 offspring.
     """
 
     where: str
-    cities: tuple[str, ...]
-    devices_per_city: int
+    zones: tuple[tuple[str, int], ...]
+    within: tuple[tuple[str, float, float], ...]
     links: tuple[tuple[str, str, float, float], ...]
     found_s: float
 
 
+_NODES = tuple(f"node {number}" for number in range(8))
+_SPOT = (*_NODES, "single devices")
+_WORLD = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland")
+_AMERICA = ("Virginia", "Oregon", "California", "Ohio")
 DTFM_CASES = (
     WideAreaCase(
-        where="8 cities of the world",
-        cities=("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland"),
-        devices_per_city=8,
-        links=WIDE_AREA,
-        found_s=49.22,
+        where="8 nodes of a data centre",
+        zones=tuple((name, 8) for name in _NODES),
+        within=tuple((name, 0, 100) for name in _NODES),
+        links=tuple((*pair, 0, 3.125) for pair in itertools.combinations(_NODES, 2)),
+        found_s=3.44,
+    ),
+    WideAreaCase(
+        where="8 spot nodes of 4 and 32 single ones",
+        zones=(*((name, 4) for name in _NODES), (_SPOT[-1], 32)),
+        within=(*((name, 0, 100) for name in _NODES), (_SPOT[-1], 0, 1.25)),
+        links=tuple((*pair, 0, 1.25) for pair in itertools.combinations(_SPOT, 2)),
+        found_s=49.50,
+    ),
+    WideAreaCase(
+        where="2 campuses",
+        zones=(("Ohio", 32), ("Virginia", 32)),
+        within=(("Ohio", 1, 5), ("Virginia", 1, 5)),
+        links=(("Ohio", "Virginia", 11, 1.12),),
+        found_s=16.09,
     ),
     WideAreaCase(
         where="4 American regions",
-        cities=("Virginia", "Oregon", "California", "Ohio"),
-        devices_per_city=16,
+        zones=tuple((name, 16) for name in _AMERICA),
+        within=tuple((name, 5, 2) for name in _AMERICA),
         links=(
             ("Virginia", "Oregon", 67, 1.15),
             ("Virginia", "California", 59, 1.05),
@@ -252,6 +270,13 @@ DTFM_CASES = (
             ("California", "Ohio", 52, 1.02),
         ),
         found_s=34.80,
+    ),
+    WideAreaCase(
+        where="8 cities of the world",
+        zones=tuple((name, 8) for name in _WORLD),
+        within=tuple((name, 5, 2) for name in _WORLD),
+        links=WIDE_AREA,
+        found_s=49.22,
     ),
 )
 

@@ -38,6 +38,8 @@ GPT_MIXES: tuple[tuple[tuple[str, ...], int], ...] = (
 )
 """Cards and sequences in one micro-batch each."""
 SEED = 1
+TIGHT = 1e-9
+"""Gap below which a bound is met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,27 +276,27 @@ def _dtfm() -> Iterator[Row]:
         "exchange_bytes": published.DTFM_STAGE_GRADIENT_BYTES,
         "boundary_bytes": published.DTFM_BOUNDARY_BYTES,
     }
-    within = Link(bytes_per_s=published.WITHIN_CITY_GBIT * 1e9 / 8, latency_s=published.WITHIN_CITY_MS / 1e3)
     for case in published.DTFM_CASES:
-        links = {
-            (one, other): Link(bytes_per_s=gbit * 1e9 / 8, latency_s=ms / 1e3) for one, other, ms, gbit in case.links
-        }
-        links |= {(city, city): within for city in case.cities}
-        zones = [Zone(name=city, devices=case.devices_per_city) for city in case.cities]
+        pairs = [*case.links, *((name, name, ms, gbit) for name, ms, gbit in case.within)]
+        links = {(one, other): Link(bytes_per_s=gbit * 1e9 / 8, latency_s=ms / 1e3) for one, other, ms, gbit in pairs}
+        zones = [Zone(name=name, devices=number) for name, number in case.zones]
         found = group(zones, links, stages=published.DTFM_STAGES, **sizes)
         if not isinstance(found, Grouping):
             raise TypeError(found.reason)
         total = found.exchange_s + found.pipeline_s
         devices = sum(zone.devices for zone in zones)
-        costs = zone_costs(case.cities, links, stage_devices=devices // published.DTFM_STAGES, **sizes)
+        names = [zone.name for zone in zones]
+        costs = zone_costs(names, links, stage_devices=devices // published.DTFM_STAGES, **sizes)
         least, mean = random_grouping_s(
             costs, [zone.devices for zone in zones], stages=published.DTFM_STAGES, draws=300, seed=SEED
         )
+        gap = total / found.bound_s - 1
+        proof = f"at most {gap:.0%} above the least" if gap < 1 else f"bound {found.bound_s:.1f} s"
         yield Row(
             instance=f"DT-FM, GPT-3 XL, {devices} devices in {case.where}, 8 stages: exchange + one micro-batch",
             published="",
             baseline=f"its code, 1000 candidates: {case.found_s:.1f} s; 300 at random: {mean:.1f}, best {least:.1f} s",
-            ours=f"{total:.1f} s, at most {total / found.bound_s - 1:.0%} above the least",
+            ours=f"{total:.1f} s, {proof if gap > TIGHT else 'proved least'}",
             verdict=_verdict(case.found_s, total),
         )
 

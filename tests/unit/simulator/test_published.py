@@ -11,7 +11,7 @@ from heterotrain_cli.main import main
 from heterotrain_cli.simulate import command
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.cover import cover
-from heterotrain_core.layout.problem import Link
+from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
 from heterotrain_core.layout.result import Cover
 from heterotrain_core.layout.sharded import sharded_templates
 from heterotrain_core.layout.zones import zone_costs
@@ -146,3 +146,35 @@ def test_one_member_of_all_cards_is_found_where_members_in_parts_promise_more() 
     assert isinstance(pipelines, Cover)
     assert every.step_s <= pipelines.step_s * 1.001
     assert len(every.members) == 1
+
+
+@pytest.mark.parametrize("case", published.DTFM_CASES, ids=lambda case: case.where)
+def test_the_planner_keeps_members_in_zones_where_that_is_best(case: published.WideAreaCase) -> None:
+    """Each zone is a pool, and a device holds an eighth of the model; only the spot network has no such arrangement."""
+    names = {name for name, _ in case.zones}
+    point = UnitSeconds(micro_batch_samples=1, forward_s=0.01, backward_s=0.02)
+    unit = UnitProfile(
+        name="layer", parameter_bytes=int(published.DTFM_STAGE_GRADIENT_BYTES / 3), activation_bytes=0,
+        boundary_bytes=int(published.DTFM_BOUNDARY_BYTES), seconds=dict.fromkeys(names, (point,)),
+    )  # fmt: skip
+    pairs = [*case.links, *((name, name, ms, gbit) for name, ms, gbit in case.within)]
+    problem = Problem(
+        units=(unit,) * 24,
+        kinds=tuple(
+            DeviceKind(name=name, count=number, memory_bytes=int(4.04 * published.DTFM_STAGE_GRADIENT_BYTES))
+            for name, number in case.zones
+        ),
+        links={
+            (one, other): Link(bytes_per_s=gbit * 1e9 / 8, latency_s=ms / 1e3)
+            for one, other, ms, gbit in pairs
+            if {one, other} <= names
+        },
+        batch_samples=64, micro_batches=(1,), least_members=8, most_stages=8,
+    )  # fmt: skip
+    book = book_of(problem)
+    assert isinstance(book, Book)
+    found = cover(book)
+    assert isinstance(found, Cover)
+    in_one_zone = [len({stage.kind for stage in member.layout.stages}) == 1 for member in found.members]
+    assert len(in_one_zone) == 8
+    assert all(in_one_zone) == ("spot" not in case.where)
