@@ -51,11 +51,11 @@ class Exchange:
         Raises:
             PeerLost: as above.
         """
-        at_once = len(self._receiving)
-        for wait, rank, buffer, target in self._receiving:
-            self._group.finish_receive(wait, sender=rank, size_bytes=buffer.nbytes, at_once=at_once)
+        for wait, _, buffer, target in self._receiving:
+            self._group.finish_receive(wait)
             if buffer is not target:
                 target.copy_(buffer)
+        self._group.note_received([(wait, rank, buffer.nbytes) for wait, rank, buffer, _ in self._receiving])
         self._receiving.clear()
 
     def finish(self) -> None:

@@ -111,3 +111,19 @@ def test_the_rank_that_comes_last_to_an_exchange_measures_the_link() -> None:
     assert first[0][2] > 0.5
     assert last[0][2] < 0.5
     assert first[0][1] == last[0][1] == 4 * MIB
+
+
+def test_messages_that_arrive_together_count_as_one() -> None:
+    """The link carries them in the time of the last one, however early the first one has arrived."""
+    group = MemberGroup(rank=0, world_size=3)
+    seen: list[tuple[int, float, float]] = []
+    group.on_received = lambda *message: seen.append(message)
+
+    class Ended:
+        def __init__(self, began_s: float, ended_s: float) -> None:
+            self.began_s, self.ended_s = began_s, ended_s
+
+    messages: Any = [(Ended(1.0, 1.2), 1, 300), (Ended(1.0, 2.0), 2, 100)]
+    group.note_received(messages)
+    group.note_received([])
+    assert seen == [(1, 400, 1.0), (2, 400, 1.0)]

@@ -67,10 +67,13 @@ class Rank:
         if not message.over.wait(LONGEST_S):
             raise TimeoutError(f"rank {self._rank} waits for its receiver")
 
-    def finish_receive(self, message: Message, *, sender: int, size_bytes: int, at_once: int) -> None:
-        assert sender != self._rank
-        assert size_bytes == message.tensor.nbytes
-        assert at_once > 0
+    def note_received(self, messages: list[tuple[Message, int, int]]) -> None:
+        for message, sender, size_bytes in messages:
+            assert message.over.is_set()
+            assert sender != self._rank
+            assert size_bytes == message.tensor.nbytes
+
+    def finish_receive(self, message: Message) -> None:
         if not message.over.wait(LONGEST_S):
             raise TimeoutError(f"rank {self._rank} waits for a sender")
         self._network.open_elements[self._rank] -= message.tensor.numel()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -40,8 +40,8 @@ class MemberGroup(Collectives):
         check_open: called before each operation; may raise where nothing would repeat the operation after a loss.
         is_formation_over: returns whether the formation has ended in which the member trains.
         on_received: called with the sender, the bytes and the seconds of each message that has arrived over gloo. The
-            seconds begin when this rank was ready for it. Of several messages that arrive at the same time, each
-            counts with the bytes of that many.
+            seconds begin when this rank was ready for it. Messages that arrive at the same time count as one, from
+            each of their senders.
     """
 
     def __init__(self, *, rank: int, world_size: int) -> None:
@@ -204,20 +204,25 @@ class MemberGroup(Collectives):
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
         return PointToPointWait(work, is_over=self.is_over, belongs_to=self._group)
 
-    def finish_receive(self, wait: PointToPointWait, *, sender: int, size_bytes: int, at_once: int) -> None:
+    def finish_receive(self, wait: BoundedWait) -> None:
         """Wait until a message has arrived.
-
-        Args:
-            wait: for it.
-            sender: its sender.
-            size_bytes: of it.
-            at_once: messages that arrive at the same time.
 
         Raises:
             PeerLost: its sender, or another rank of the member, is lost or has left the step.
         """
         self._finish(wait, "receive inside the member")
-        self.on_received(sender, size_bytes * at_once, wait.ended_s - wait.began_s)
+
+    def note_received(self, messages: Sequence[tuple[PointToPointWait, int, int]]) -> None:
+        """Report messages that have arrived at the same time, each as all of them: they share this rank's link.
+
+        Args:
+            messages: the finished wait, the sender and the bytes of each.
+        """
+        if messages:
+            seconds = max(wait.ended_s for wait, *_ in messages) - min(wait.began_s for wait, *_ in messages)
+            size_bytes = sum(size for *_, size in messages)
+            for _, sender, _ in messages:
+                self.on_received(sender, size_bytes, seconds)
 
     def finish_send(self, wait: BoundedWait) -> None:
         """Wait until a message has left.
