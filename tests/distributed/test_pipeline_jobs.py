@@ -231,6 +231,26 @@ def test_a_plan_may_change_nothing_but_the_cut_or_who_is_in_which_member(operate
     assert "stage 1 of 2: units 0 to 1 of 7" in w[1].log()
 
 
+def test_stages_change_partners_under_the_same_cuts(operate: Callable[..., Operator]) -> None:
+    """No rank gets another part of the model; all connections inside members are new."""
+    operator = operate(batch_samples=BATCH, parallelism="Pipeline")
+    gate = Gate(operator.folder, 3)
+    w = [start(operator, "w0", fault=gate.fault), *(start(operator, f"w{number}") for number in (1, 2, 3))]
+    operator.until_ready(*w)
+    plan_members(operator, [(w[:2], (4,), 11, 3), (w[2:], (4,), 6, 2)])
+    at_gate(operator, gate, lambda: plan_members(operator, [([w[0], w[3]], (4,), 11, 3), ([w[2], w[1]], (4,), 6, 2)]))
+    check(operator, [[w[0], w[3]], [w[2], w[1]]])
+
+
+def test_gradients_are_clipped_by_the_norm_over_all_stages(operate: Callable[..., Operator]) -> None:
+    """Each stage of the only member holds a part of the gradient that no other rank holds."""
+    operator = operate(batch_samples=BATCH, epochs=1, parallelism="Pipeline")
+    w = [start(operator, f"w{number}", clip_norm=0.2) for number in range(3)]
+    operator.until_ready(*w)
+    plan_members(operator, [(w, (2, 5), BATCH, 4)])
+    check(operator, [w], epochs=1, clip_norm=0.2)
+
+
 def test_a_stage_out_of_memory_makes_its_member_use_smaller_micro_batches(operate: Callable[..., Operator]) -> None:
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")
     fault = {"place": "in loss", "step": 2, "do": "exhaust"}

@@ -125,15 +125,16 @@ def one_process(
     return {name: p.detach() for name, p in model.named_parameters()}, losses
 
 
-def run(operator: Operator, **kind: Any) -> list[list[Worker]]:
+def run(operator: Operator, *, is_cut: bool = True, **kind: Any) -> list[list[Worker]]:
     """Train with all members to the end; return their workers."""
     script = "distributed.test_pipeline_numerics:train"
+    wanted = [(cuts if is_cut else (), share, micro) for cuts, share, micro in MEMBERS]
     members = [
         [operator.start(f"w{number}{stage}", script=script, **kind) for stage in range(len(cuts) + 1)]
-        for number, (cuts, _, _) in enumerate(MEMBERS)
+        for number, (cuts, _, _) in enumerate(wanted)
     ]
     operator.until_ready(*[worker for member in members for worker in member])
-    plan_members(operator, [(member, *rest) for member, rest in zip(members, MEMBERS, strict=True)])
+    plan_members(operator, [(member, *rest) for member, rest in zip(members, wanted, strict=True)])
     operator.finish([worker for member in members for worker in member])
     return members
 
@@ -151,12 +152,13 @@ def check(
     return steps
 
 
-def test_losses_that_are_means_and_dropout(operate: Operate) -> None:
+@pytest.mark.parametrize("parallelism", ["Pipeline", "Data"])
+def test_losses_that_are_means_and_dropout(operate: Operate, parallelism: str) -> None:
     """A mean counts with its micro-batch's samples, and random numbers follow the samples' place in the step."""
     kind = {"dropout": 0.3, "dtype": "float64"}
-    operator = operate(batch_samples=BATCH, epochs=1, parallelism="Pipeline")
+    operator = operate(batch_samples=BATCH, epochs=1, parallelism=parallelism)
     expected, losses = one_process(**kind)
-    steps = check(operator, run(operator, **kind), expected, 1e-10)
+    steps = check(operator, run(operator, is_cut=parallelism == "Pipeline", **kind), expected, 1e-10)
     assert [loss for loss, _ in steps] == pytest.approx(losses, rel=1e-10)
 
 
