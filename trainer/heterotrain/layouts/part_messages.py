@@ -55,7 +55,8 @@ class Exchange:
             self._group.finish_receive(wait)
             if buffer is not target:
                 target.copy_(buffer)
-        self._group.note_received([(wait, rank, buffer.nbytes) for wait, rank, buffer, _ in self._receiving])
+        if self._receiving:
+            self._group.note_received([(wait, rank, buffer.nbytes) for wait, rank, buffer, _ in self._receiving])
         self._receiving.clear()
 
     def finish(self) -> None:
