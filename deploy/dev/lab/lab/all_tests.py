@@ -1,9 +1,9 @@
 """Run all tiers of tests in two lanes: those on the cluster and, at the same time, those that need none.
 
 Tests on the cluster wait for pods, nodes and scrapes most of the time, and the other lane uses the processors
-meanwhile. Each lane runs its fastest tiers first. All tiers run, also after one has failed, so that one run tells everything that
-is wrong; only a cluster that does not start ends the run. ``SIDE_BY_SIDE=no`` runs the lanes one after the other. If no
-cluster is running, one is started for the tests.
+meanwhile. Each lane runs its fastest tiers first. All tiers run, also after one has failed, so that one run tells
+everything that is wrong; only a cluster that does not start ends the run. ``SIDE_BY_SIDE=no`` runs the lanes one after
+the other. If no cluster is running, one is started for the tests.
 """
 
 from __future__ import annotations
