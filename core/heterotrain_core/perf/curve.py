@@ -91,18 +91,26 @@ def time_curves(
     return tuple(found)
 
 
-def _stray2(knots: Sequence[_Knots]) -> float:
-    """Return the variance of the distances from lines, 0 where lines are not rejected.
+def lines_rejected(distances: Sequence[tuple[float, int]]) -> bool:
+    """Return whether members are further from their best lines than chance takes them in 0.1 % of cases.
 
-    The distances from the best lines, squared, in units of their variances, are chi-squared where lines are true
-    (quantile by Wilson and Hilferty 1931).
+    Where lines are true, the sum of these distances is chi-squared (quantile by Wilson and Hilferty 1931).
+
+    Args:
+        distances: by member, the squared distances from its best line, summed in units of their variances, and their
+            degrees of freedom.
     """
-    squares = [each.beyond_line() for each in knots]
-    freedom = sum(degrees for _, degrees in squares)
+    freedom = sum(degrees for _, degrees in distances)
     if freedom == 0:
-        return 0.0
+        return False
     part = 2 / (9 * freedom)
-    if sum(square for square, _ in squares) <= freedom * (1 - part + SURE_DEVIATIONS * math.sqrt(part)) ** 3:
+    most = freedom * (1 - part + SURE_DEVIATIONS * math.sqrt(part)) ** 3
+    return sum(square for square, _ in distances) > most
+
+
+def _stray2(knots: Sequence[_Knots]) -> float:
+    """Return the variance of the distances from lines, 0 where lines are not rejected."""
+    if not lines_rejected([each.beyond_line() for each in knots]):
         return 0.0
     beyond = sum(float((each.distance_K**2 - each.variance_K).sum()) for each in knots)
     return max(0.0, beyond / sum(len(each.distance_K) for each in knots))

@@ -9,10 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from heterotrain_core.perf.counters import MeanVariance, Observation
-from heterotrain_core.perf.curve import time_curves
+from heterotrain_core.perf.curve import lines_rejected, time_curves
 from heterotrain_core.perf.fit import fit_data
 from heterotrain_core.perf.model import MemberModel, TimeCurve, at_pace, compute_s
 from heterotrain_core.perf.regression_data import RegressionData, summarize
+from scipy.stats import chi2
 
 SIZES = (50, 150, 50, 150, *[100] * 12, 60, 180, 60, 180, *[120] * 12)
 """Two epochs of one batch, each with a probe first."""
@@ -60,6 +61,18 @@ def test_lines_stay_lines(seed: int) -> None:
         slope, fixed = rng.uniform(0.001, 0.02), rng.uniform(0.0, 1.0)
         data.append(scraped(SIZES, {size: slope * size + fixed for size in SIZES}, rng, noise=noise))
     assert time_curves(data, [fitted(each) for each in data], ["t4"] * 4) == (None,) * 4
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 7, 20, 64, 500, 4000])
+def test_lines_are_rejected_where_chance_alone_strays_as_far_in_one_of_a_thousand_cases(freedom: int) -> None:
+    """The oracle is the exact chi-squared distribution, however the sum is spread over members."""
+    rng = np.random.default_rng(freedom)
+    members = int(rng.integers(1, min(freedom, 40) + 1))
+    degrees = 1 + rng.multinomial(freedom - members, np.full(members, 1 / members))
+    for chance, rejected in ((0.1, False), (0.0014, False), (0.0007, True), (1e-6, True)):
+        squares = chi2.isf(chance, freedom) * rng.dirichlet(np.ones(members))
+        assert lines_rejected(list(zip(squares.tolist(), degrees.tolist(), strict=True))) is rejected
+    assert not lines_rejected([(0.0, 0)])
 
 
 @pytest.mark.parametrize("seed", range(20))
