@@ -198,3 +198,59 @@ def test_the_pace_of_all_members_scales_the_curve() -> None:
     model = fitted(scraped(sizes, {100: 1.0, 200: 2.0}, np.random.default_rng(1), noise=0.01))
     slower = at_pace(replaced(model, curve=curve), 2.0).curve
     assert slower == TimeCurve(points=((10.0, 2.0), (20.0, 3.0)), errors=(0.01, 0.02))
+
+
+def bent(by: float, members: int, sizes: tuple[int, ...]) -> list[RegressionData | None]:
+    """Return data of equal members whose times bend by this part, up and down from size to size.
+
+    Times of a size differ by 0.01 % in turn: they show neither more noise than assumed nor noise that goes on.
+    """
+    sign = {size: (-1) ** place for place, size in enumerate(sorted(set(sizes)))}
+    seen = [
+        Observation(
+            member="a",
+            share_samples=size,
+            steps=8,
+            ended_s=10.0 * (turn + 1),
+            compute=MeanVariance(
+                mean=(0.002 * size + 0.1) * (1 + by * sign[size]) * (1 + 1e-4 * (-1) ** turn), variance=0.0
+            ),
+        )
+        for turn, size in enumerate(sizes)
+    ]
+    return [summarize(seen, steady=True)] * members
+
+
+def squares_beyond_lines(data: list[RegressionData | None]) -> float:
+    """Return by how many squared standard errors the times miss the best line of each member."""
+    total = 0.0
+    for seen in data:
+        assert seen is not None
+        root_O = np.sqrt(seen.weight_O) / seen.seconds_O
+        lines_O2 = np.stack([seen.size_O, np.ones(len(seen.size_O))], axis=1) * root_O[:, None]
+        total += float(np.linalg.lstsq(lines_O2, seen.seconds_O * root_O, rcond=None)[1][0])
+    return total
+
+
+@pytest.mark.parametrize(
+    ("members", "sizes"),
+    [
+        (1, (100, 150, 200) * 6),
+        (3, (100, 150, 200) * 6),
+        (6, (100, 150, 200) * 6),
+        (4, (100, 130, 160, 200, 250) * 4),
+        (8, (100, 130, 160, 200, 250) * 4),
+    ],
+)
+def test_observations_reject_lines_at_the_quantile(members: int, sizes: tuple[int, ...]) -> None:
+    """The smallest bend with a curve misses lines by the squares that chance exceeds once in a thousand."""
+    least, most = 0.0, 0.2
+    for _ in range(12):
+        middle = (least + most) / 2
+        data = bent(middle, members, sizes)
+        if time_curves(data, [fitted(data[0])] * members, ["t4"] * members)[0] is None:
+            least = middle
+        else:
+            most = middle
+    freedom = members * (len(set(sizes)) - 2)
+    assert squares_beyond_lines(bent(most, members, sizes)) == pytest.approx(chi2.isf(0.001, freedom), rel=0.05)
