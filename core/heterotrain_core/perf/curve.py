@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.line import PRIOR_EXCESS, PRIOR_OBSERVATIONS, TINY_S, Floats, persistence
+from heterotrain_core.perf.line import PRIOR_EXCESS, PRIOR_OBSERVATIONS, TINY_S, Floats, median, persistence
 from heterotrain_core.perf.model import MemberModel, TimeCurve
 from heterotrain_core.perf.regression_data import RegressionData
 
@@ -131,9 +131,9 @@ def _knots(seen: RegressionData | None, model: MemberModel) -> _Knots | None:
     log_O = np.clip(log_O, -_LARGEST_DISTANCE, _LARGEST_DISTANCE)
     place_O = _places(np.log(size_O))
     count = int(place_O.max()) + 1
-    middle_K = np.array([float(np.median(log_O[place_O == k])) for k in range(count)])
+    middle_K = np.array([median(log_O[place_O == k]) for k in range(count)])
     miss_O = np.abs(log_O - middle_K[place_O]) * np.sqrt(weight_O)
-    scale = max(1.0, 1.4826 * float(np.median(miss_O)))
+    scale = max(1.0, 1.4826 * median(miss_O))
     robust_O = weight_O * np.maximum(1 - (miss_O / (_TUKEY * scale)) ** 2, 0.0) ** 2
     # Two times of one size that contradict each other: neither is an outlier.
     robust_O = np.where(np.bincount(place_O, weights=robust_O)[place_O] > 0, robust_O, weight_O)

@@ -129,7 +129,7 @@ def fit_line(
         for _ in range(8):
             expected_O = np.maximum(slope * x_O + fixed, TINY_S)
             miss_O = np.abs(y_O / np.where(repeated_O, median_O, expected_O) - 1) * root_O
-            scale = max(1.0, 1.4826 * _median(miss_O))
+            scale = max(1.0, 1.4826 * median(miss_O))
             following_O = np.maximum(1 - (miss_O / (4.685 * scale)) ** 2, 0.0) ** 2
             following_O = np.where(kept_O, 1.0, following_O)
             if bool((np.abs(following_O - robust_O) <= 1e-3 + 1e-5 * robust_O).all()):
@@ -167,7 +167,7 @@ def _median_at_its_size(x_O: Floats, y_O: Floats) -> Floats:
     for x in np.unique(x_O).tolist():
         there_O = x_O == x
         if np.count_nonzero(there_O) >= _REPEATED:
-            median_O[there_O] = _median(y_O[there_O])
+            median_O[there_O] = median(y_O[there_O])
     return median_O
 
 
@@ -184,9 +184,9 @@ def _beyond_other_sizes(x_O: Floats, y_O: Floats, newest_O: Flags) -> Flags:
         if not len(others_x):
             continue
         larger, smaller = x > _FAR_SIZE_RATIO * others_x.max(), x * _FAR_SIZE_RATIO < others_x.min()
-        if not (larger or smaller) or abs(y / _median(y_O[beside_O]) - 1) > _SAME_TIME:
+        if not (larger or smaller) or abs(y / median(y_O[beside_O]) - 1) > _SAME_TIME:
             continue
-        time, pace = _median(others_y), _median(others_y / others_x)
+        time, pace = median(others_y), median(others_y / others_x)
         found_O[i] = (y >= time and y / x <= pace) if larger else (y <= time and y / x >= pace)
     return found_O
 
@@ -203,14 +203,14 @@ def _only_ones_in_range(x_O: Floats, y_O: Floats, steps_O: Floats) -> Flags:
         beside_O = distance_O < math.log(_SAME_SIZE_RATIO)
         if steps_O[beside_O].sum() < LEAST_STEPS or (~beside_O & (distance_O < math.log(_FAR_SIZE_RATIO))).any():
             continue
-        time = _median(y_O[beside_O])
+        time = median(y_O[beside_O])
         for nearest in (
             x_O[x_O < x / _FAR_SIZE_RATIO].max(initial=0.0),
             x_O[x_O > x * _FAR_SIZE_RATIO].min(initial=math.inf),
         ):
             if not 0 < nearest < math.inf:
                 continue
-            there = _median(y_O[np.abs(np.log(x_O / nearest)) < math.log(_SAME_SIZE_RATIO)])
+            there = median(y_O[np.abs(np.log(x_O / nearest)) < math.log(_SAME_SIZE_RATIO)])
             least, most = sorted((there, there * x / nearest))
             if not (1 - _SAME_TIME) * least <= time <= (1 + _SAME_TIME) * most:
                 break
@@ -223,11 +223,11 @@ def _theil_sen(x_O: Floats, y_O: Floats) -> tuple[float, float]:
     """Return the line of median slope through the median point (Theil-Sen): a start that resists a few outliers."""
     run_OO, rise_OO = x_O[:, None] - x_O, y_O[:, None] - y_O
     larger_OO = run_OO > 0  # each pair of different sizes once
-    slope = max(0.0, _median(rise_OO[larger_OO] / run_OO[larger_OO])) if larger_OO.any() else 0.0
-    return slope, max(0.0, _median(y_O - slope * x_O))
+    slope = max(0.0, median(rise_OO[larger_OO] / run_OO[larger_OO])) if larger_OO.any() else 0.0
+    return slope, max(0.0, median(y_O - slope * x_O))
 
 
-def _median(values: Floats) -> float:
+def median(values: Floats) -> float:
     """Return the median of finite values; for a few dozen of them, several times as fast as numpy's."""
     ordered, middle = np.sort(values), len(values) // 2
     return float((ordered[middle] + ordered[-1 - middle]) / 2)
