@@ -15,6 +15,12 @@ and the unit before the last one is still gathered when its backward pass begins
     forward    G_0 + G_L + Σ_{u<L−1} max(F_u, G_{u+1}) + F_{L−1} + F_L
     backward   B_L + Σ_{0<u<L} (R_{u+1 < L} + max(B_u, G_{u−1 > 0})) + R_1 + B_0 + R_0 + R_L
 
+These two are what a model computes before and after its list of layers. A model that is its list (``nn.Sequential``)
+has none, so its first and last unit move like the others: with such units of no bytes and no seconds around them,
+
+    forward    G_0 + Σ_{u<L} max(F_u, G_{u+1}) + F_L
+    backward   Σ_u (R_{u+1} + max(B_u, G_{u−1})) + R_0          (G_{−1} = R_{L+1} = 0)
+
 Shards of different size make a ring wait for the largest: of n devices of which none holds more than the fraction f of
 a unit of W bytes, ``G = R = (n − 1) (f W / bandwidth + latency)``. Equal shards have f = 1/n.
 """
@@ -152,6 +158,8 @@ def _moved(
         return after, (before if each else ()) + after, ()
     if not each:
         return after, (), after
+    if problem.ends_inside:
+        return after, before, after
     # The last unit stays, too: it is gathered and reduced alone.
     alone = (sizes[last],) * 2 if 0 < index == last else tuple(sizes[index : index + 1] if index else ())
     ahead = after if index + 1 < last else ()

@@ -25,6 +25,8 @@ MOST_BYTES = 1e18
 """Bytes of anything: an exabyte, far beyond real devices, and exact enough in a float."""
 MOST_SECONDS = 1e6
 """Seconds of one pass through one unit."""
+BEFORE, AFTER = "before ", "after "
+"""The names of the units around a model's list of layers begin so. A model that is its list has no such units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,11 @@ class UnitProfile:
     activation_bytes: int
     boundary_bytes: int
     seconds: Mapping[str, tuple[UnitSeconds, ...]]
+
+
+def ends_inside(first: str) -> bool:
+    """Return whether a model's units are all in its list of layers, by the first one's name; unnamed ones may not be."""
+    return bool(first) and not first.startswith(BEFORE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +125,8 @@ class Problem:
         reduces_late: whether sharded members are those of the trainer over several workers. They gather a unit ahead
             like others, but add up a unit's gradients before the next unit computes, and keep the first and the last
             unit gathered for whole passes. Otherwise these sums are made while the next unit computes.
+        ends_inside: whether the first and the last unit are layers of the model's list, as in ``nn.Sequential``. Then
+            such members gather and reduce them like the others. Memory is planned as if they stayed.
     """
 
     units: tuple[UnitProfile, ...]
@@ -132,6 +141,7 @@ class Problem:
     may_cut: bool = True
     may_shard: bool = False
     reduces_late: bool = False
+    ends_inside: bool = False
 
     def link(self, one: str, other: str) -> Link:
         """Return the link between two kinds, whichever way round it was given."""

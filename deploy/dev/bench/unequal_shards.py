@@ -24,7 +24,7 @@ from typing import NamedTuple
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.plan import Layout
 from heterotrain_core.layout.pass_time import Gathering, gathered_bytes
-from heterotrain_core.layout.problem import DeviceKind, Link, Problem
+from heterotrain_core.layout.problem import DeviceKind, Link, Problem, ends_inside
 from heterotrain_core.layout.result import Infeasible
 from heterotrain_core.layout.sharded import ShardedMember, sharded_member
 from machine import machine
@@ -63,6 +63,7 @@ def problem_of(
     problem = Problem(
         units=units, kinds=kinds, default_link=Link(bytes_per_s=link_bytes_per_s), batch_samples=batch,
         micro_batches=tuple(sorted({1, 2, 4, 8, batch // 2, batch})), may_cut=False, may_shard=True, reduces_late=True,
+        ends_inside=ends_inside(units[0].name),
     )  # fmt: skip
     gathered = gathered_bytes(problem, len(kinds), Gathering.EACH_MICRO_BATCH)
     state = problem.state_ratio * sum(unit.parameter_bytes for unit in units)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from heterotrain_core.layout.problem import AFTER, BEFORE
 
 from heterotrain.errors import UsageError
 
@@ -73,7 +74,7 @@ def units_of(model: torch.nn.Module, path: str | None) -> Units:
         raise UsageError("a layer occurs twice in the list: copy it, and tie the parameters of the copies")
     names = [f"{prefix}{name}" for name, _ in layers]
     if path:
-        names = [f"before {path}", *names, f"after {path}"]
+        names = [f"{BEFORE}{path}", *names, f"{AFTER}{path}"]
     return Units(model=model, path=path or "", layers=tuple(layer for _, layer in layers), names=tuple(names))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from heterotrain_core.layout.problem import DeviceKind, Problem, UnitProfile, invalid
+from heterotrain_core.layout.problem import DeviceKind, Problem, UnitProfile, ends_inside, invalid
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
@@ -64,6 +64,7 @@ def problem_of(
         may_cut=spec.parallelism.may_cut,
         may_shard=spec.parallelism.may_shard and all(profiles[pool.name].can_shard for pool in pools),
         reduces_late=True,
+        ends_inside=ends_inside(profiles[pools[0].name].units[0].name),
     )
     if not problem.may_cut and not problem.may_shard:
         name = next(pool.name for pool in pools if not profiles[pool.name].can_shard)

@@ -67,6 +67,7 @@ def a_problem(seed: int, *, most_devices: int = 3) -> tuple[Problem, dict[str, i
         batch_samples=6,
         micro_batches=(1,),
         reduces_late=rng.random() < 0.5,
+        ends_inside=rng.random() < 0.5,
     )
     return problem, devices, share
 
@@ -116,7 +117,7 @@ def pass_s(problem: Problem, kind: str, size: int, number: int, largest: float, 
 def _late_pass_s(problem: Problem, kind: str, size: int, moved: Sequence[float]) -> float:
     """Return a pass of the trainer's members of several workers: one clock of the device and one of its link."""
     units = problem.units
-    stay = {0, len(units) - 1}
+    stay = set() if problem.ends_inside else {0, len(units) - 1}
     inner = [index for index in range(len(units)) if index not in stay]
     clock = sum(moved[index] for index in stay)
     arrived = dict.fromkeys(stay, clock)

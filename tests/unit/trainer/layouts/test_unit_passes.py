@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,9 +166,15 @@ def test_a_unit_begins_to_be_gathered_when_the_one_before_it_computes(monkeypatc
     assert len(set(most)) == 2  # the last unit of a direction has none after it
 
 
+@pytest.mark.parametrize("around", [True, False])
 @pytest.mark.parametrize("seed", range(20))
-def test_the_planner_predicts_a_pass_in_the_order_of_the_trainer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hooks of a real pass, with drawn seconds of passes and messages: one clock for the rank, one for its link."""
+def test_the_planner_predicts_a_pass_in_the_order_of_the_trainer(
+    seed: int, around: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hooks of a real pass, with drawn seconds of passes and messages: one clock for the rank, one for its link.
+
+    What is around the list of layers takes nothing where a model has nothing there.
+    """
     rng = random.Random(seed)  # noqa: S311  # reproducible
     names = ("embed", "blocks.0", "blocks.1", "blocks.2", "head")
     profiles = tuple(
@@ -178,9 +185,14 @@ def test_the_planner_predicts_a_pass_in_the_order_of_the_trainer(seed: int, monk
         )
         for name in names
     )  # fmt: skip
+    units = profiles if around else profiles[1:-1]
+    if not around:
+        nothing = (UnitSeconds(micro_batch_samples=1, forward_s=0, backward_s=0),)
+        first, last = (replace(each, parameter_bytes=0, seconds={"a": nothing}) for each in (profiles[0], profiles[-1]))
+        profiles = (first, *units, last)
     problem = Problem(
-        units=profiles, kinds=(DeviceKind(name="a", count=2, memory_bytes=1),), default_link=Link(bytes_per_s=0.5),
-        batch_samples=1, micro_batches=(1,), may_shard=True, reduces_late=True,
+        units=units, kinds=(DeviceKind(name="a", count=2, memory_bytes=1),), default_link=Link(bytes_per_s=0.5),
+        batch_samples=1, micro_batches=(1,), may_shard=True, reduces_late=True, ends_inside=not around,
     )  # fmt: skip
     clock = Clock({profile.name: profile for profile in profiles})
 

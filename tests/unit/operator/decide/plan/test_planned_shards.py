@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,13 @@ UNITS, UNIT = 8, 100 * MIB
 """Units of the model, and the training state of one."""
 
 
-def profile(name: str, *, memory_units: float, slowness: float, can_shard: bool = True) -> PoolProfile:
+LIST = tuple(f"blocks.{index}" for index in range(UNITS))
+AROUND = ("before blocks", *LIST[1:-1], "after blocks")
+
+
+def profile(
+    name: str, *, memory_units: float, slowness: float, can_shard: bool = True, units_named: Sequence[str] = AROUND
+) -> PoolProfile:
     """Return equal units of 100 ms a sample, large enough for links of 10 Gbit/s to be hidden behind."""
     points = tuple(
         UnitSeconds(micro_batch_samples=n, forward_s=0.03 * n * slowness, backward_s=0.07 * n * slowness)
@@ -32,10 +39,10 @@ def profile(name: str, *, memory_units: float, slowness: float, can_shard: bool 
     )
     units = tuple(
         UnitProfile(
-            name=f"blocks.{index}", parameter_bytes=UNIT // 4, activation_bytes=MIB, boundary_bytes=MIB,
+            name=unit_name, parameter_bytes=UNIT // 4, activation_bytes=MIB, boundary_bytes=MIB,
             seconds={name: points},
         )
-        for index in range(UNITS)
+        for unit_name in units_named
     )  # fmt: skip
     return PoolProfile(memory_bytes=int(memory_units * UNIT), units=units, state_ratio=4.0, can_shard=can_shard)
 
@@ -98,9 +105,12 @@ def test_state_goes_where_there_is_room_for_it() -> None:
     assert layout.state_weights[0] < layout.state_weights[1]
 
 
-def test_the_predicted_step_is_that_of_units_gathered_ahead_and_reduced_before_the_next_one_computes() -> None:
+@pytest.mark.parametrize(("names", "ahead_alone"), [(AROUND, 2), (LIST, 1)])
+def test_the_predicted_step_is_that_of_units_gathered_ahead_and_reduced_before_the_next_one_computes(
+    names: tuple[str, ...], ahead_alone: int
+) -> None:
     """On a link so slow that units move for longer than they compute, what does not overlap shows."""
-    profiles = {name: profile(name, memory_units=6, slowness=1) for name in "ab"}
+    profiles = {name: profile(name, memory_units=6, slowness=1, units_named=names) for name in "ab"}
     mode = {"mode": "Sharded", "acrossWorkers": True, "linkMbitPerSecond": 100}
     plan = plan_of(a_cluster(mode, profiles).start())
     (member,) = plan.members
@@ -110,10 +120,13 @@ def test_the_predicted_step_is_that_of_units_gathered_ahead_and_reduced_before_t
     forward_s, backward_s = 0.03 * each, 0.07 * each
     moved_s = UNIT / 4 / 2 / (100e6 / 8)
     assert moved_s > backward_s
-    # Of eight units, the first and the last are gathered alone, and all are reduced alone. Six are gathered beside a
-    # forward pass, and five beside a backward pass, for the sixth is still there.
-    alone_s = (2 + UNITS) * moved_s
-    pass_s = alone_s + 6 * moved_s + 2 * forward_s + 5 * moved_s + 3 * backward_s
+    # Of eight units, those around the list, or the first of the list, are gathered alone, and all are reduced alone.
+    # The others are gathered beside a forward pass, and all of these but one beside a backward pass: the last one of
+    # the list is still there.
+    beside = UNITS - ahead_alone
+    again = beside - 1 if names is AROUND else beside
+    alone_s = (ahead_alone + UNITS) * moved_s
+    pass_s = alone_s + (beside + again) * moved_s + (UNITS - beside) * forward_s + (UNITS - again) * backward_s
     assert plan.prediction is not None
     assert plan.prediction.step_s == pytest.approx(passes * pass_s, rel=1e-4)
 
