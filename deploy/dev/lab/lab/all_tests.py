@@ -1,9 +1,10 @@
-"""Run all tiers of tests in two lanes: those on the cluster and, at the same time, those that need none.
+"""Run all tiers of tests: those on the cluster and, at the same time, lint and unit tests; then the distributed ones.
 
-Tests on the cluster wait for pods, nodes and scrapes most of the time, and the other lane uses the processors
-meanwhile. Each lane runs its fastest tiers first. All tiers run, also after one has failed, so that one run tells
-everything that is wrong; only a cluster that does not start ends the run. ``SIDE_BY_SIDE=no`` runs the lanes one after
-the other. If no cluster is running, one is started for the tests.
+Tests on the cluster wait for pods, nodes and scrapes most of the time, and unit tests use the processors meanwhile. The
+distributed tests run alone: their limits for a silent peer are fractions of a second, which a loaded machine exceeds.
+Each lane runs its fastest tiers first. All tiers run, also after one has failed, so that one run tells everything that
+is wrong; only a cluster that does not start ends the run. ``SIDE_BY_SIDE=no`` runs the lanes one after the other. If no
+cluster is running, one is started for the tests.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class Tiers:
     was_running: bool = field(default_factory=lambda: local_cluster("status") == 0)
 
     def without_cluster(self) -> None:
-        """Run the tiers that only compute; while programs and images are built, these take what is left.
-
-        Tests of several processes come last, when the other lane computes least: processes wait for each other.
-        """
+        """Run the tiers that only compute; while programs and images are built, these take what is left."""
         self.programs.run("lint", *MAKE, "lint", yields=True, may_fail=True)
         self.tests("unit", *PARALLEL, "tests/unit", "tests/shell", yields=True)
+
+    def distributed(self) -> None:
+        """Run the tests of several processes each, which wait for one another for much of the time."""
         self.tests("distributed", "-n", "2", "tests/distributed")
 
     def on_cluster(self) -> None:
@@ -104,7 +105,7 @@ def main() -> int:
         lanes = [tiers.without_cluster, tiers.on_cluster]
         groups = [[lane] for lane in lanes] if os.environ.get("SIDE_BY_SIDE") == "no" else [lanes]
         try:
-            for group in groups:
+            for group in (*groups, [tiers.distributed]):
                 programs.side_by_side(group)
         except Failed as failed:
             programs.say(f"stopped: {failed} failed")
