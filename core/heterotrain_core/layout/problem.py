@@ -65,7 +65,7 @@ class UnitProfile:
 
 
 def ends_inside(first: str) -> bool:
-    """Return whether a model's units are all in its list of layers, by the first one's name; unnamed ones may not be."""
+    """Return whether all units are in the model's list of layers, by the first one's name; unnamed ones may not be."""
     return bool(first) and not first.startswith(BEFORE)
 
 

@@ -15,7 +15,7 @@ from heterotrain_operator.api.v1alpha1 import CleanPodPolicy
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.quantity import pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
-from heterotrain_operator.decide.avoided_nodes import nodes_to_avoid, nodes_to_blame
+from heterotrain_operator.decide.avoided_nodes import nodes_to_avoid, nodes_to_blame, workers_to_remove
 from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.ended_pods import cooling_s, is_deleted, sidecar_wait_s, unneeded_ended_pods
 from heterotrain_operator.decide.faults import Faults
@@ -143,7 +143,9 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
         lambda: same_replicas(spec, current),
         instead="the job keeps the workers that it has",
     )
-    replicas = replace(replicas, remove=(*replicas.remove, *((w, "other nodes are to be avoided") for w in outdated)))
+    stranded = workers_to_remove(inputs, workers, in_force.plan, plan)
+    remade = ((worker, "other nodes are to be avoided") for worker in outdated)
+    replicas = replace(replicas, remove=(*replicas.remove, *remade, *stranded))
 
     # 4. Pods: create what is missing, once the template is accepted, no delay is due and there is a plan to mount.
     delay_s = max(

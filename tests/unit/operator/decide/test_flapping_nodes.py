@@ -69,6 +69,36 @@ def test_the_hold_is_named_and_pods_avoid_the_node() -> None:
         assert "a1" not in (body["spec"].get("nodeName") or "")
 
 
+def not_ready(cluster: FakeCluster, node: str) -> None:
+    """A node reports that it is not ready, and Kubernetes taints it."""
+    cluster.set_node(node, "False").taint(node, "node.kubernetes.io/not-ready:NoSchedule").pass_time(5)
+
+
+def test_pods_avoid_a_held_node_that_is_not_ready_now() -> None:
+    """Such a pod may be scheduled at the moment in which the node becomes ready."""
+    cluster = training()
+    cluster.edit(lambda spec: spec["workerPools"][0].update(maxReplicas=4)).settle()
+    flap(cluster, FLAPS)
+    not_ready(cluster, "a1")
+    cluster.settle()
+    waiting = [body for body in cluster.pods.values() if not body["spec"].get("nodeName")]
+    assert [body["metadata"]["annotations"][AVOIDS_ANNOTATION] for body in waiting] == ["a1"]
+
+
+def test_a_worker_that_got_a_held_node_and_is_no_member_is_removed() -> None:
+    cluster = training()
+    cluster.edit(lambda spec: spec["workerPools"][0].update(maxReplicas=4)).settle()
+    flap(cluster, FLAPS)
+    cluster.settle()
+    (name,) = [name for name, body in cluster.pods.items() if not body["spec"].get("nodeName")]
+    cluster.pods[name]["spec"]["nodeName"] = "a1"  # the scheduler was faster than the change
+    cluster.set_ready(name)
+    before = cluster.version()
+    advance(cluster)
+    assert not on(cluster, "a1")
+    assert cluster.version()[0] == before[0]
+
+
 def test_after_the_hold_the_node_is_used_again() -> None:
     cluster = training()
     cluster.edit(lambda spec: spec["workerPools"][0].update(maxReplicas=4)).settle()
