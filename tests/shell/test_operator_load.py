@@ -191,6 +191,14 @@ async def test_a_lost_node_queues_the_jobs_on_it_before_all_others() -> None:
     assert set(order) == affected | short
 
 
+def places(urgent: int) -> int:
+    """Return the first places that hold all urgent keys, wherever the queue is in its rounds.
+
+    Every fifth key has low priority, and every third of the others is ready: more than half are urgent.
+    """
+    return 2 * urgent + 1
+
+
 async def test_what_training_waits_for_comes_before_the_news_of_all_jobs() -> None:
     """A warning at a node, a lost worker, a changed spec and a new pod: none waits for passes over others' news."""
     load = await filled_cluster(FEW)
@@ -212,21 +220,20 @@ async def test_what_training_waits_for_comes_before_the_news_of_all_jobs() -> No
     assert affected
     news()
     app.node_event({**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": TAINTED}, deleted=False)
-    others_between = (len(affected) - 1) // (READY_EVERY - 1)
-    assert affected <= set((await order())[: len(affected) + others_between])
+    assert affected <= set((await order())[: places(len(affected))])
     lost = next(pod for pod in pods if pod.ready)
     body = load.kube.objects["pods", lost.key.namespace, lost.name]
     news()
     app.pod_event(body, deleted=True)
-    assert (await order())[0] == lost.key
+    assert lost.key in (await order())[: places(1)]
     changed = load.kube.objects["heterotrainjobs", jobs[-1].namespace, jobs[-1].name]
     changed["metadata"] |= {"resourceVersion": "1000000", "generation": 7}
     news()
     app.job_event(changed, deleted=False)
-    assert (await order())[0] == jobs[-1]
+    assert jobs[-1] in (await order())[: places(1)]
     news()
     app.pod_event({**body, "metadata": {**body["metadata"], "resourceVersion": "1000001", "uid": "new"}}, deleted=False)
-    assert (await order())[0] == lost.key, "the pod's job may now have its first plan"
+    assert lost.key in (await order())[: places(1)], "the pod's job may now have its first plan"
 
 
 async def test_a_changed_node_takes_a_look_at_no_pod_of_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
