@@ -113,7 +113,7 @@ def decide_replicas(
     # 4. Add the minimums and one waiting worker per pool, where the job may wait for nodes.
     may_wait = [pool for pool in spec.worker_pools if grant.limits is None or pool.name in grant.may_wait]
     if not grant.undecided:
-        _add_waiting(spec, may_wait, count, schedulable, now_s=now_s)
+        _add_waiting(spec, may_wait, count, schedulable, unschedulable, now_s=now_s)
 
     # 5. Create what is missing in each pool, and remove surplus workers that have no node.
     create: list[WorkerPool] = []
@@ -193,6 +193,7 @@ def _add_waiting(
     pools: Sequence[WorkerPool],
     count: dict[str, int],
     schedulable: Mapping[str, Sequence[Worker]],
+    unschedulable: Mapping[str, Sequence[Worker]],
     *,
     now_s: float,
 ) -> None:
@@ -209,7 +210,8 @@ def _add_waiting(
         own = schedulable[pool.name]
         waiting = count[pool.name] - len(own) + sum(w.state is WorkerState.WAITING for w in own)
         may_grow = min(pool.max_replicas - count[pool.name], most_workers(spec) - sum(count.values()))
-        wanted = min(MOST_WAITING, WAITING_PER_POOL + _arrived(own, now_s=now_s)) - waiting
+        arrived = _arrived([*own, *unschedulable[pool.name]], now_s=now_s)
+        wanted = min(MOST_WAITING, WAITING_PER_POOL + arrived) - waiting
         count[pool.name] += max(0, min(wanted, may_grow))
 
 
