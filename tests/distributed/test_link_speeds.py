@@ -28,5 +28,5 @@ def test_both_ranks_of_a_member_export_their_link(
         for name, low, high in ((metrics.LINK_BANDWIDTH, 1e5, 1e12), (metrics.LINK_LATENCY, 1e-7, 10.0)):
             if name == metrics.LINK_LATENCY and isinstance(layout, Layout):
                 continue  # its messages are all large
-            operator.until(lambda w=worker, n=name: w.metric(n) is not None, f"{worker.name} exports {name}")  # type: ignore[misc]
+            operator.until(lambda w=worker, n=name: w.metric(n) is not None, f"{worker.name} exports {name}")  # type: ignore[misc]  # default arguments bind the loop's variables
             assert low < (worker.metric(name) or 0.0) < high

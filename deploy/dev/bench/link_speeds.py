@@ -28,9 +28,9 @@ def rank_of(kind: str, rank: int, namespace: str, addresses: list[str], found: A
     enter(namespace)
     os.environ["GLOO_SOCKET_IFNAME"], ranks = "eth0", len(addresses)
     from heterotrain.layouts.link_speeds import LinkSpeeds  # noqa: PLC0415  # threads start with torch's groups
-    from heterotrain.layouts.neighbours import Neighbours  # noqa: PLC0415
-    from heterotrain.layouts.part_messages import Exchange  # noqa: PLC0415
-    from heterotrain.network.gloo.member_group import MemberGroup  # noqa: PLC0415
+    from heterotrain.layouts.neighbours import Neighbours  # noqa: PLC0415  # as above
+    from heterotrain.layouts.part_messages import Exchange  # noqa: PLC0415  # as above
+    from heterotrain.network.gloo.member_group import MemberGroup  # noqa: PLC0415  # as above
 
     torch.set_num_threads(1)
     store = dist.TCPStore(addresses[0], 29500, ranks, rank == 0)

@@ -1,4 +1,4 @@
-"""Nodes that the pods of a job must not be placed on, by pool."""
+"""Nodes that the pods of a job must not be placed on, by pool, and workers that got such a node all the same."""
 
 from __future__ import annotations
 
