@@ -2,7 +2,10 @@
 
 ``goodput(B) = B / T(B) * (phi + B_0) / (phi + B)``: samples per second, each weighted by its contribution relative to
 one in a batch of ``B_0`` (Pollux, OSDI'21). ``T`` is the split's optimum for these members, so it includes memory
-limits and unequal speeds.
+limits and unequal speeds. Any member's long step delays all members, so ``T`` also has the mean wait for long steps: a
+larger batch has fewer of them.
+
+Legend: ``B`` batches, ``W`` members.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.perf.expected_maximum import expected_maximum_of_hiccups
 from heterotrain_core.split.balance import Infeasible, Split, balance_many, evaluate
 from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.step_time import Timing
@@ -37,7 +42,7 @@ class BatchCandidate:
 
     Attributes:
         samples: the batch.
-        step_s: its least step time.
+        step_s: its least step time, with the mean wait for long steps.
         samples_per_s: its throughput.
         efficiency: contribution of a sample in it, relative to one in the base batch.
         goodput_per_s: their product.
@@ -138,6 +143,7 @@ def choose_batch(
     overhead_s: float = 0.0,
     even: bool = False,
     beyond: Sequence[SplitMember] = (),
+    hiccups: Hiccups = NO_HICCUPS,
 ) -> BatchChoice | Infeasible:
     """Return the batch with the highest goodput that fits into memory, or the current one where the gain is small.
 
@@ -155,6 +161,7 @@ def choose_batch(
         overhead_s: seconds of a step that are neither compute nor exchange.
         even: divide each batch evenly (as far as caps allow) instead of optimally.
         beyond: the members by pessimistic models and with wider caps, for batches that ``members`` cannot take.
+        hiccups: rare long steps of every member; their mean is in the members' times.
     """
     start = min(max(base_samples if current_samples is None else current_samples, least_samples), most_samples)
     unit = math.gcd(*(member.granularity_samples for member in members)) if members else 1
@@ -178,18 +185,23 @@ def choose_batch(
         jumps = batches_before_jumps(
             members, communication=communication, least=least_samples, most=most_samples, unit=unit
         )
+        # Waits for long steps change little from batch to batch, so ranking needs no division of each jump's batch.
+        batch_B = sorted(splits)
+        wait_B = _waits_s([splits[batch] for batch in batch_B], hiccups)
         worth = {
-            batch: batch / (level + overhead_s) / (max(0.0, phi) + batch)
+            batch: batch / step_s / (max(0.0, phi) + batch)
             for batch, level in jumps
-            if level + overhead_s > 0
+            if (step_s := level + overhead_s + float(np.interp(batch, batch_B, wait_B))) > 0
         }
         more = sorted(worth, key=lambda batch: (-worth[batch], batch))[:JUMP_CANDIDATES]
         found = zip(more, balance_many(more, members, communication=communication), strict=True)
         splits |= {batch: answer for batch, answer in found if isinstance(answer, Split)}
     here = start if start in splits else min(splits, key=lambda batch: (abs(batch - start), batch))
+    ordered = sorted(splits.items())
+    waits_s = _waits_s([split for _, split in ordered], hiccups)
     table = tuple(
-        _candidate(batch, split, base_samples=base_samples, noise_samples=phi, overhead_s=overhead_s)
-        for batch, split in sorted(splits.items())
+        _candidate(batch, split.step_s + wait_s + overhead_s, base_samples=base_samples, noise_samples=phi)
+        for (batch, split), wait_s in zip(ordered, waits_s, strict=True)
     )
     by_batch = {candidate.samples: candidate for candidate in table}
 
@@ -223,10 +235,21 @@ def _evenly(
     )
 
 
-def _candidate(
-    samples: int, split: Split, *, base_samples: int, noise_samples: float | None, overhead_s: float
-) -> BatchCandidate:
-    step_s = split.step_s + overhead_s
+def _waits_s(splits: Sequence[Split], hiccups: Hiccups) -> list[float]:
+    """Return how much longer than its slowest member's mean time each step is, because some member has a long step.
+
+    Normal noise is left out: it makes each step longer by nearly the same part, which moves the best batch little. With
+    it, each of the candidates would need a quadrature over all members.
+    """
+    if hiccups.rate <= 0 or not splits:
+        return [0.0] * len(splits)
+    mean_BW = np.array([split.member_s for split in splits])
+    expected_B = expected_maximum_of_hiccups(mean_BW, np.array([split.own_s for split in splits]), hiccups)
+    waits: list[float] = (expected_B - mean_BW.max(axis=1)).tolist()
+    return waits
+
+
+def _candidate(samples: int, step_s: float, *, base_samples: int, noise_samples: float | None) -> BatchCandidate:
     worth = (
         1.0
         if noise_samples is None

@@ -100,6 +100,7 @@ def decide_batch(request: BatchRequest, *, fits: MemberFits | None = None) -> Ba
         noise_samples=request.noise_samples,
         overhead_s=fits.exchange.overhead_s,
         even=request.even,
+        hiccups=models[0].hiccups,
         beyond=[
             pessimistic(split_member(m, x.compute), x)
             for m, x in zip(request.members, models, strict=True)
