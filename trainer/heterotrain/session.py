@@ -13,6 +13,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.choices import OnDivergence, Parallelism
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
+from heterotrain_core.published_noise import NoiseWeights
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord, fingerprint
@@ -66,13 +67,16 @@ class Job:
         tensorboard_dir: str | None = None,
         micro_batch_samples: int | None = None,
         batch_norm: str = BatchNorm.GLOBAL,
+        noise_weights: str = NoiseWeights.LEAST_VARIANCE,
     ) -> None:
         self.identity = identity
         self.config = config
         self.device = take_device(identity)
         log_tags = set_up_logs(identity.tags)
         self._training = Training()
-        self._numerics = Numerics(config, self.device, self._training, batch_norm=batch_norm)
+        self._numerics = Numerics(
+            config, self.device, self._training, batch_norm=batch_norm, noise_weights=noise_weights
+        )
         self._line = main_line()
         self._leadership = Leadership(leads=None if identity.mode is Mode.OPERATED else not identity.rank)
         self._report = Report(identity)

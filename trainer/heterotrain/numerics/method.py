@@ -14,6 +14,7 @@ from heterotrain_core.contract.choices import Compression, OnNonFinite, Precisio
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.noise_scale import NoiseAverage
 from heterotrain_core.outlier_samples import Kurtosis, RankSquares, estimate_by_rank
+from heterotrain_core.published_noise import NoiseWeights, estimate_as_published
 from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_statistics
 
 from heterotrain.errors import UsageError
@@ -52,7 +53,13 @@ class Numerics:
     """
 
     def __init__(
-        self, config: TrainingConfig, device: torch.device, training: Training, *, batch_norm: str = BatchNorm.GLOBAL
+        self,
+        config: TrainingConfig,
+        device: torch.device,
+        training: Training,
+        *,
+        batch_norm: str = BatchNorm.GLOBAL,
+        noise_weights: str = NoiseWeights.LEAST_VARIANCE,
     ) -> None:
         """Register the state with ``training``.
 
@@ -64,6 +71,7 @@ class Numerics:
         self.losses = LossHistory()
         self._compression = choice("compression", config.compression, Compression)
         self._batch_norm = choice("batch_norm", batch_norm, BatchNorm)
+        self._noise_weights = choice("noise_weights", noise_weights, NoiseWeights)
         self.batch_norm_context = BatchNormContext()
         self.noise = dict.fromkeys(Statistics, NoiseAverage())
         self.kurtosis = dict.fromkeys(Statistics, Kurtosis())
@@ -233,9 +241,12 @@ class Numerics:
         """
         average, kurtosis = self.noise[kind], self.kurtosis[kind]
         before, scale = average.corrected(), average.scale()
-        sample = estimate_by_rank(
-            ranks, total_squared=total_squared, kurtosis_samples=kurtosis.samples(), noise_samples=scale
-        )
+        if self._noise_weights is NoiseWeights.PUBLISHED:
+            sample = estimate_as_published(ranks, total_squared=total_squared)
+        else:
+            sample = estimate_by_rank(
+                ranks, total_squared=total_squared, kurtosis_samples=kurtosis.samples(), noise_samples=scale
+            )
         if sample is None:
             return
         samples = math.fsum(rank.samples for rank in ranks)
