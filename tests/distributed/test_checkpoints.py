@@ -54,6 +54,7 @@ def test_suspend_and_resume(operate: Operate, tmp_path: Path) -> None:
     stopped = manifests(tmp_path)[-1]["step"]
     assert workers[0].outcome is not None
     assert stopped == workers[0].outcome.step
+    assert max(w.outcome.checkpoint_step or 0 for w in workers if w.outcome) == stopped
     resumed = [operator.start(f"w{i}", incarnation=1) for i in range(3)]
     operator.until_ready(*resumed)
     operator.plan(resumed, shares=(4, 10, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from heterotrain_client import HeteroTrainClient
@@ -55,6 +56,7 @@ def test_deleting_a_job_leaves_nothing(start: Start) -> None:
 def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
     """Suspending removes every pod and keeps a checkpoint; resuming continues from it with the next samples.
 
+    The status has the checkpoint that the workers write when they are told to leave, as their folder has it.
     Before that, a checkpoint is asked for and awaited. The connections between the workers are encrypted.
     """
     running = start(epochs=3, training={"communication": {"encryption": "TLS"}})
@@ -73,6 +75,13 @@ def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
     running.job.wait_true("Suspended", timeout_s=60)
     wait_for(lambda: not running.job.pods(), "the suspended job's pods to be gone", timeout_s=60)
     before = running.steps()
+    stopped = newest_step(running)
+    wait_for(
+        lambda: (running.job.status().get("lastCheckpoint") or {}).get("step") == stopped,
+        f"the checkpoint of step {stopped} in the suspended job's status",
+        timeout_s=30,
+    )
+    assert stopped > saved.step
     running.job.cluster.kubectl(
         "patch", keys.PLURAL, running.job.name, "--type=merge", "-p", '{"spec":{"suspend":false}}'
     )
@@ -104,6 +113,12 @@ def test_jobs_in_two_namespaces_are_independent_of_each_other_and_of_a_crashing_
     failed = broken.job.condition("Failed")
     assert failed["reason"] == "BackoffLimitExceeded"
     assert broken.job.status()["disruptions"] == 0
+
+
+def newest_step(running: Running) -> int:
+    """Return the step of the newest checkpoint in the job's folder."""
+    manifests = [path for path in running.folder.rglob("checkpoint-*.json") if "-p" not in path.name]
+    return max(int(json.loads(path.read_text())["step"]) for path in manifests)
 
 
 def planned(running: Running) -> Plan:

@@ -95,6 +95,30 @@ async def test_the_status_counts_a_failed_worker_before_its_pod_is_removed() -> 
     assert kube.objects["heterotrainjobs", "ns", "job"]["status"]["restarts"] == 1
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_the_checkpoint_of_a_pod_that_ends_and_is_deleted_between_two_passes_is_in_the_status(
+    at_once: bool,
+) -> None:
+    """The kubelet reports the end and deletes the pod a moment later; a foreign pod's words count for nothing."""
+    kube, cluster = FakeKube(), a_running_job()
+    cluster.edit(lambda spec: spec.update(suspend=True))
+    app = an_app(kube, cluster, Clocks(lambda: 0.0, lambda: NOW_S))
+    for body in cluster.pods.values():
+        app.pod_event(body, deleted=False)
+    cluster.end("job-w0", Ending.LEFT, told=True, saved=(7, NOW_S - 1)).end("job-w1", Ending.LEFT, told=True)
+    cluster.end("job-w2", Ending.LEFT, told=True, saved=(9, NOW_S))
+    cluster.pods["job-w2"]["metadata"]["ownerReferences"][0]["uid"] = "another"
+    for version, body in enumerate(cluster.pods.values()):
+        body["metadata"]["resourceVersion"] = str(10_000 + version)
+        if not at_once:
+            app.pod_event(body, deleted=False)
+        app.pod_event(body, deleted=True)
+    assert app.store.pods.of_job(KEY) == ()
+    await app.reconciler.run_once(KEY)
+    saved = {"step": 7, "time": rfc3339(NOW_S - 1)}
+    assert kube.objects["heterotrainjobs", "ns", "job"]["status"]["lastCheckpoint"] == saved
+
+
 async def test_a_forced_deletion_leaves_the_pod_no_grace_period() -> None:
     kube, cluster = FakeKube(), a_running_job()
     app = an_app(kube, cluster, Clocks(lambda: 0.0, lambda: NOW_S + 60.0), force_delete_s=60.0)

@@ -338,11 +338,17 @@ class FakeCluster:
         pod_reason: str = "",
         told: bool = False,
         cause: Cause | None = None,
+        saved: tuple[int, float] | None = None,
     ) -> FakeCluster:
-        """End a pod's container, with an outcome or without."""
+        """End a pod's container, with an outcome or without; ``saved`` are step and time of its newest checkpoint."""
         message = ""
         if ending:
-            message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2, told=told, cause=cause))
+            step, time_s = saved or (None, None)
+            outcome = Outcome(
+                ending=ending, reason=reason, epoch=1, step=2, told=told, cause=cause,
+                checkpoint_step=step, checkpoint_time_s=time_s,
+            )  # fmt: skip
+            message = encode_outcome(outcome)
         terminated = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message}
         terminated |= {"finishedAt": rfc3339(self.now_s)}
         if not ending and reason:

@@ -68,9 +68,20 @@ def merge(
     written = [outcome for outcome in outcomes if outcome is not None]
     epoch, step = max((o.epoch for o in written), default=0), max((o.step for o in written), default=0)
     metrics = next((o.metrics for o in written if o.metrics), {})
+    newest = max(written, key=lambda o: o.checkpoint_time_s or 0.0, default=_LEFT_EARLY)
 
     def last(ending: Ending, reason: str, cause: Cause | None = None) -> Outcome:
-        return Outcome(ending=ending, reason=reason, epoch=epoch, step=step, metrics=metrics, told=told, cause=cause)
+        return Outcome(
+            ending=ending,
+            reason=reason,
+            epoch=epoch,
+            step=step,
+            metrics=metrics,
+            told=told,
+            cause=cause,
+            checkpoint_step=newest.checkpoint_step,
+            checkpoint_time_s=newest.checkpoint_time_s,
+        )
 
     if not written and not any(codes):
         return last(Ending.LEFT if told else Ending.FINISHED, _PLAIN, Cause.PLAIN_SCRIPT)

@@ -120,6 +120,7 @@ class Job:
         checkpoints.record = lambda: self._record.file(self._training.progress)
         self._loop.formed = self._leadership.formed
         termination_message.on_failure = self._abandon
+        termination_message.checkpoint = lambda: checkpoints.newest
         self._loop.records.tensorboard = (
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         )

@@ -25,6 +25,7 @@ class TerminationMessage:
     Attributes:
         on_failure: called with the reason when the script ends with an exception. The interpreter may live on for long
             after that, for example because a thread of the script does not end.
+        checkpoint: returns step and time, in seconds since 1970, of the newest complete checkpoint; ``None`` for none.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class TerminationMessage:
         self._where = where
         self._metrics = metrics
         self.on_failure: Callable[[str], None] = lambda _reason: None
+        self.checkpoint: Callable[[], tuple[int, float] | None] = lambda: None
         self._lock = threading.Lock()
         self.outcome: Outcome | None = None
 
@@ -65,6 +67,7 @@ class TerminationMessage:
             if self.outcome is not None:
                 return
             epoch, step = self._where()
+            saved_step, saved_s = self.checkpoint() or (None, None)
             self.outcome = Outcome(
                 ending=ending,
                 reason=redacted(reason),
@@ -73,6 +76,8 @@ class TerminationMessage:
                 metrics=self._metrics(),
                 told=told,
                 cause=cause,
+                checkpoint_step=saved_step,
+                checkpoint_time_s=saved_s,
             )
             if self._path is not None:
                 with contextlib.suppress(OSError):  # a read-only file: the exit code still tells success from failure

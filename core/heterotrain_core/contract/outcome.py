@@ -19,6 +19,8 @@ MAX_METRIC_NAME = 64
 """Characters of a metric's name; metrics with longer names are left out."""
 MAX_COUNT = 2**53 - 1
 """Larger epochs and steps are not counts, and not every reader of JSON can represent them."""
+LATEST_S = 253_402_300_799.0
+"""Seconds since 1970 at the end of the year 9999; later times are no times."""
 
 
 class Ending(StrEnum):
@@ -62,6 +64,9 @@ class Outcome:
         told: whether the pod got SIGTERM, rather than leaving by the plan; ``False`` from a worker that does not report
             it.
         cause: what ended it; ``None`` for anything that has no name here, or a name of a newer version.
+        checkpoint_step: committed steps of the newest complete checkpoint that it wrote or continued from; ``None``
+            for none. The last one is often written after SIGTERM, and a process that ends is not scraped again.
+        checkpoint_time_s: when that became complete, in seconds since 1970; ``None`` exactly if there is no step.
     """
 
     ending: Ending
@@ -71,6 +76,8 @@ class Outcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
     told: bool = False
     cause: Cause | None = None
+    checkpoint_step: int | None = None
+    checkpoint_time_s: float | None = None
 
 
 def encode_outcome(outcome: Outcome) -> str:
@@ -88,13 +95,15 @@ def encode_outcome(outcome: Outcome) -> str:
 def decode_outcome(text: str) -> Outcome | None:
     """Return the outcome, or ``None`` when the text is not an outcome (a foreign or truncated message).
 
-    Metrics beyond the limits of ``encode_outcome`` are left out. Counts beyond ``MAX_COUNT`` are no outcome's.
+    Metrics beyond the limits of ``encode_outcome`` are left out, and so is a checkpoint without a possible step and
+    time. Counts beyond ``MAX_COUNT`` are no outcome's.
     """
     if len(text) > MAX_MESSAGE_BYTES:
         return None
     try:
         raw = json.loads(text)
         metrics = {str(name): float(value) for name, value in raw.get("metrics", {}).items()}
+        saved_step, saved_s = _checkpoint(raw.get("checkpoint_step"), raw.get("checkpoint_time_s"))
         found = Outcome(
             ending=Ending(raw["ending"]),
             reason=str(raw["reason"]),
@@ -103,10 +112,21 @@ def decode_outcome(text: str) -> Outcome | None:
             metrics=_within_limits(metrics),
             told=raw.get("told") is True,
             cause=next((cause for cause in Cause if cause == raw.get("cause")), None),
+            checkpoint_step=saved_step,
+            checkpoint_time_s=saved_s,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None  # the last two: a number such as 1e999, and thousands of nested lists
     return found if 0 <= found.epoch <= MAX_COUNT and 0 <= found.step <= MAX_COUNT else None
+
+
+def _checkpoint(step: object, time_s: object) -> tuple[int, float] | tuple[None, None]:
+    """Return a checkpoint's step and time, or twice ``None`` where one of them is missing or impossible."""
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_COUNT:
+        return None, None
+    if not isinstance(time_s, int | float) or isinstance(time_s, bool) or not 0 < time_s <= LATEST_S:
+        return None, None
+    return step, float(time_s)
 
 
 def _within_limits(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.addresses import family_of
+from heterotrain_core.contract.outcome import LATEST_S
 
 from heterotrain_operator.api.network import MOST_PORT
 from heterotrain_operator.api.reading import SpecError, read_spec, read_status
@@ -36,15 +37,12 @@ _REQUEST_CHARS = 16
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 AVOIDS_ANNOTATION = f"{keys.GROUP}/avoids"
+"""Nodes that the operator has excluded for a pod, because they were held down; separated by commas."""
 DEVICES_ANNOTATION = f"{keys.GROUP}/devices"
 QUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 QUEUE_FINALIZER = "kueue.x-k8s.io/managed"
 QUEUE_SERVING = "kueue.x-k8s.io/pod-group-serving"
 QUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
-"""Nodes that the operator has excluded for a pod, because they were held down; separated by commas."""
-LATEST_S = 253_402_300_799.0
-"""The end of year 9999: later times can't be written as RFC 3339."""
-
 MOST_PLAN_CHARACTERS = 1_000_000
 """The API server takes 1 MiB in a ConfigMap, so no longer plan is written or read: 1,700 ranks fit, or up to 4,800 with
 short names and no measurements."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from heterotrain_operator.api.conditions import ConditionType, condition_holds
 from heterotrain_operator.api.failures import FailurePolicy
+from heterotrain_operator.cluster_state.saved import SavedCheckpoint
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
@@ -46,6 +47,7 @@ class JobInputs:
         keep_plan: whether no plan is to be written, because the previous one was just refused.
         keep_pods: whether no pod is to be created, because one was just refused.
         taken_indices: worker indices whose names foreign pods have.
+        saved: the newest checkpoint in the outcomes of pods that are gone; ``None`` for none.
         admitted: by pool, what admission makes of its pods, as far as that is known.
         slots_of: how many more workers of a shape fit, from an index; ``None`` looks at ``nodes`` and ``used``.
         cover_of: the layout planner, for members of several workers.
@@ -69,6 +71,7 @@ class JobInputs:
     revised_often: bool = False
     keep_pods: bool = False
     taken_indices: frozenset[int] = frozenset()
+    saved: SavedCheckpoint | None = None
     slots_of: Callable[[Shape], FreeSlots] | None = None
     admitted: Mapping[str, AdmittedPod] = field(default_factory=dict)
     force_delete_s: float | None = None

@@ -199,6 +199,8 @@ class App:
         before = self.store.pods.get((view.key.namespace, view.name))
         if deleted:
             self.store.pods.discard((view.key.namespace, view.name))
+            if self.elector is None or self.elector.leads:
+                self.reconciler.note_gone(view)
         else:
             self.store.pods.put(view)
         self._enqueue(view.key, urgent=before is not None and _trains(before) and (deleted or not _trains(view)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from heterotrain_operator.cluster_state.saved import SavedCheckpoint
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.plan.revision import BoundaryDistance
 from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
@@ -40,6 +41,7 @@ class JobMemory:
         refusals: by step, the API server's answer when it refused something in the last attempt.
         refused_generation: generation of the spec that ``refusals`` are about; another one is tried at once.
         taken_indices: worker indices whose names foreign pods have.
+        saved: the newest checkpoint in the outcomes of pods that are gone; ``None`` for none.
         status_written_s: time of the last status update.
         logged_reason: reason of the last decision that was logged.
         logged_fault: sentence of the last unexpected error that was logged; empty after a pass without one.
@@ -64,6 +66,7 @@ class JobMemory:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     refused_generation: int = 0
     taken_indices: set[int] = field(default_factory=set)
+    saved: SavedCheckpoint | None = None
     status_written_s: float = float("-inf")
     logged_reason: str = ""
     logged_fault: str = ""

@@ -14,9 +14,10 @@ import structlog
 from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.cluster_state.parse import rfc3339
+from heterotrain_operator.cluster_state.saved import saved_by
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
+from heterotrain_operator.cluster_state.views import JobKey, JobView, PodView, ValidJob
 from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.faults import Fault, with_fault
 from heterotrain_operator.decide.grants.grant import JobGrant
@@ -247,6 +248,14 @@ class Reconciler:
         waits_s = (again_s, dry_run_s, look_s, planning_s, refused_s, fault_s)
         return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
+    def note_gone(self, pod: PodView) -> None:
+        """Note what a deleted pod reported at its end: it may be gone before a pass has seen that it ended."""
+        job, saved = self._store.jobs.get(pod.key), saved_by(pod)
+        if job is None or job.uid != pod.owner_uid or saved is None:
+            return
+        memory = self._memory_of(job)
+        memory.saved = saved if memory.saved is None else max(memory.saved, saved)
+
     async def _is_gone(self, job: JobView) -> bool:
         """Return whether a job was deleted while its watch was interrupted; then remove it from the store."""
         try:
@@ -298,6 +307,7 @@ class Reconciler:
             keep_plan=not memory.may_try("plan", now_s=started_s),
             keep_pods=not memory.may_try("pods", now_s=started_s),
             taken_indices=frozenset(memory.taken_indices),
+            saved=memory.saved,
             replan=news and due,
             revised_often=memory.revisions.wait_s(started_s) > 0,
             gather_s=self._sources.gather_s,

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from heterotrain_core.contract import metrics
+from heterotrain_core.contract.outcome import LATEST_S
 from heterotrain_core.perf.counters import LONGEST_STEP_S, MOST_SAMPLES
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
-from heterotrain_operator.cluster_state.parse import LATEST_S
 from heterotrain_operator.cluster_state.telemetry import MemberId
 
 _COUNT = (0.0, 2.0**53 - 1)

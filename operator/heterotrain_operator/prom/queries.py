@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from heterotrain_core.contract import metrics
+from heterotrain_core.contract.outcome import LATEST_S
 from heterotrain_core.perf.counters import CounterKey, Counters, PhaseSums
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.links import MeasuredLink
-from heterotrain_operator.cluster_state.parse import LATEST_S
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, PreflightProblem
 from heterotrain_operator.prom.accepted import (
     PLAUSIBLE,

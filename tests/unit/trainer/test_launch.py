@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,17 @@ def test_a_script_without_heterotrain_ends_as_its_exit_code_says(
 def test_the_furthest_rank_determines_the_progress() -> None:
     """Epoch and step are the maxima over the ranks."""
     assert merge([an_outcome(Ending.LEFT, step=7), an_outcome(Ending.LEFT, step=8)], [0, 0], told=False).step == 8
+
+
+def test_the_newest_checkpoint_of_all_ranks_is_the_pod_s() -> None:
+    """Its step and its time stay together, whichever rank wrote it; most ranks write none."""
+    older = replace(LEFT, checkpoint_step=9, checkpoint_time_s=100.0)
+    newer = replace(LEFT, checkpoint_step=7, checkpoint_time_s=200.0)
+    for outcomes in ([LEFT, older, newer, None], [newer, None, older, LEFT], [FAILED, older, newer, LEFT]):
+        merged = merge(outcomes, [0, 0, 0, 0], told=True)
+        assert (merged.checkpoint_step, merged.checkpoint_time_s) == (7, 200.0)
+    without = merge([LEFT, FINISHED], [0, 0], told=False)
+    assert (without.checkpoint_step, without.checkpoint_time_s) == (None, None)
 
 
 def test_a_pod_terminated_before_its_ranks_handle_signals_has_left() -> None:

@@ -13,6 +13,8 @@ import heterotrain
 import pytest
 import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.storage import Storage
+from heterotrain.termination_message import TerminationMessage
 
 DATA = torch.utils.data.TensorDataset(torch.ones(24, 1))
 
@@ -91,6 +93,34 @@ def test_an_unfinished_training_does_not_end_with_success(tmp_path: Path) -> Non
     assert newest is not None
     assert newest[0].step == 3
     assert train(lambda _step: None, checkpoint_uri=tmp_path) == [3, 4, 5]
+
+
+def test_the_outcome_has_the_checkpoint_that_was_written_after_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No scrape follows it. A run that can write none has the one that it continued from."""
+    made: list[TerminationMessage] = []
+
+    class Kept(TerminationMessage):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            made.append(self)
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("heterotrain.session.TerminationMessage", Kept)
+    with pytest.raises(SystemExit):
+        train(terminated_at(2), checkpoint_uri=tmp_path)
+    newest = CheckpointFolder(tmp_path, max_to_keep=1).newest()
+    assert newest is not None
+    monkeypatch.setattr("heterotrain.checkpoints.storage.PAUSES_S", (0.0,))
+    monkeypatch.setattr(Storage, "put", refuses)
+    with pytest.raises(SystemExit):
+        train(terminated_at(4), checkpoint_uri=tmp_path)
+    outcomes = [message.outcome for message in made if message.outcome is not None]
+    assert [outcome.step for outcome in outcomes] == [3, 5]
+    assert [(o.checkpoint_step, o.checkpoint_time_s) for o in outcomes] == 2 * [(3, newest.written_unix_s)]
 
 
 def test_the_last_checkpoint_holds_what_the_script_did_after_the_step(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from heterotrain_core.uris import redacted
 from heterotrain.checkpoints import part
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.grace import EXIT_RESERVE_S, WriteEstimate, estimate_write, must_start_now
-from heterotrain.checkpoints.manifest import Label, new_mark
+from heterotrain.checkpoints.manifest import Label, Manifest, new_mark
 from heterotrain.checkpoints.restore import best_checkpoint, job_folder_uri, restore_newest
 from heterotrain.checkpoints.schedule import STUCK_S, Schedule
 from heterotrain.checkpoints.storage import answer_within
@@ -61,6 +61,8 @@ class CheckpointManager:
         self._whole_only = False
         self._prepared = False
         self._speed_bytes_per_s: float | None = None
+        self.newest: tuple[int, float] | None = None
+        """Step and time, in seconds since 1970, of the newest complete checkpoint that this rank wrote or restored."""
         self._last = self._early = (
             -1,
             -1,
@@ -91,10 +93,11 @@ class CheckpointManager:
         Raises:
             UsageError: there are checkpoints, but none of them can be used.
         """
-        step = None if self._folder is None else restore_newest(self._folder, training)
-        if step is None:
+        restored = None if self._folder is None else restore_newest(self._folder, training)
+        if restored is None:
             return False
         self._last = training.progress.order
+        self._note_complete(restored)
         return True
 
     # -- while training ----------------------------------------------------------------------------------------------
@@ -405,14 +408,14 @@ class CheckpointManager:
         if result.manifest is None:
             return
         self._last = (result.step, *result.hooks)
-        self._report.gauges(
-            {
-                names.CHECKPOINT_STEP: float(result.step),
-                names.CHECKPOINT_TIME: result.manifest.written_unix_s,
-                names.CHECKPOINT_DURATION: result.total_s,
-            }
-        )
+        self._note_complete(result.manifest)
+        self._report.gauges({names.CHECKPOINT_DURATION: result.total_s})
         _log.info("checkpoint of step %d is complete after %.2f s", result.step, result.total_s)
+
+    def _note_complete(self, manifest: Manifest) -> None:
+        self.newest = manifest.step, manifest.written_unix_s
+        saved = {names.CHECKPOINT_STEP: float(manifest.step), names.CHECKPOINT_TIME: manifest.written_unix_s}
+        self._report.gauges(saved)
 
     def _is_kept(self, progress: Progress, *, within_s: float | None) -> bool:
         """Return whether a checkpoint of this progress is complete, regardless of its writer."""
@@ -422,5 +425,6 @@ class CheckpointManager:
             newest = answer_within(HANG_S if within_s is None else max(0.0, within_s), self._folder.newest)
             if newest is not None and (newest.step, *newest.hooks) == progress.order:
                 self._last = progress.order
+                self._note_complete(newest)
                 return True
         return False

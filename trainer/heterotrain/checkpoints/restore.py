@@ -7,6 +7,7 @@ import logging
 from heterotrain_core.uris import redacted
 
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.manifest import Manifest
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.state.lacks import extent_in
@@ -37,8 +38,8 @@ def best_checkpoint(folder: CheckpointFolder) -> tuple[int, int]:
         ) from error
 
 
-def restore_newest(folder: CheckpointFolder, training: Training) -> int | None:
-    """Restore what this rank needs of the newest good checkpoint; return its step, ``None`` when there are none.
+def restore_newest(folder: CheckpointFolder, training: Training) -> Manifest | None:
+    """Restore what this rank needs of the newest good checkpoint; return its manifest, ``None`` when there are none.
 
     Raises:
         UsageError: there are checkpoints, but none of them can be used.
@@ -50,4 +51,4 @@ def restore_newest(folder: CheckpointFolder, training: Training) -> int | None:
     manifest, state = found
     training.restore(state)
     _log.info("continuing from the checkpoint of step %d", manifest.step)
-    return manifest.step
+    return manifest

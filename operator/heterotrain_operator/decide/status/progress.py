@@ -12,6 +12,7 @@ from heterotrain_operator.api.status import CheckpointStatus, HeteroTrainJobStat
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
+from heterotrain_operator.cluster_state.saved import SavedCheckpoint, saved_by
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.workers.state import WorkerState
@@ -60,13 +61,9 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
     fields |= _final_values(context, fields["metrics"])
     if context.life.stage is Stage.SUCCEEDED:
         fields |= {"progress": "100%", "progress_percentage": _HUNDRED}
-    saved = [
-        (g.checkpoint_time_s, g.checkpoint_step)
-        for g in gauges
-        if g.checkpoint_time_s and g.checkpoint_step is not None
-    ]
-    if saved:
-        time_s, step = max(saved)
+    saved = _saved(context)
+    if saved is not None:
+        time_s, step = saved
         known = old.last_checkpoint
         # A worker's clock may be ahead: then the time at which the step is first seen counts, once.
         ahead = time_s > context.now_s and known is not None and known.step == count(step)
@@ -76,6 +73,18 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
     if context.runs and context.life.stage is Stage.ACTIVE and not context.telemetry.problem:
         fields |= _rates(context)
     return fields
+
+
+def _saved(context: JobContext) -> SavedCheckpoint | None:
+    """Return the newest checkpoint in telemetry, and in the outcomes of ended workers, whose pods may be gone."""
+    gauges = context.telemetry.gauges.values()
+    scraped = [
+        SavedCheckpoint(g.checkpoint_time_s, g.checkpoint_step)
+        for g in gauges
+        if g.checkpoint_time_s and g.checkpoint_step is not None
+    ]
+    told = [context.inputs.saved, *(saved_by(worker.pod) for worker in context.workers)]
+    return max([*scraped, *(saved for saved in told if saved is not None)], default=None)
 
 
 def _final_values(context: JobContext, metrics: dict[str, float]) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 import pytest
 from heterotrain_core.contract.config import TrainingConfig, decode_config, encode_config
 from heterotrain_core.contract.outcome import (
+    LATEST_S,
+    MAX_COUNT,
     MAX_MESSAGE_BYTES,
     MAX_METRICS,
     Ending,
@@ -38,6 +42,37 @@ def test_an_outcome_carries_what_was_reported_last(metrics: dict[str, float]) ->
     assert all(math.isfinite(value) and metrics[name] == value for name, value in read.metrics.items())
     if len(metrics) <= MAX_METRICS and all(math.isfinite(v) and len(n) <= 64 for n, v in metrics.items()):
         assert metrics == read.metrics
+
+
+@given(st.text(max_size=9000), st.integers(0, MAX_COUNT), st.floats(0, LATEST_S, exclude_min=True))
+def test_an_outcome_carries_the_newest_checkpoint(reason: str, step: int, time_s: float) -> None:
+    """However long the reason, step and time of the checkpoint are kept; an outcome without one says so."""
+    sent = Outcome(
+        ending=Ending.LEFT, reason=reason, epoch=1, step=step, checkpoint_step=step, checkpoint_time_s=time_s
+    )
+    text = encode_outcome(sent)
+    assert len(text.encode()) <= MAX_MESSAGE_BYTES
+    read = decode_outcome(text)
+    assert read is not None
+    assert (read.checkpoint_step, read.checkpoint_time_s) == (step, time_s)
+    without = decode_outcome(encode_outcome(Outcome(ending=Ending.LEFT, reason="", epoch=1, step=step)))
+    assert without is not None
+    assert (without.checkpoint_step, without.checkpoint_time_s) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("step", "time_s"),
+    [
+        (None, 10.0), (3, None), (-1, 10.0), (MAX_COUNT + 1, 10.0), (1.5, 10.0), (True, 10.0), ("3", 10.0),
+        (3, 0), (3, -1.0), (3, LATEST_S + 1), (3, float("nan")), (3, float("inf")), (3, True), (3, "10"), ([], {}),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_without_a_possible_step_and_time_is_left_out(step: Any, time_s: Any) -> None:
+    """The rest of the outcome counts. Outcomes of older workers have neither field."""
+    sent: dict[str, Any] = {"ending": "left", "reason": "told", "epoch": 1, "step": 4}
+    expected = Outcome(ending=Ending.LEFT, reason="told", epoch=1, step=4)
+    assert decode_outcome(json.dumps(sent | {"checkpoint_step": step, "checkpoint_time_s": time_s})) == expected
+    assert decode_outcome(json.dumps(sent)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "Segmentation fault", "[]", '{"ending": "vanished"}', '{"ending": "finished"}'])

@@ -24,6 +24,7 @@ from heterotrain.layouts.holdings import Extent
 from heterotrain.session import Job
 from heterotrain.telemetry.logs import TextFormatter
 from heterotrain.telemetry.report import Report
+from heterotrain_core.contract import metrics
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 from support.divided_models import full, training_of
@@ -321,3 +322,22 @@ def test_a_rank_with_a_part_of_the_model_writes_no_whole_checkpoint() -> None:
     training = training_of(full(), seed=1, steps=2)
     manager.write_now(training, generation=1)
     assert manager.best() == (1, 2)
+
+
+def test_the_restored_checkpoint_is_reported_until_there_is_a_newer_one() -> None:
+    """After a suspend the operator learns of the last checkpoint from the next workers, if it missed the outcomes."""
+    identity = Identity(mode=Mode.ALONE)
+    first = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=Report(identity))
+    first.write_now(training_of(full(), seed=1, steps=2), generation=1)
+    assert first.newest is not None
+    assert first.newest[0] == 2
+    report = Report(identity)
+    manager = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=report)
+    assert manager.newest is None
+    assert metrics.CHECKPOINT_STEP not in report.current()
+    assert manager.load_into(training_of(full(), seed=5))
+    assert manager.newest == first.newest
+    gauges = report.current()
+    assert (gauges[metrics.CHECKPOINT_STEP], gauges[metrics.CHECKPOINT_TIME]) == first.newest
+    manager.write_now(training_of(full(), seed=1, steps=3), generation=1)
+    assert report.current()[metrics.CHECKPOINT_STEP] == 3

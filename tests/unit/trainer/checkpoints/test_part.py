@@ -129,7 +129,9 @@ def test_written_under_one_layout_and_read_under_another(tmp_path: Path, seed: i
     assert stored == wanted, "each element once"
     for holding in [*layouts_of(rng, 3), full()]:
         training = training_of(holding, seed=seed + 50)
-        assert restore_newest(CheckpointFolder(tmp_path, max_to_keep=1), training) == 3
+        restored = restore_newest(CheckpointFolder(tmp_path, max_to_keep=1), training)
+        assert restored is not None
+        assert restored.step == 3
         assert_state_is(training, expected)
 
 
@@ -163,7 +165,9 @@ def test_a_checkpoint_of_format_2_stays_readable(tmp_path: Path) -> None:
     """It has two parts, cut in the middle of a tensor; the resumed state is written in the present format."""
     expected, resumed = a_small_training(2), a_small_training(0)
     folder = Path(__file__).parent / "format_2"
-    assert restore_newest(CheckpointFolder(folder, max_to_keep=1), resumed) == 2
+    restored = restore_newest(CheckpointFolder(folder, max_to_keep=1), resumed)
+    assert restored is not None
+    assert restored.step == 2
     assert resumed.progress == expected.progress
     assert resumed.optimizers[0].param_groups[1]["lr"] == 0.25
     wanted, found = expected.flat(), resumed.flat()
@@ -173,7 +177,9 @@ def test_a_checkpoint_of_format_2_stays_readable(tmp_path: Path) -> None:
         torch.testing.assert_close(one.values, other.values, rtol=0, atol=0)
     kept = CheckpointFolder(tmp_path, max_to_keep=1)
     kept.write(found, generation=1, step=2, now_s=0.0)
-    assert restore_newest(kept, a_small_training(0)) == 2
+    restored = restore_newest(kept, a_small_training(0))
+    assert restored is not None
+    assert restored.step == 2
     export_weights(str(folder), tmp_path / "weights.pt")
     weights = torch.load(tmp_path / "weights.pt", weights_only=True)
     assert expected.model is not None

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.outcome import decode_outcome
+from heterotrain_core.contract.outcome import LATEST_S, Ending, decode_outcome
 from heterotrain_operator.api.crd import crd
 from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
 from heterotrain_operator.cluster_state.parse import rfc3339
+from heterotrain_operator.cluster_state.saved import SavedCheckpoint
 from heterotrain_operator.cluster_state.telemetry import (
     MemberGauges,
     MemberId,
@@ -99,6 +100,39 @@ def test_a_checkpoint_from_a_clock_that_is_ahead_counts_from_when_it_is_seen() -
     assert cluster.status["lastCheckpoint"] == first
     reported(cluster, step=9, checkpoint_step=8, checkpoint_time_s=NOW_S + 1e15).settle()
     assert cluster.status["lastCheckpoint"] == {"step": 8, "time": rfc3339(NOW_S + 60)}
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_the_last_checkpoint_is_the_newest_of_telemetry_and_of_ended_workers(ending: Ending) -> None:
+    """The one that is written after SIGTERM is never scraped; an ended worker may also have an older one."""
+    cluster = reported(a_running_job(), step=4, checkpoint_step=4, checkpoint_time_s=NOW_S + 10)
+    cluster.pass_time(60.0).settle()
+    assert cluster.status["lastCheckpoint"] == {"step": 4, "time": rfc3339(NOW_S + 10)}
+    cluster.end("job-w1", ending, saved=(3, NOW_S + 5)).step()
+    assert cluster.status["lastCheckpoint"]["step"] == 4
+    cluster.end("job-w2", ending, saved=(6, NOW_S + 50))
+    assert checked(cluster.step().status)["lastCheckpoint"] == {"step": 6, "time": rfc3339(NOW_S + 50)}
+    assert cluster.events.count("CheckpointSaved") == 2
+
+
+def test_the_last_checkpoint_of_a_suspended_job_is_that_of_pods_that_are_gone() -> None:
+    """They may be deleted before a pass has seen that they ended."""
+    cluster = reported(a_running_job(), step=4, checkpoint_step=4, checkpoint_time_s=NOW_S)
+    cluster.settle()
+    cluster.edit(lambda spec: spec.update(suspend=True)).pass_time(60.0).settle()
+    cluster.vanish("job-w0").vanish("job-w1").vanish("job-w2")
+    cluster.telemetry = Telemetry()
+    inputs = replace(cluster.observe(), saved=SavedCheckpoint(NOW_S + 30, 7))
+    assert checked(decide(inputs).status)["lastCheckpoint"] == {"step": 7, "time": rfc3339(NOW_S + 30)}
+
+
+def test_a_checkpoint_in_an_outcome_from_a_clock_that_is_ahead_counts_from_when_it_is_seen() -> None:
+    cluster = a_running_job()
+    cluster.end("job-w2", Ending.FAILED, exit_code=1, saved=(5, LATEST_S)).settle()
+    first = checked(cluster.settle().status)["lastCheckpoint"]
+    assert first == {"step": 5, "time": rfc3339(NOW_S)}
+    cluster.pass_time(60.0).settle()
+    assert cluster.status["lastCheckpoint"] == first
 
 
 @pytest.mark.parametrize(
