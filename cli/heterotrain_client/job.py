@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.change import with_limits
+from heterotrain_cli.cluster.change import why_ended, with_limits
 from heterotrain_cli.cluster.checkpoint import TIMEOUT_S, take
 from heterotrain_cli.cluster.history import Arrays, History, from_prometheus
 from heterotrain_cli.cluster.logs import Line, chosen, followed, training_container
@@ -143,11 +143,21 @@ class TrainingJob:
         return report_of_running(written, found, batch=None, samples_per_epoch=samples_per_epoch)
 
     def suspend(self) -> None:
-        """Stop the job and free its nodes; checkpoints stay."""
+        """Stop the job and free its nodes; checkpoints stay.
+
+        Raises:
+            InputError: the job has ended.
+        """
+        self._unless_ended("suspend")
         self._cluster.patch(self.name, {"spec": {"suspend": True}})
 
     def resume(self) -> None:
-        """Continue a suspended job from its newest checkpoint."""
+        """Continue a suspended job from its newest checkpoint.
+
+        Raises:
+            InputError: the job has ended.
+        """
+        self._unless_ended("resume")
         self._cluster.patch(self.name, {"spec": {"suspend": False}})
 
     def checkpoint(self, *, timeout_s: float = TIMEOUT_S) -> CheckpointStatus:
@@ -168,6 +178,9 @@ class TrainingJob:
         Args:
             workers: over all pools; ``None`` leaves it as it is.
             pools: by pool; those that are not named stay as they are.
+
+        Raises:
+            InputError: the job has ended, or has no such pool.
         """
         if workers is None and not pools:
             raise InputError("the number of workers is missing: give workers, or pools")
@@ -179,8 +192,8 @@ class TrainingJob:
         if workers is not None:
             check_whole("workers", workers, least=1)
             patch["spec"]["elasticPolicy"] = {"maxReplicas": workers}
+        body = self._unless_ended("scale")
         if pools:
-            body = self.body()
             wanted = tuple(f"{pool}={count}" for pool, count in pools.items())
             patch["spec"]["workerPools"] = with_limits(body["spec"]["workerPools"], wanted)
             patch["metadata"] = {"resourceVersion": body["metadata"]["resourceVersion"]}
@@ -189,6 +202,17 @@ class TrainingJob:
     def delete(self) -> None:
         """Delete the job with its workers; checkpoints in its store stay."""
         self._cluster.delete(self.name)
+
+    def _unless_ended(self, change: str) -> dict[str, Any]:
+        """Return the whole object of a job that has not ended.
+
+        Raises:
+            InputError: it has ended.
+        """
+        body = self.body()
+        if ended := why_ended(body, name=self.name, change=change):
+            raise InputError(ended)
+        return body
 
     def _view(self) -> JobView:
         return view_of(self.body())

@@ -14,6 +14,13 @@ from heterotrain_cli.cluster.names import complete_pools, job_argument
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.errors import InputError
 
+_OF_ENDED = {
+    "suspend": "there is nothing to suspend",
+    "resume": "there is nothing to resume",
+    "scale": "only a job that trains or waits can be scaled",
+}
+"""What holds of a job that has ended, by the change that was asked for."""
+
 
 @click.command()
 @job_argument()
@@ -30,8 +37,8 @@ def suspend(*, name: str, **target: Any) -> None:
     """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
     body = cluster.job(name)
-    if ended := _ended(body):
-        click.echo(f"job {name} has ended ({ended}): there is nothing to suspend")
+    if ended := why_ended(body, name=name, change="suspend"):
+        click.echo(ended)
         return
     without = not (body["spec"].get("checkpoint"))
     cluster.patch(name, {"spec": {"suspend": True}})
@@ -53,8 +60,8 @@ def resume(*, name: str, **target: Any) -> None:
     change.
     """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
-    if ended := _ended(cluster.job(name)):
-        click.echo(f"job {name} has ended ({ended}): there is nothing to resume")
+    if ended := why_ended(cluster.job(name), name=name, change="resume"):
+        click.echo(ended)
         return
     cluster.patch(name, {"spec": {"suspend": False}})
     click.echo(f"job {name} continues")
@@ -86,8 +93,8 @@ def scale(*, name: str, replicas: int | None, pools: tuple[str, ...], **target: 
         raise click.UsageError("the number of workers is missing: give N, or --pool POOL=N")
     cluster = Cluster(Target(**target))
     body = cluster.job(name)
-    if ended := _ended(body):
-        raise InputError(f"job {name} has ended ({ended}): only a job that trains or waits can be scaled")
+    if ended := why_ended(body, name=name, change="scale"):
+        raise InputError(ended)
     spec: dict[str, Any] = {}
     if replicas is not None:
         spec["elasticPolicy"] = {"maxReplicas": replicas}
@@ -125,10 +132,13 @@ def delete(*, name: str, yes: bool, **target: Any) -> None:
     click.echo(f"job {name} is deleted")
 
 
-def _ended(body: Mapping[str, Any]) -> str:
-    """Return the state of a job that has ended; empty for others."""
+def why_ended(body: Mapping[str, Any], *, name: str, change: str) -> str:
+    """Return in one sentence that a job has ended and cannot be changed; empty for other jobs.
+
+    ``change``: ``suspend``, ``resume`` or ``scale``.
+    """
     view = view_of(body)
-    return view.status.state if view.has_ended else ""
+    return f"job {name} has ended ({view.status.state}): {_OF_ENDED[change]}" if view.has_ended else ""
 
 
 def with_limits(pools: list[Mapping[str, Any]], wanted: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -268,6 +268,31 @@ def test_a_running_job_is_changed(stub: ApiStub, script: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "command", "sentence"),
+    [
+        (lambda job: job.suspend(), ["suspend"], "there is nothing to suspend"),
+        (lambda job: job.resume(), ["resume"], "there is nothing to resume"),
+        (lambda job: job.scale(4), ["scale", "4"], "only a job that trains or waits can be scaled"),
+        (lambda job: job.scale(pools={"a100": 1}), ["scale", "--pool", "a100=1"], "only a job that trains or waits"),
+    ],
+)
+def test_a_job_that_has_ended_is_not_changed(
+    stub: ApiStub, script: Path, call: Callable[[TrainingJob], object], command: list[str], sentence: str
+) -> None:
+    """The client raises what the command line prints, and neither sends a change."""
+    job = HeteroTrainClient().train(script, pools={"a100": 2}, image="x", global_batch_size=64)
+    stub.requests.clear()
+    for state in ("Succeeded", "Failed"):
+        statuses(stub, "my-training", {"state": state})
+        with pytest.raises(InputError) as error:
+            call(job)
+        assert str(error.value).startswith(f"job my-training has ended ({state}): {sentence}")
+        printed = CliRunner().invoke(main, [command[0], "my-training", *command[1:]])
+        assert str(error.value) in printed.output
+    assert {method for method, *_ in stub.requests} == {"GET"}
+
+
+@pytest.mark.parametrize(
     ("call", "sentence"),
     [
         (lambda job: job.scale(), "the number of workers is missing: give workers, or pools"),
