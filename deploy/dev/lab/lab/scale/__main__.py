@@ -44,8 +44,6 @@ SETTLED = 0.99
 on moving workers between jobs, so not all of them ever are at once."""
 TRAINING = ("Running", "Degraded", "Resizing")
 """States in which a job trains; in the last one, members of its present plan go on while others join or leave."""
-STANDING_BY_S = 15.0
-"""Time for a stand-by to read all objects, as during a rollout."""
 NAMESPACES = Resource("v1", "namespaces")
 
 
@@ -136,7 +134,6 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica, *, 
         time.sleep(LOOK_S)
     complete = ready >= SETTLED * size.slots and training >= SETTLED * size.jobs
     real = asyncio.run(ready_pods(plane))
-    view = asyncio.run(first_view(plane))
     used = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
     metrics = leader.metrics()
     passes = sum(value for name, value in metrics.items() if name.startswith("heterotrain_operator_reconcile_total"))
@@ -162,7 +159,6 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica, *, 
         Row(
             "an allocation over all jobs, longest", longest(metrics, "heterotrain_operator_allocation_duration_seconds")
         ),
-        view,
         Row("passes per job", f"{passes / size.jobs:.0f}"),
         Row("pods created per slot", f"{metrics['heterotrain_operator_pods_created_total'] / size.slots:.2f}"),
         Row("plans written per job", f"{metrics['heterotrain_operator_plans_written_total'] / size.jobs:.1f}"),
@@ -283,7 +279,8 @@ def seconds(value: float) -> str:
 
 def longest(metrics: dict[str, float], name: str) -> str:
     """Return the bucket of a histogram's largest value."""
-    return f"≤ {seconds(quantile(metrics, name, 1.0))}"
+    largest_s = quantile(metrics, name, 1.0)
+    return "beyond the last bucket" if largest_s == float("inf") else f"≤ {seconds(largest_s)}"
 
 
 def measure(plane: ControlPlane, size: Size, *, outage_s: float, fill_s: float) -> Iterator[Row]:
@@ -310,11 +307,11 @@ def with_operators(plane: ControlPlane, size: Size, url: str, *, outage_s: float
         second.start()
         yield from fill(plane, size, first, second, longest_s=fill_s)
         yield from with_news(first, size)
+        yield asyncio.run(first_view(plane))
         yield crash(plane, first, 0)
         wait_handled(second, size)
         first.start()
-        wait_until(lambda: first.metrics() != {}, "the stand-by", timeout_s=60)
-        time.sleep(STANDING_BY_S)
+        wait_until(lambda: first.ready, "the stand-by to be ready, as in a rollout", timeout_s=120)
         yield hand_over(plane, second, 1)
         wait_handled(first, size)
         yield from restart(plane, first, size, 2)

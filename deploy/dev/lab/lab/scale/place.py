@@ -38,14 +38,15 @@ class Replica:
     prometheus_url: str
     process: subprocess.Popen[bytes] | None = None
     metrics_port: int = 0
+    health_port: int = 0
 
     def start(self) -> None:
         """Start it."""
-        self.metrics_port = free_port()
+        self.metrics_port, self.health_port = free_port(), free_port()
         command = [
             sys.executable, "-m", "heterotrain_operator", "run",
             "--namespace", OPERATOR_NAMESPACE, "--identity", self.identity,
-            "--kubeconfig", str(self.kubeconfig), "--listen", LOOPBACK, "--health-port", str(free_port()),
+            "--kubeconfig", str(self.kubeconfig), "--listen", LOOPBACK, "--health-port", str(self.health_port),
             "--metrics-port", str(self.metrics_port), "--prometheus-url", self.prometheus_url,
         ]  # fmt: skip
         with self.log.open("ab") as log:
@@ -71,6 +72,16 @@ class Replica:
             pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
             return {name: float(value) for name, _, value in pairs}
         return {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether its readiness probe succeeds: it has read all objects. A rollout ends the leader only after that."""
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://{LOOPBACK}:{self.health_port}/readyz", timeout=5) as answer,
+        ):
+            return bool(answer.status == 200)  # noqa: PLR2004  # OK
+        return False
 
     @property
     def leads(self) -> bool:
