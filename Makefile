@@ -97,7 +97,7 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 lint: setup lint-prose ## ruff, mypy, import-linter, the prose linter
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy
+	@$(VENV)/bin/mypy && $(VENV)/bin/mypy deploy/dev/bench
 	@$(VENV)/bin/lint-imports --no-cache
 
 lint-operator: setup-operator lint-prose ## the same without mypy on the trainer, so without PyTorch

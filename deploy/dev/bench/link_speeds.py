@@ -33,7 +33,7 @@ def rank_of(kind: str, rank: int, namespace: str, addresses: list[str], found: A
     from heterotrain.network.gloo.member_group import MemberGroup  # noqa: PLC0415  # as above
 
     torch.set_num_threads(1)
-    store = dist.TCPStore(addresses[0], 29500, ranks, rank == 0)
+    store = dist.TCPStore(addresses[0], 29500, ranks, rank == 0)  # type: ignore[attr-defined]  # torch's __init__ does not list it
     group, speeds = MemberGroup(rank=rank, world_size=ranks), LinkSpeeds()
     group.connect(store, kind, check=lambda: None, addresses=addresses)
     speeds.form({other: "pool" for other in range(ranks) if other != rank})

@@ -22,7 +22,7 @@ from heterotrain_simulator.engine import simulate
 from heterotrain_simulator.ground_truth import GroundTruth, Worker
 from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import Policy
-from simulated_comparison import MIXES, scenario
+from simulated_comparison import MIXES, USUAL, scenario
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
 from support.noise_weights import least_variance_weights, local_estimates, published_weights, uniform_weights
@@ -233,7 +233,7 @@ def goodput() -> Any:
 
 def learning() -> Any:
     """Simulated: distance of each policy's shares from the true optimum, epoch by epoch."""
-    of = scenario("bert", MIXES["2 A100 + 6 RTX 2080 Ti + 8 T4"], adaptive=False)
+    of = scenario("bert", MIXES["2 A100 + 6 RTX 2080 Ti + 8 T4"], adaptive=False, on=USUAL)
     truth = GroundTruth(of)
     workers = [Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in of.groups for i in range(g.count)]
     best = truth.optimum(workers, of.batch_samples, 0.0)

@@ -130,7 +130,7 @@ class Bench:
         app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
         app.allocator._telemetry_of = app.poller.telemetry_of
         app.actor._status_interval_s = Settings().status_interval_s
-        vars(reconcile)["decide"] = self.costs.timed("deciding", reconcile.decide)
+        vars(reconcile)["decide"] = self.costs.timed("deciding", vars(reconcile)["decide"])
         vars(app.reconciler)["handle"] = self.costs.timed_pass(app.reconciler.handle)
 
     async def deliver_plans(self, session: aiohttp.ClientSession) -> None:

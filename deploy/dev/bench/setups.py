@@ -101,7 +101,7 @@ def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str, *, na
             namespaces.enter(namespace)
         trainer_script.main(kind)
     except BaseException:  # noqa: BLE001  # as the interpreter does it
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # inside except none of them is None
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(0)
 
@@ -137,7 +137,7 @@ class Heterotrain:
 
     def lose_several(self, turn: int, count: int, *, apart_s: float) -> tuple[str, list[float]]:
         """Kill workers, or with a bridge unplug them; return a surviving worker's name and the times."""
-        times_s = []
+        times_s: list[float] = []
         for _ in range(count):
             if times_s:
                 time.sleep(apart_s)

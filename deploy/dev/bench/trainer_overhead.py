@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import heterotrain
@@ -44,6 +45,7 @@ from machine import free_port, machine
 from models import CASES, Case
 from prometheus_client import generate_latest
 from ratios import median_interval, ratio_of_sums
+from torch.distributed.distributed_c10d import GroupName
 
 TURN_S = 0.1
 """Length of one side's turn, at least one step: longer than a scheduler's slice, shorter than changes of load."""
@@ -83,10 +85,12 @@ def ready(batch: Any) -> Any:
 
 def own_group() -> dist.ProcessGroup:
     """Return a group of both ranks that has nothing to do with the job's, which allows scripts no further groups."""
-    store, rank = dist.FileStore(os.path.join(os.environ["FOLDER"], "bare"), 2), int(os.environ["RANK"])  # noqa: PTH118  # torch takes text
+    file, rank = str(Path(os.environ["FOLDER"]) / "bare"), int(os.environ["RANK"])
+    store = dist.FileStore(file, 2)  # type: ignore[attr-defined]  # torch's __init__ does not list it
     group, _ = dist.distributed_c10d._new_process_group_helper(  # noqa: SLF001  # new_group takes the job's store
-        2, rank, [0, 1], "gloo", store, group_name="bare", timeout=timedelta(minutes=5)
+        2, rank, [0, 1], "gloo", store, group_name=GroupName("bare"), timeout=timedelta(minutes=5)
     )
+    assert isinstance(group, dist.ProcessGroup)  # noqa: S101  # an integer stands for no group
     dist.distributed_c10d._world.pg_group_ranks[group] = {0: 0, 1: 1}  # noqa: SLF001  # as above
     return group
 
@@ -97,7 +101,7 @@ def bare(case: Case, group: dist.ProcessGroup) -> Iterator[None]:
     model = torch.nn.parallel.DistributedDataParallel(case.make(), process_group=group, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     dataset = Numbers(case.shape)
-    sampler = torch.utils.data.DistributedSampler(dataset)
+    sampler: torch.utils.data.DistributedSampler[object] = torch.utils.data.DistributedSampler(dataset)
     loader = torch.utils.data.DataLoader(dataset, batch_size=case.share_samples, sampler=sampler, collate_fn=ready)
     for epoch in range(10**9):
         sampler.set_epoch(epoch)
@@ -207,7 +211,9 @@ def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
     for _ in range(20):
         generate_latest(job._report.registry)  # noqa: SLF001  # as above
     scrape_s = (time.perf_counter() - began_s) / 20
-    elements = sum(p.numel() for p in job._training.model.parameters())  # noqa: SLF001 # type: ignore[union-attr]
+    model = job._training.model  # noqa: SLF001  # as above
+    assert model is not None  # noqa: S101  # the turns above have trained it
+    elements = sum(p.numel() for p in model.parameters())
     return found | {
         "own_clock_s": own_clock_s, "every": observer._every,  # noqa: SLF001  # as above
         "telemetry_s": spent.seconds / timed, "scrape_s": scrape_s, "step_s": step_s, "elements": elements,

@@ -46,7 +46,7 @@ def measure(
     make: Callable[[Path], Setup], ways: dict[str, signal.Signals], *, repeats: int, observer: str
 ) -> tuple[dict[str, list[float]], float]:
     """Return the pauses by event, and the usual gap."""
-    found: dict[str, list[float]] = {way: [] for way in ways} | {"a worker joins": []}
+    found: dict[str, list[float]] = {way: [] for way in (*ways, "a worker joins")}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         setup = make(folder)

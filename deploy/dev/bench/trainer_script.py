@@ -39,7 +39,8 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 def loss_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return a batch's loss after the simulated compute time."""
     time.sleep(COMPUTE_S)
-    return model(x).square().mean()
+    loss: torch.Tensor = model(x).square().mean()
+    return loss
 
 
 def note(log: TextIO, step: int) -> None:
@@ -109,7 +110,7 @@ def with_torchft(log: TextIO) -> None:
     import torch.distributed as dist  # noqa: PLC0415  # each way of training loads only its own
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # noqa: PLC0415  # as above
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]  # torch's __init__ does not list it
     model: Any = net()
     plain = optimizer_of(model)
 

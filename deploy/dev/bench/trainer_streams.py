@@ -100,7 +100,7 @@ def measured(way: str, row_bytes: int, batch_samples: int, *, ranks: int, steps:
                 try:
                     train(way, row_bytes, batch_samples, steps, Path(folder) / f"rate-{rank}")
                 except BaseException:  # noqa: BLE001  # as the interpreter does it
-                    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # inside except none of them is None
+                    sys.excepthook(*sys.exc_info())
                 finally:
                     os._exit(0)
             children.append(child)

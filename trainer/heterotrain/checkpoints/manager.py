@@ -328,7 +328,7 @@ class CheckpointManager:
         parts = len(active_group.roster.plan_ranks) if self._in_parts(active_group, training) else 1
         if size_bytes >= PREPARE_FROM_BYTES and not training.holdings and (parts > 1 or self._is_writer(active_group)):
             index = active_group.rank if parts > 1 else 0
-            pin = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            pin = torch.cuda.is_initialized()
             writer.prepare(part.size_bytes(part.cut(training.flat(), index, parts)), pin=pin)
 
     def _is_writer(self, active_group: ActiveGroup) -> bool:

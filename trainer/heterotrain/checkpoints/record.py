@@ -113,7 +113,7 @@ def versions() -> dict[str, str]:
     if torch.cuda.is_available():
         found |= {
             "cuda": str(torch.version.cuda),
-            "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            "cudnn": str(torch.backends.cudnn.version()),
             "device": torch.cuda.get_device_name(),
         }
     return found

@@ -165,7 +165,7 @@ class _Upcoming:
     def __init__(self) -> None:
         self.sent: deque[EpochSlice] = deque()
         self.number = torch.zeros(1, dtype=torch.int64)
-        self.number.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.number.share_memory_()
         self._slices: Iterator[EpochSlice] = iter(())
 
     def begin(self, slices: Iterator[EpochSlice]) -> None:

@@ -244,7 +244,7 @@ def _check_between(units: Units) -> None:
             )
 
 
-class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class _Writes(TorchDispatchMode):
     """Notices that values are written outside of ``RESETS``.
 
     Attributes:

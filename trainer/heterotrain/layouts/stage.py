@@ -289,7 +289,7 @@ class Stage:
             factor = method.loss_scale * (samples if weight is None else 1.0) / share.batch_samples
             result.loss_sum += float(loss.detach()) * (samples if weight is None else 1.0)
             result.weight += samples if weight is None else weight
-            loss.backward(loss.new_full(loss.shape, factor))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward(loss.new_full(loss.shape, factor))
         elif passed.output.requires_grad:
             gradient = self._neighbours.receive(self._stage + 1)
             torch.autograd.backward(passed.output, gradient)

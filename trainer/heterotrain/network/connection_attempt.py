@@ -25,7 +25,7 @@ class Attempt(Generic[_T]):
         """
         check_room()
         self._make = make
-        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._done = threading.Event()
         self._made: list[_T] = []
         self._error: Exception | None = None

@@ -373,7 +373,7 @@ class Group:
             PeerLost: the group is broken.
         """
         is_queued = bool(self._nccl_groups()) or (self._member is not None and self._member.is_nccl)
-        if is_queued and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if is_queued and torch.cuda.is_initialized():
             self.waiting = Waiting("the accelerator, and the reductions queued on it", time.monotonic())
             try:
                 torch.cuda.current_stream().synchronize()

@@ -249,5 +249,5 @@ def _side_stream(device: int | None) -> Iterator[None]:
         yield
         return
     torch.cuda.set_device(device)
-    with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    with torch.cuda.stream(torch.cuda.Stream(device)):
         yield

@@ -52,7 +52,7 @@ class CudaTimeline:
 
     def now(self) -> torch.cuda.Event:
         """Return an event recorded in the device's current stream."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 

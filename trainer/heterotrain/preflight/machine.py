@@ -105,7 +105,7 @@ def nccl(device: torch.device) -> Check:
     if not torch.distributed.is_nccl_available():
         text = "this PyTorch has no NCCL, so gradients travel by Gloo, slowly: use an image with CUDA"
         return Check(name="NCCL", verdict=Verdict.WARNING, message=text)
-    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    version = ".".join(map(str, torch.cuda.nccl.version()))
     return Check(name="NCCL", verdict=Verdict.OK, message=f"NCCL {version}")
 
 

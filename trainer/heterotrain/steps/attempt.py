@@ -100,7 +100,7 @@ class Attempts:
                 "pools whose accelerators have too little memory."
             ) from step.failure
         self._report.count(names.OUT_OF_MEMORY)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
     def _tell_cap(self) -> None:

@@ -255,7 +255,7 @@ class Step:
         factor = 0.0 if is_padding else (samples if weight is None else 1.0) / self.task.batch_samples
         # Equal to backward of the loss times the factor, but autograd does not have to keep the product.
         gradient = loss.new_full(loss.shape, factor * self.numerics.loss_scale)
-        loss.backward(gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss.backward(gradient)
         self.numerics.running.add(samples)
         ended = self.clock.spent(Phase.BACKWARD, began)
         if last:
@@ -491,9 +491,9 @@ class Step:
         """Run the exchanges of a backward pass; the gradients of a sample with weight zero are dropped."""
         counts = self._counts
         if not counts.sizes:  # BatchNorm layers wait for all ranks, too
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward()
         elif counts.anchors:
-            loss.backward(inputs=counts.anchors)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward(inputs=counts.anchors)
         self.numerics.running.add(0)
         if not counts.sizes and counts.backwards == counts.padding:
             self._reduce_nothing()
