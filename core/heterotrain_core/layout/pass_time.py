@@ -85,7 +85,7 @@ def gathered_bytes(problem: Problem, devices: int, gathering: Gathering) -> int:
 
     In each pass: a unit and the one that is gathered for next, its gradient and the one that is being reduced. Where
     gradients are reduced before the next unit computes, sums of parts arrive in the memory of the unit's parameters;
-    then the first and the last unit stay, with their gradients.
+    then the first and the last unit stay, with their gradients, unless they are layers of the model's list.
     """
     sizes = [unit.parameter_bytes for unit in problem.units]
     if devices == 1:
@@ -93,8 +93,9 @@ def gathered_bytes(problem: Problem, devices: int, gathering: Gathering) -> int:
     if gathering is Gathering.ONCE:
         return 2 * sum(sizes)
     if problem.reduces_late:
-        stay = 2 * (sizes[0] + sum(sizes[-1:] if len(sizes) > 1 else ()))
-        inner = sizes[1:-1]
+        stay, inner = 2 * (sizes[0] + sum(sizes[-1:] if len(sizes) > 1 else ())), sizes[1:-1]
+        if problem.ends_inside:
+            stay, inner = 0, sizes
         return stay + max((2 * own + before for before, own in zip([0, *inner], inner, strict=False)), default=0)
     beside = [0, *sizes, 0]
     return max(2 * own + before + after for before, own, after in zip(beside[:-2], sizes, beside[2:], strict=True))

@@ -126,7 +126,7 @@ class Problem:
             like others, but add up a unit's gradients before the next unit computes, and keep the first and the last
             unit gathered for whole passes. Otherwise these sums are made while the next unit computes.
         ends_inside: whether the first and the last unit are layers of the model's list, as in ``nn.Sequential``. Then
-            such members gather and reduce them like the others. Memory is planned as if they stayed.
+            such members gather, reduce and release them like the others.
     """
 
     units: tuple[UnitProfile, ...]

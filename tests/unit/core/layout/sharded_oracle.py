@@ -157,8 +157,10 @@ def whole_units_bytes(problem: Problem, number: int, *, once: bool) -> int:
     if once:
         return 2 * sum(sizes)
     most = 0
-    if problem.reduces_late:  # the ends stay; then each pass of the others, event by event
+    if problem.reduces_late:  # the ends stay, or are as the others; then each pass of those, event by event
         stay, inner = 2 * (sizes[0] + (sizes[-1] if len(sizes) > 1 else 0)), sizes[1:-1]
+        if problem.ends_inside:
+            stay, inner = 0, sizes
         for index, own in enumerate(inner):
             before, after = sum(inner[max(0, index - 1) : index]), sum(inner[index + 1 : index + 2])
             # The last one is parameters on their way, the gradient, and parts of sums that arrive.

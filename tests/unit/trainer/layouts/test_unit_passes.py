@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import UsageError
+from heterotrain.layouts import gathered_unit
 from heterotrain.layouts.gathered_unit import GatheredUnit
 from heterotrain.layouts.initial_weights import built
 from heterotrain.layouts.shards import Shards
 from heterotrain.layouts.units import units_of
 from heterotrain_core.contract.plan import Layout, LayoutKind
-from heterotrain_core.layout.pass_time import DeviceTimes, Gathering, collectives
+from heterotrain_core.layout.pass_time import DeviceTimes, Gathering, collectives, gathered_bytes
 from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
 
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -231,6 +233,82 @@ def test_the_planner_predicts_a_pass_in_the_order_of_the_trainer(
     ring = collectives(problem, ["a", "a"])
     predicted = DeviceTimes(problem, "a", 1, Gathering.EACH_MICRO_BATCH).overlapped_s(ring, 0.5)
     assert predicted[1] == pytest.approx(clock.now)
+
+
+class Around(torch.nn.Module):
+    """A list of layers between two others."""
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.embed, *inner, self.head = linears(widths)
+        self.blocks = torch.nn.ModuleList(inner)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]  # torch
+
+
+def linears(widths: Sequence[int]) -> list[torch.nn.Linear]:
+    return [torch.nn.Linear(before, after) for before, after in itertools.pairwise(widths)]
+
+
+@pytest.mark.parametrize("around", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_planner_counts_the_bytes_of_gathered_units(
+    seed: int, around: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All parameters, gradients and arriving sums of a real pass, at each point where the rank takes memory."""
+    rng = random.Random(seed)  # noqa: S311  # reproducible
+    widths = [rng.randint(1, 30) for _ in range(rng.randint(4, 8))]
+
+    def build() -> torch.nn.Module:
+        return Around(widths) if around else torch.nn.Sequential(*linears(widths))
+
+    path = "blocks" if around else None
+    layout = Layout(kind=LayoutKind.SHARDED, shards=1, state_weights=(1,))
+    group: Any = Alone()
+    part = Shards(units_of(built(build), path), layout, group, seed=0, device=torch.device("cpu"))
+    part.begin(units_of(built(build), path))
+    units = [part._passes._rest, *part._passes._units]
+    seen: list[int] = []
+
+    def count(more: int = 0) -> None:
+        rows = [row for unit in units for row in unit.rows]
+        kept = sum(row.gradient.nbytes for row in rows if row.gradient is not None)
+        seen.append(more + kept + sum(row.values.untyped_storage().nbytes() for row in rows))
+
+    begin_backward, sums = GatheredUnit.begin_backward, gathered_unit.sum_of_parts
+
+    def beginning(unit: GatheredUnit) -> None:
+        BEGIN(unit)
+        count()
+
+    def making_room(unit: GatheredUnit) -> None:
+        begin_backward(unit)
+        count()
+
+    def adding_up(group: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        count(2 * sum(part.nbytes for part in parts))  # the gradient, and as many bytes of parts that arrive
+        return sums(group, parts)
+
+    monkeypatch.setattr(GatheredUnit, "begin_gathering", beginning)
+    monkeypatch.setattr(GatheredUnit, "begin_backward", making_room)
+    monkeypatch.setattr(gathered_unit, "sum_of_parts", adding_up)
+    part.forward(0, 0, torch.ones(2, widths[0])).sum().backward()
+    problem = Problem(
+        units=tuple(
+            UnitProfile(
+                name="", parameter_bytes=4 * (before * after + after), activation_bytes=0, boundary_bytes=0,
+                seconds={"a": (UnitSeconds(micro_batch_samples=1, forward_s=1, backward_s=1),)},
+            )
+            for before, after in itertools.pairwise(widths)
+        ),
+        kinds=(DeviceKind(name="a", count=2, memory_bytes=1),), batch_samples=1, micro_batches=(1,), may_shard=True,
+        reduces_late=True, ends_inside=not around,
+    )  # fmt: skip
+    assert gathered_bytes(problem, 2, Gathering.EACH_MICRO_BATCH) == max(seen)
 
 
 def test_a_pass_that_is_left_gives_up_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
