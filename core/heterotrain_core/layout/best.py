@@ -103,6 +103,7 @@ def _one_member(problem: Problem, templates: Sequence[Template], reason: Infeasi
         exchange_s=0.0,
         bound_s=step,
         gap_ratio=0.0,
+        share_gap_ratio=0.0,
         cut_gap_ratio=0.0,
         samples_per_s=problem.batch_samples / step,
         flow_ratio=min(1.0, problem.batch_samples / step / _flow_per_s(problem)),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.layout.alike import alike_members
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.costs import Ints
@@ -20,6 +21,7 @@ from heterotrain_core.layout.exchange import exchange_seconds, least_exchange, r
 from heterotrain_core.layout.level import FINE, ROUGH, Level, Menu, Search, menu_of
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Member, Template
+from heterotrain_core.layout.step_bound import least_step
 from heterotrain_core.layout.worked_out import WorkedOut, work_out
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
@@ -99,10 +101,23 @@ def cover(
                     tried |= {} if other is None else {stages: other}
     wholes = sorted(tried.values(), key=lambda each: each.step_s)
     near = [each for each in wholes[:MOST_FINALISTS] if each.step_s <= NEAR * wholes[0].step_s]
-    results = [_worked_out(book, left, each) for each in near]
+    results = [_worked_out(book, left, each, first) for each in near]
+    for each in wholes[len(near) :]:  # where the best choices need too many groups of owners
+        if not all(isinstance(result, Infeasible) for result in results):
+            break
+        results.append(_worked_out(book, left, each, first))
     covers = [each for each in results if isinstance(each, Cover)]
     found = min(covers, key=lambda each: each.step_s) if covers else results[0]
-    return _alike(book, left, tried[1], found) if exchange_s > NOTICED_EXCHANGE * first.step_s else found
+    if exchange_s > NOTICED_EXCHANGE * first.step_s or isinstance(found, Infeasible):
+        found = _alike(book, left, first, found)
+    return found if isinstance(found, Infeasible) else _bounded(book, left, first.menu, found)
+
+
+def _bounded(book: Book, left: Sequence[int], menu: Menu, found: Cover) -> Cover:
+    """Return a cover whose bound and gap are those of its shares with those of its whole step."""
+    known_s = found.bound_s * (1 + found.share_gap_ratio) + found.exchange_s
+    bound_s = least_step(menu, book.problem, left, known_s=known_s, share_s=found.bound_s)
+    return replace(found, bound_s=bound_s, gap_ratio=known_s / bound_s - 1)
 
 
 def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | Infeasible) -> Cover | Infeasible:
@@ -110,6 +125,8 @@ def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | Infeas
     step_s = known.step_s if isinstance(known, Cover) else math.inf
     found = alike_members(book, rough.menu, np.array(left, dtype=np.int64), step_s)
     if found is None:
+        return known
+    if owner_groups([found.choice.layout.planned] * len(found.micro_batches)) > MOST_OWNER_GROUPS:
         return known
     amounts = {found.column: len(found.micro_batches)}
     level = Level(level_s=found.level_s, bound_s=min(found.level_s, rough.level.bound_s), amounts=amounts)
@@ -148,13 +165,15 @@ def _about_s(problem: Problem, menu: Menu, amounts: Mapping[int, int]) -> float:
     return rough_exchange(problem, members)
 
 
-def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infeasible:
-    """Return the cover with cuts, simulated schedules and shares."""
+def _worked_out(book: Book, left: Sequence[int], rough: _Rough, first: _Rough) -> Cover | Infeasible:
+    """Return the cover with cuts, simulated schedules and shares; ``first`` has the bound of all templates."""
     level = rough.level
     fine = rough.search.whole(rough.least_s, FINE, level)
     # A lower level may be one of more members, whose exchange outweighs it.
     if fine is not None and fine.level_s + _about_s(book.problem, rough.menu, fine.amounts) <= rough.step_s:
         level = fine
+    if rough is not first:
+        level = replace(level, bound_s=min(level.bound_s, first.level.bound_s))
     amounts = level.amounts
     row_J = rough.menu.samples(level.level_s)[1]
     count_BJ = rough.menu.micro_batches(level.level_s)
@@ -167,6 +186,12 @@ def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infea
         return divided
     kept, micro_batches, padding = divided
     choices = _exchanging_less(book.problem, choices, kept, micro_batches)
+    groups = owner_groups([choices[column].layout.planned for column in kept])
+    if groups > MOST_OWNER_GROUPS:
+        return Infeasible(
+            reason=f"the members that fit hold the model in parts with {groups} different groups of owners, and at "
+            f"most {MOST_OWNER_GROUPS} can exchange gradients: allow other layouts, or use fewer devices"
+        )
     taken = [(choices[column], count) for column, count in zip(kept, micro_batches, strict=True)]
     return _result(book, left, level, taken, padding)
 
@@ -261,7 +286,7 @@ def _divide(
 def _result(
     book: Book, left: Sequence[int], found: Level, taken: Sequence[tuple[WorkedOut, int]], padding: int
 ) -> Cover:
-    """Return the cover of members with these templates and numbers of micro-batches."""
+    """Return the cover of members with these templates and numbers of micro-batches, with the bound of its shares."""
     problem = book.problem
     padded = max(range(len(taken)), key=lambda i: (taken[i][0].micro_batch_samples, taken[i][1]))
     seconds = {(id(choice), count): choice.seconds(count) for choice, count in taken}
@@ -288,6 +313,7 @@ def _result(
         exchange_s=exchange_s,
         bound_s=found.bound_s,
         gap_ratio=found.level_s / found.bound_s - 1,
+        share_gap_ratio=found.level_s / found.bound_s - 1,
         cut_gap_ratio=max(choice.gap_ratio for choice, _ in taken),
         samples_per_s=rate,
         flow_ratio=rate / book.flow_per_s(left),

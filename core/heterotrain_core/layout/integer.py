@@ -65,7 +65,8 @@ def choose(
     search.consider(Counter(), devices_K, root)
     # A template that loses more than what separates the bound from the goal is in no set that reaches the goal.
     goal = max(search.value, wanted if np.isfinite(wanted) else search.value)
-    near = every[root.loss_J <= (root.value - goal) + _TOLERANCE * abs(goal)] if root.value >= goal else every[:0]
+    reaches = root.value >= goal * (1 - _TOLERANCE)  # rounding may leave the root just below the goal
+    near = every[root.loss_J <= (root.value - goal) + _TOLERANCE * abs(goal)] if reaches else every[:0]
     counter = itertools.count()
     nodes = [(-root.value, next(counter), Counter[int](), devices_K, near, root)]
     bound = root.value

@@ -159,13 +159,15 @@ class Search:
         menu: the templates.
         devices_K: to form members of.
         least_members: that there have to be.
+        most_members: that there may be.
     """
 
-    def __init__(self, menu: Menu, devices_K: Ints, least_members: int) -> None:
+    def __init__(self, menu: Menu, devices_K: Ints, least_members: int, most_members: int = MOST_MEMBERS) -> None:
         self._menu, self._least = menu, least_members
         self._fits = np.flatnonzero((menu.need_JK <= devices_K).all(axis=1) & np.isfinite(menu.first_BJ).any(axis=0))
         self._least_BJ = menu.least_BJ * menu.samples_BJ
         self._limits = menu.limits(devices_K)
+        self._limits[-1] = most_members
         self._longest_s = float(
             np.max(np.where(np.isfinite(menu.first_BJ), menu.first_BJ + menu.next_BJ * menu.batch_samples, 0))
         )

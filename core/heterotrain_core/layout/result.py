@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,13 +101,18 @@ class Layout:
 
     @property
     def planned(self) -> plan.Layout:
-        """The same as a plan names it: without devices, bytes and times; parts of shards in units of 2⁻¹⁶."""
+        """The same as a plan names it: without devices, bytes and times; parts of shards in units of 2⁻¹⁶.
+
+        Their edges are rounded, so that equal edges of two members stay equal, and no owners of a sliver come between.
+        """
         shards = self.shards if len(self.shards) > 1 else ()
+        parts = itertools.accumulate((shard.state_ratio for shard in shards), initial=0.0)
+        edges = [round(_WHOLE * edge) for edge in parts]
         return plan.Layout(
             kind=self.kind,
             cuts=self.cuts,
             shards=max(1, len(self.shards)),
-            state_weights=tuple(max(1, round(shard.state_ratio * _WHOLE)) for shard in shards),
+            state_weights=tuple(max(1, end - begin) for begin, end in itertools.pairwise(edges)),
             sample_weights=tuple(shard.share_samples for shard in shards),
         )
 
@@ -172,9 +178,11 @@ class Cover:
         unused: devices by kind that are in no member.
         step_s: predicted seconds of a step: the slowest member by simulation of its schedule, then the exchange.
         exchange_s: seconds of the exchange between members, each piece among its owners, none of it hidden.
-        bound_s: no members out of the same templates take less than that before the exchange, by linear relaxation
-            and branch and bound.
-        gap_ratio: how much longer than ``bound_s`` the chosen templates take.
+        bound_s: no members out of the same templates take less than that for their shares by the formula and the
+            exchange (``step_bound``).
+        gap_ratio: how much longer than ``bound_s`` the chosen templates take with their exchange.
+        share_gap_ratio: how much longer than the shortest possible ones their shares are at most, without the exchange;
+            longer shares may be taken for a shorter exchange.
         cut_gap_ratio: how much shorter the share of a chosen template could at most be with another cut, before a
             longer one was taken for a shorter exchange.
         samples_per_s: the global batch over ``step_s``.
@@ -188,6 +196,7 @@ class Cover:
     exchange_s: float
     bound_s: float
     gap_ratio: float
+    share_gap_ratio: float
     cut_gap_ratio: float
     samples_per_s: float
     flow_ratio: float

@@ -10,13 +10,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from heterotrain_core.contract.owners import MOST_OWNER_GROUPS
 
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.authentication import Credentials
@@ -40,8 +41,6 @@ _Work = TypeVar("_Work")
 
 NEWS_S = 2.0
 """Time until the loss of a peer shows after one of gloo's operations has failed with it; usually milliseconds."""
-MOST_OWNER_GROUPS = 256
-"""Limit for the sets of ranks that hold the same parts of a divided model; each costs connections and memory."""
 NOT_HERE = (
     "can be used inside `with step:` before step.apply, and in hooks such as those of job.on_epoch_end: elsewhere the "
     "loss of a worker would end the training, because nothing repeats the call"
@@ -54,6 +53,22 @@ class Waiting:
 
     what: str
     since_s: float
+
+
+def owners_to_connect(tuples: Iterable[tuple[int, ...]], world_size: int) -> list[tuple[int, ...]]:
+    """Return the sets of owners that need connections of their own.
+
+    Raises:
+        UsageError: there are more than ``MOST_OWNER_GROUPS``.
+    """
+    every = tuple(range(world_size))
+    wanted = [owners for owners in dict.fromkeys(tuples) if len(owners) > 1 and owners != every]
+    if len(wanted) > MOST_OWNER_GROUPS:
+        raise UsageError(
+            f"this division of the model needs {len(wanted)} groups of ranks, and at most {MOST_OWNER_GROUPS} are "
+            "possible: divide it in the same way in more of the members"
+        )
+    return wanted
 
 
 class Group:
@@ -229,16 +244,9 @@ class Group:
 
         Raises:
             PeerLost: a rank was lost meanwhile.
-            UsageError: there are more sets than ``MOST_OWNER_GROUPS``.
+            UsageError: as ``owners_to_connect``.
         """
-        every = tuple(range(self.world_size))
-        wanted = [owners for owners in dict.fromkeys(tuples) if len(owners) > 1 and owners != every]
-        if len(wanted) > MOST_OWNER_GROUPS:
-            raise UsageError(
-                f"this division of the model needs {len(wanted)} groups of ranks, and at most {MOST_OWNER_GROUPS} are "
-                "possible: divide it in the same way in more of the members"
-            )
-        for owners in wanted:
+        for owners in owners_to_connect(tuples, self.world_size):
             if self.rank not in owners or owners in self._owners:
                 continue
             store, before, name = self._store, open_sockets(), f"owners {owners}"

@@ -7,11 +7,14 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.cover import cover
 from heterotrain_core.layout.exchange import exchange_seconds, least_exchange, rough_exchange
+from heterotrain_core.layout.level import least_level, menu_of
 from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
 from heterotrain_core.layout.result import Cover, Layout, LayoutKind, Shard, Stage
 from heterotrain_core.layout.schedule import Passes, share_seconds
@@ -223,6 +226,70 @@ def shortest_step(problem: Problem) -> float:
                 slowest_s = max(share_s(one, count), share_s(other, batch - count))
                 best = min(best, slowest_s + exchange_s)
     return best
+
+
+def shortest_of_templates(problem: Problem, book: Book) -> float:
+    """Return the shortest step over all members out of a book's templates, with their shares and any cuts.
+
+    A share takes the template's time; the exchange is that of any cut.
+    """
+    menu = menu_of(book, (), frozenset(LayoutKind), 1)
+    columns = np.flatnonzero(np.isfinite(menu.first_BJ).any(axis=0)).tolist()
+    need = {column: tuple(menu.need_JK[column].tolist()) for column in columns}
+    layouts = {column: list(dict.fromkeys(every_member(problem, need[column]))) for column in columns}
+    counts, batch, best = tuple(kind.count for kind in problem.kinds), problem.batch_samples, math.inf
+
+    def sets(start: int, left: tuple[int, ...]) -> Iterator[list[int]]:
+        yield []
+        for place in range(start, len(columns)):
+            rest = tuple(b - a for a, b in zip(need[columns[place]], left, strict=True))
+            if min(rest) >= 0:
+                yield from ([columns[place], *more] for more in sets(place, rest))
+
+    for chosen in sets(0, counts):
+        if len(chosen) < max(1, problem.least_members):
+            continue
+        times = sorted(
+            float(menu.first_BJ[0, column] + n * menu.next_BJ[0, column]) for column in chosen for n in range(batch)
+        )
+        share_s = next((t for t in times if menu.micro_batches(t)[0, chosen].sum() >= batch), math.inf)
+        if share_s >= best:
+            continue
+        of_cuts = itertools.product(*(layouts[column] for column in chosen))
+        exchange_s = min(map(partial(element_by_element, problem), of_cuts)) if len(chosen) > 1 else 0.0
+        best = min(best, share_s + exchange_s)
+    return best
+
+
+def test_no_members_are_faster_than_the_bound() -> None:
+    """Up to four members on two devices of each of two kinds, where the exchange takes much of a step."""
+    tight, raised = [], 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        drawn_one = a_problem(rng, kinds=2, units=rng.choice((3, 4)), batch_samples=8, most_stages=4)
+        pace = rng.choice((5.0, 30.0, 200.0))
+        links = {pair: Link(bytes_per_s=pace * 20) for pair in (("k0", "k0"), ("k1", "k1"))}
+        problem = replace(
+            drawn_one,
+            kinds=tuple(replace(kind, count=2, memory_bytes=rng.choice((350, 900))) for kind in drawn_one.kinds),
+            links=rng.choice(({}, links)),
+            default_link=Link(bytes_per_s=pace, latency_s=rng.choice((0.0, 0.05))),
+            least_members=rng.choice((1, 2)),
+        )
+        book = book_of(problem)
+        found = cover(book) if isinstance(book, Book) else book
+        if not isinstance(book, Book) or not isinstance(found, Cover):
+            continue
+        best_s = shortest_of_templates(problem, book)
+        assert found.bound_s <= best_s * (1 + 1e-9), seed
+        tight.append(best_s / found.bound_s)
+        counts = [kind.count for kind in problem.kinds]
+        shares = least_level(menu_of(book, (), frozenset(LayoutKind), 1), np.array(counts), problem.least_members)
+        assert not isinstance(shares, int)
+        raised += found.bound_s > shares.level_s
+    print(sorted(tight)[::-1][:12], len(tight), sum(tight) / len(tight), raised)
+    assert len(tight) > 30
+    assert raised > 10  # the exchange is in the bound
 
 
 def test_covers_come_near_the_best_of_all_members_cuts_and_shares() -> None:

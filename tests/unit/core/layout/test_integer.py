@@ -81,3 +81,12 @@ def test_enumeration_agrees() -> None:
         if (np.array(amounts) @ need <= devices).all() and sum(amounts) >= 2:
             best = max(best, float(np.array(amounts) @ value))
     assert choose(value, need, devices, least=2).value == pytest.approx(best)
+
+
+def test_a_relaxation_that_rounding_leaves_below_the_goal_still_has_its_members() -> None:
+    """The relaxation's value is 8 − 2e-15, and two members reach 8."""
+    value = np.array([2.0, 3.0, 4.0, 4.0, 6.0, 6.0])
+    need = np.array([[0, 1, 1, 1], [0, 2, 2, 1], [1, 1, 2, 1], [2, 0, 2, 1], [1, 2, 3, 1], [2, 1, 3, 1]])
+    found = choose(value, need, np.array([2, 2, 8, 1024]), least=2, wanted=8.0)
+    assert found.value == 8
+    assert found.bound >= 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -10,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.network.group import Group
+from heterotrain.layouts.holdings import Extent, pieces_of
+from heterotrain.network.group import Group, owners_to_connect
 from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain.network.two_levels import TwoLevelGroup
+from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
+from heterotrain_core.contract.plan import Layout, LayoutKind
 
 
 class Communicator:
@@ -146,3 +151,39 @@ def test_an_exchange_of_the_script_is_refused_where_nothing_repeats_it() -> None
     group.is_open = True
     group.begin_script_exchange("job.sum")
     assert group.script_exchanges == 1
+
+
+def test_more_groups_of_owners_than_the_planner_may_ask_for_are_refused() -> None:
+    pairs = [(first, second) for first in range(40) for second in range(40, 80)]
+    allowed = pairs[:MOST_OWNER_GROUPS]
+    every = tuple(range(80))
+    assert owners_to_connect([*allowed, *allowed, every, (3,)], 80) == allowed
+    with pytest.raises(UsageError, match=f"{MOST_OWNER_GROUPS + 1} groups of ranks, and at most {MOST_OWNER_GROUPS} "):
+        owners_to_connect(pairs[: MOST_OWNER_GROUPS + 1], 80)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ranks_need_no_more_groups_than_the_plan_counts(seed: int) -> None:
+    """Pieces of drawn layouts, with parameters of any size, as ranks find them."""
+    rng = random.Random(seed)  # noqa: S311  # reproducible
+    units = rng.randint(2, 6)
+    sizes = {f"{unit}": rng.randint(1, 60) for unit in range(units)}
+    layouts, holdings = [], []
+    for _ in range(rng.randint(2, 3)):
+        if rng.random() < 0.5:
+            cuts = tuple(sorted(rng.sample(range(1, units), rng.randint(0, units - 1))))
+            layouts.append(Layout(kind=LayoutKind.PIPELINE if cuts else LayoutKind.REPLICATED, cuts=cuts))
+            edges = (0, *cuts, units)
+            holdings += [
+                {f"{unit}": Extent(0, sizes[f"{unit}"]) for unit in range(first, end)}
+                for first, end in itertools.pairwise(edges)
+            ]
+            continue
+        weights = tuple(rng.randint(1, 9) for _ in range(rng.randint(2, 4)))
+        layouts.append(Layout(kind=LayoutKind.SHARDED, shards=len(weights), state_weights=weights))
+        holdings += [
+            {name: Extent(*layouts[-1].state_part(size, shard)) for name, size in sizes.items()}
+            for shard in range(len(weights))
+        ]
+    pieces = pieces_of(sizes, holdings)
+    assert len(owners_to_connect([piece.owners for piece in pieces], len(holdings))) <= owner_groups(layouts)
