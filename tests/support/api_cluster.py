@@ -96,11 +96,16 @@ async def force_delete(kube: KubeClient, pod: Body) -> None:
 
 
 class Cluster:
-    """A test's namespace and nodes."""
+    """A test's namespace and nodes.
+
+    Attributes:
+        container: name of the container that trains, in the status of pods.
+    """
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
         self.kube = kube
         self.namespace = namespace
+        self.container = "main"
         self._now_s = 0.0
 
     async def add_node(self, pool_name: str, *, cpu: str = "4", suffix: str = "") -> str:
@@ -236,7 +241,7 @@ class Cluster:
                     "phase": "Running",
                     "podIP": f"10.99.0.{number + 1}",
                     "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
-                    "containerStatuses": [_container({"running": {"startedAt": now}}, ready=True)],
+                    "containerStatuses": [self._container({"running": {"startedAt": now}}, ready=True)],
                 },
             )
 
@@ -245,7 +250,8 @@ class Cluster:
         message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2))
         code = 1 if ending is Ending.FAILED else 0
         ended = {"terminated": {"exitCode": code, "message": message, "finishedAt": rfc3339(1_800_000_000)}}
-        status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [_container(ended, ready=False)]}
+        phase = "Failed" if code else "Succeeded"
+        status: Body = {"phase": phase, "containerStatuses": [self._container(ended, ready=False)]}
         await self.write_pod_status(name, status)
 
     async def crash(self, name: str, *, exit_code: int, reason: str = "Error", condition: str = "") -> None:
@@ -258,7 +264,7 @@ class Cluster:
             condition: type of a condition of the pod that is true.
         """
         ended = {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": rfc3339(1_800_000_000)}}
-        status: Body = {"phase": "Failed", "containerStatuses": [_container(ended, ready=False)]}
+        status: Body = {"phase": "Failed", "containerStatuses": [self._container(ended, ready=False)]}
         if condition:
             status["conditions"] = [{"type": condition, "status": "True", "lastTransitionTime": rfc3339(1_800_000_000)}]
         await self.write_pod_status(name, status)
@@ -280,9 +286,9 @@ class Cluster:
         await until(named, f"a plan of {job} with {names}")
         return names
 
-
-def _container(state: Body, *, ready: bool) -> Body:
-    return {"name": "main", "image": "none", "imageID": "none", "ready": ready, "restartCount": 0, "state": state}
+    def _container(self, state: Body, *, ready: bool) -> Body:
+        about = {"name": self.container, "image": "none", "imageID": "none", "restartCount": 0}
+        return {**about, "ready": ready, "state": state}
 
 
 class Operator:
