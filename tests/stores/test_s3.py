@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+import yaml
 from heterotrain import ShardCache, Shards
 from heterotrain.checkpoints.storage import CHUNK_BYTES, Storage
 from support.s3_server import checked_keys, s3_bucket
@@ -121,23 +123,65 @@ def test_shards_are_read_through_a_cache(tmp_path: Path) -> None:
         assert len(list(tmp_path.glob("*.bin"))) == 3
 
 
+LANGUAGE_MODEL = ROOT / "deploy/examples/language-model"
+SMALL = ("--files", "6", "--width", "16", "--blocks", "1")
+
+
+def run(*command: str) -> str:
+    """Return what a Python command prints, run with the packages of this repository and of ``make test-stores``."""
+    paths = [str(ROOT / part) for part in ("core", "trainer", "operator", "cli")]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, *command], env=environ, capture_output=True, text=True, check=False, timeout=400
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def heterotrain(*command: str) -> str:
+    """Return what a command of ``heterotrain`` prints."""
+    return run("-c", "from heterotrain_cli.entry import main; main()", *command)
+
+
 def test_the_language_model_trains_on_shards_in_s3(tmp_path: Path) -> None:
     """The guide's steps: shards are written, copied to the disk once, trained on; the checkpoint is exported."""
-    script = ROOT / "deploy/examples/language-model/train.py"
-    paths = [str(ROOT / part) for part in ("core", "trainer", "operator", "cli")]
-    small = ["--files", "6", "--width", "16", "--blocks", "1", "--epochs", "1", "--cache", str(tmp_path / "cache")]
+    script, cache = str(LANGUAGE_MODEL / "train.py"), tmp_path / "cache"
+    small = (*SMALL, "--epochs", "1", "--cache", str(cache))
     with s3_bucket() as bucket:
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
         checkpoints = f"s3://{bucket}/checkpoints"
-        main = "from heterotrain_cli.entry import main; main()"
-        for command in (
-            [str(script), *small, "--write-shards", f"s3://{bucket}/text"],
-            [str(script), *small, "--shards", f"s3://{bucket}/text", "--checkpoints", checkpoints],
-            ["-c", main, "export", checkpoints, str(tmp_path / "model.safetensors"), "--card"],
-        ):
-            done = subprocess.run(
-                [sys.executable, *command], env=environ, capture_output=True, text=True, check=False, timeout=240
-            )
-            assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    assert len(list((tmp_path / "cache").glob("*.bin"))) == 8
+        run(script, *small, "--write-shards", f"s3://{bucket}/text")
+        run(script, *small, "--shards", f"s3://{bucket}/text", "--checkpoints", checkpoints)
+        heterotrain("export", checkpoints, str(tmp_path / "model.safetensors"), "--card")
+    assert len(list(cache.glob("*.bin"))) == 8
     assert "## Plans" in (tmp_path / "model.safetensors.md").read_text()
+
+
+@pytest.mark.timeout(900)  # ten processes load PyTorch, one after the other
+def test_the_language_model_is_measured_forecast_and_checked_before_it_starts(tmp_path: Path) -> None:
+    """The guide's steps before the job: how its script scales on shards in S3, what its job costs, and the checks."""
+    script, folder, cache = str(LANGUAGE_MODEL / "train.py"), tmp_path / "bench", tmp_path / "cache"
+    job = yaml.safe_load((LANGUAGE_MODEL / "job-s3.yaml").read_text())
+    pools = [pool["name"] for pool in job["spec"]["workerPools"]]
+    with s3_bucket() as bucket:
+        run(script, *SMALL, "--write-shards", f"s3://{bucket}/text")
+        options = ("--batch", "32", "--workers", "1,2", "--seconds", "0.5", "--timeout", "200", "--pool", pools[0])
+        own = (*SMALL, "--shards", f"s3://{bucket}/text", "--cache", str(cache))
+        heterotrain("bench", script, *options, "--folder", str(folder), "--", *own)
+        before = fsspec.filesystem("s3", skip_instance_cache=True).find(bucket)
+        checks = heterotrain("preflight", "--ranks", "2", "--store", f"s3://{bucket}/language-model", "-o", "json")
+        assert fsspec.filesystem("s3", skip_instance_cache=True).find(bucket) == before, "the checks leave nothing"
+    rows = json.loads((folder / "bench.json").read_text())["rows"]
+    assert [(row["workers"], row["samplesPerSecond"] > 0) for row in rows] == [(1, True), (2, True)]
+    assert list(cache.glob("*.bin")), "the shards came from the store"
+    found = json.loads(checks)
+    assert found["passed"]
+    assert {check["verdict"] for check in found["checks"] if check["check"] == "store"} == {"ok"}
+
+    profile = yaml.safe_load((folder / "profile.yaml").read_text())
+    profile["members"] = [{**profile["members"][0], "name": name} for name in pools]
+    (tmp_path / "profile.yaml").write_text(yaml.safe_dump(profile))
+    forecast = heterotrain(
+        "forecast", str(LANGUAGE_MODEL / "job-s3.yaml"), "--profile", str(tmp_path / "profile.yaml"),
+        "--samples-per-epoch", "10000", "-o", "json",
+    )  # fmt: skip
+    assert json.loads(forecast)["costPerEpoch"] > 0
