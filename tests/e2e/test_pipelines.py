@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from heterotrain_core.contract import env, keys
+from heterotrain_core.contract import env, keys, metrics
 from heterotrain_core.contract.plan import LayoutKind, Plan
 from lab import spot_node
 from lab.cluster import REPOSITORY, Cluster, wait_for
 from lab.jobs import Job, committed_steps, fresh_folder
+from lab.telemetry import Prometheus
 
 pytestmark = pytest.mark.timeout(600)
 EXAMPLE = REPOSITORY / "deploy/examples/language-model"
@@ -103,6 +104,12 @@ def train(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
     cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", "--wait=false")
 
 
+def measured_pools(cluster: Cluster) -> set[str]:
+    """Return the pools to which Prometheus knows a measured link of this namespace's workers."""
+    links = Prometheus(cluster).query(f'{metrics.LINK_BANDWIDTH}{{namespace="{cluster.namespace}"}}')
+    return {link["metric"][metrics.LABEL_PEER_POOL] for link in links if float(link["value"][1]) > 0}
+
+
 def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
     """44 layers take 550 MB of training state; no worker has that. Nobody runs out of memory."""
     training: Training = train(blocks=44)
@@ -129,6 +136,8 @@ def test_a_model_that_fits_no_worker_is_divided_by_memory(train: Any) -> None:
     training.wait_steps(10, timeout_s=240)
     assert "of all units" in training.job.status()["plan"]["layout"]
     assert training.job.status()["restarts"] == 0, training.job.status().get("lastFailure")
+    # The parts of units are messages that are large enough to show the bandwidth between all three.
+    wait_for(lambda: measured_pools(training.job.cluster) == parts.keys(), "measured links", timeout_s=60)
 
 
 def test_a_whole_member_goes_on_when_a_stage_of_another_one_is_killed(train: Any) -> None:
