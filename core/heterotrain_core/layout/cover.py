@@ -181,7 +181,7 @@ def _worked_out(book: Book, left: Sequence[int], rough: _Rough, first: _Rough) -
         column: work_out(book, rough.menu, int(row_J[column]), column, int(count_BJ[row_J[column], column]))
         for column in amounts
     }
-    divided = _divide(book.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
+    divided = divide(book.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
     if isinstance(divided, Infeasible):
         return divided
     kept, micro_batches, padding = divided
@@ -250,7 +250,7 @@ def _lacking(problem: Problem, menu: Menu, unused_K: Ints) -> str:
     return f"a further member lacks {' and '.join(names)}"
 
 
-def _divide(
+def divide(
     problem: Problem, choices: Mapping[int, WorkedOut], columns: Sequence[int]
 ) -> tuple[list[int], list[int], int] | Infeasible:
     """Return the columns of the members that take part, their micro-batches, and the samples of weight zero.

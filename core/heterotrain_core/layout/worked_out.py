@@ -61,7 +61,7 @@ def work_out(book: Book, menu: Menu, row: int, column: int, micro_batches: int) 
             least_micro_batches=least,
             gap_ratio=0.0,
             roomy_slowest_s=template.next_s,
-            curve=_curve(template.next_s / samples, template.first_s - template.next_s),
+            curve=curve_of(template.next_s / samples, template.first_s - template.next_s),
         )
     costs = book.costs[row]
     devices = menu.need_JK[column].tolist()
@@ -78,11 +78,12 @@ def work_out(book: Book, menu: Menu, row: int, column: int, micro_batches: int) 
         gap_ratio=cuts[0].gap_ratio,
         roomy_slowest_s=slowest_with_room(costs, devices),
         # No schedule is shorter than the work of the slowest stage.
-        curve=_curve(slowest_s / samples, max(0.0, min(times) - micro_batches * slowest_s)),
+        curve=curve_of(slowest_s / samples, max(0.0, min(times) - micro_batches * slowest_s)),
     )
 
 
-def _curve(per_sample_s: float, fixed_s: float) -> ComputeTime:
+def curve_of(per_sample_s: float, fixed_s: float) -> ComputeTime:
+    """Return the time of a share: so much for each sample, and so much once."""
     return ComputeTime(
         per_sample_s=per_sample_s, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0, update_s=fixed_s
     )

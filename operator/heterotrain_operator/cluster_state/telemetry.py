@@ -119,10 +119,14 @@ class StepsInForce:
 
 
 class Sustained(NamedTuple):
-    """A generation's rate since its members train together, including evaluation, checkpoints and pauses."""
+    """A generation's rate since its members train together, including evaluation, checkpoints and pauses.
+
+    It has trained for ``lasts_s`` since the first scrape that showed it.
+    """
 
     generation: int
     samples_per_s: float
+    lasts_s: float
 
 
 class ExchangeInForce(NamedTuple):

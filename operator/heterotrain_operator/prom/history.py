@@ -26,7 +26,7 @@ from heterotrain_core.perf.counters import (
 from heterotrain_core.perf.merge import merge_old
 from heterotrain_core.perf.packed import PackedObservations
 
-from heterotrain_operator.cluster_state.links import MeasuredLink, by_pair
+from heterotrain_operator.cluster_state.links import MeasuredLink, by_pair, settled
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import (
     ExchangeInForce,
@@ -207,7 +207,8 @@ class TelemetryHistory:
             for peer, link in gauges.links.items()
             if peer in known
         )
-        return {**self.telemetry.links, **newest}
+        before = self.telemetry.links
+        return {**before, **{pair: settled(before.get(pair), link) for pair, link in newest.items()}}
 
     def _note_exchange(self, timed: Mapping[int, Observation]) -> None:
         """Note the exchange of the newest generation, as one of its members exports it: all have the same times."""
@@ -353,7 +354,8 @@ class TelemetryHistory:
         _, since_s, before = self._generation_start
         if now_s - since_s < RATE_WINDOW_S or samples == before:
             return None
-        return Sustained(generation, (samples - before) / (now_s - since_s))
+        lasts_s = now_s - since_s
+        return Sustained(generation, (samples - before) / lasts_s, lasts_s)
 
     def _rates(self, snapshot: Snapshot, now_s: float) -> Rates:
         samples = max(

@@ -8,13 +8,11 @@ from collections.abc import Collection, Mapping
 from heterotrain_core.layout.problem import Link
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.cluster_state.links import MeasuredLink
+from heterotrain_operator.cluster_state.links import LEAST_LATENCY_S, MeasuredLink
 
 STEPS_OF_TWO = 4
 """Measured values are rounded to so many steps for each factor of two, up to 9 %. Smaller changes are noise, and each
 change makes the planner search anew."""
-LEAST_LATENCY_S = 1e-5
-"""Latencies below this count as none."""
 _BYTES_PER_MBIT = 1e6 / 8
 
 

@@ -27,6 +27,7 @@ class MembershipDecision:
         reason: what changed, in one sentence; empty when nothing did.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
         spares: pod names of ready workers that are in no member and stay so until the membership changes.
+        unchanged: the members in force and the spares, by rank order, where none of them comes or goes; else empty.
     """
 
     workers: tuple[Worker, ...] | None
@@ -35,6 +36,7 @@ class MembershipDecision:
     reason: str = ""
     again_s: float | None = None
     spares: tuple[str, ...] = ()
+    unchanged: tuple[Worker, ...] = ()
 
     @property
     def is_forced(self) -> bool:
@@ -83,7 +85,8 @@ def decide_membership(
     # Members of several workers are planned again while the leaving ones still train. Those of one go on by themselves.
     recut = planned and bool(leaving)
     if not gone and not joiners and not recut and plan is not None:
-        return MembershipDecision(workers=None, drain=drain, reason=draining, spares=resting)
+        same = () if leaving else tuple(candidates)
+        return MembershipDecision(workers=None, drain=drain, reason=draining, spares=resting, unchanged=same)
     # 3. Before the start, and while no member is missing, wait for workers that are about to be ready.
     patient = starting or not (gone or recut)
     wait_s = _gathering(workers, joiners, needed=needed if starting else 1, gather_s=gather_s, now_s=now_s)

@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Parallelism
-from heterotrain_core.contract.plan import LayoutKind, Plan
+from heterotrain_core.contract.plan import Plan
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Cover, Infeasible
-from heterotrain_core.layout.transition import Holder, Part, Transition, Verdict, pays, transition
+from heterotrain_core.layout.transition import Verdict, pays
 
 from heterotrain_operator.api.text import duration_text
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.decide.plan.arrangement import Arrangement, arrange, by_places, device_name
+from heterotrain_operator.decide.plan.arrangement import Arrangement, arrange, by_places
+from heterotrain_operator.decide.plan.changes import DWELL_S, change_of, links_are_of, worth_a_change
 from heterotrain_operator.decide.plan.layout_problem import fits_every_device, problem_of
 from heterotrain_operator.decide.plan.membership import MembershipDecision
 from heterotrain_operator.decide.waits import left_s
@@ -30,10 +31,6 @@ CoverOf = Callable[[Problem], Cover | Infeasible | None]
 
 PROFILE_WAIT_S = 180.0
 """Time for the first profile of a pool, from when its first worker is ready; then the other pools start without it."""
-DWELL_S = 600.0
-"""Expected time for which a new layout stays: a change has to make up for its pause within it."""
-RESTART_S = 2.0
-"""Pause of a change, without transfers, while none was measured."""
 _GIB = 1024.0**3
 
 
@@ -106,6 +103,8 @@ def plan_members(
                 spec, membership, workers, plan=plan if trains else None, telemetry=telemetry, cover_of=cover_of
             )
         )
+    elif plan is not None and trains and membership.unchanged:
+        found = _after_new_links(spec, membership, plan, telemetry, cover_of) or kept
     if isinstance(found, PlannedMembers):
         return found
     if found.reason == "DoesNotFit" and memory:
@@ -158,7 +157,7 @@ def _planned(
     if isinstance(found, Infeasible):
         return _does_not_fit(problem, found)
     # 2. Devices keep what they hold where they can, and a change that nothing forces has to pay.
-    change = _transition(problem, found, workers, plan, telemetry)
+    change = change_of(problem, found, workers, plan, telemetry)
     if isinstance(change, Infeasible):
         return LayoutState(holds=False, reason="DoesNotFit", message=change.reason, stuck=True)
     if plan is not None and not membership.is_forced:
@@ -169,6 +168,27 @@ def _planned(
         if not verdict.pays:
             return _as_spares(membership, workers, plan, verdict)
     return _chosen(membership, by_places(workers, found, change.places), workers, found.reason)
+
+
+def _after_new_links(
+    spec: HeteroTrainJobSpec, membership: MembershipDecision, plan: Plan, telemetry: Telemetry, cover_of: CoverOf
+) -> PlannedMembers | None:
+    """Return other members of the same workers where measured links make them pay; ``None`` for no change."""
+    workers = tuple(worker for worker in membership.unchanged if worker.pod.pool in telemetry.profiles)
+    there = {worker.pod.uid for worker in workers}
+    if not links_are_of(plan, telemetry) or not {rank.worker_uid for rank in plan.ranks} <= there:
+        return None
+    problem = problem_of(spec, telemetry.profiles, _devices(workers), telemetry.links)
+    if isinstance(problem, str) or (spec.parallelism.mode is Parallelism.AUTO and fits_every_device(problem)):
+        return None
+    found = cover_of(problem)
+    change = worth_a_change(problem, found, workers, plan, telemetry) if isinstance(found, Cover) else None
+    if change is None or not isinstance(found, Cover):
+        return None
+    moves, verdict = change
+    why = f"links as measured since the last cut: {verdict.reason}"
+    decided = replace(membership, reason="; ".join(filter(None, (membership.reason, why))))
+    return _chosen(decided, by_places(workers, found, moves.places), workers, found.reason)
 
 
 def _as_spares(
@@ -226,49 +246,6 @@ def _planned_step_s(
     if found is None:
         return None
     return found.step_s if isinstance(found, Cover) else float("inf")
-
-
-def _transition(
-    problem: Problem, found: Cover, workers: Sequence[Worker], plan: Plan | None, telemetry: Telemetry
-) -> Transition | Infeasible:
-    """Return which device takes which place; state that does not fit the problem's model counts as none."""
-    held = _held(plan, units=len(problem.units)) if plan is not None else {}
-    layouts = [member.layout for member in found.members]
-    restart_s = telemetry.pause_s or RESTART_S
-
-    def with_parts(parts: Mapping[str, tuple[Part, ...]]) -> Transition | Infeasible:
-        holders = [
-            Holder(device=name, kind=worker.pod.pool, parts=parts.get(name, ()))
-            for worker in workers
-            for name in (device_name(worker.pod.uid, rank) for rank in range(worker.pod.ranks))
-        ]
-        return transition(problem, holders, layouts, restart_s=restart_s)
-
-    answer = with_parts(held)
-    return answer if isinstance(answer, Transition) or not held else with_parts({})
-
-
-def _held(plan: Plan, *, units: int) -> dict[str, tuple[Part, ...]]:
-    """Return what each rank of a plan holds, by device."""
-    found: dict[str, tuple[Part, ...]] = {}
-    for rank in plan.ranks:
-        layout = plan.members[rank.member].layout
-        if layout.kind is LayoutKind.SHARDED:
-            whole, before = sum(layout.state_weights), sum(layout.state_weights[: rank.shard])
-            if whole:
-                found[device_name(rank.worker_uid, rank.local_rank)] = (
-                    Part(
-                        first_unit=0,
-                        last_unit=units - 1,
-                        start=before / whole,
-                        stop=(before + layout.state_weights[rank.shard]) / whole,
-                    ),
-                )
-            continue
-        edges = (0, *layout.cuts, units)
-        part = Part(first_unit=edges[rank.stage], last_unit=edges[rank.stage + 1] - 1)
-        found[device_name(rank.worker_uid, rank.local_rank)] = (part,)
-    return found
 
 
 def _without_profiles(

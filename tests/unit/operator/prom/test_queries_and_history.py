@@ -321,11 +321,11 @@ def test_a_generation_s_rate_is_counted_from_its_first_scrape() -> None:
     assert job.telemetry.rates.sustained is None, "too early"
     look(1100.0, 1500, 1)
     look(1200.0, 2500, 1)
-    assert job.telemetry.rates.sustained == Sustained(1, 10.0)
+    assert job.telemetry.rates.sustained == Sustained(1, 10.0, 200.0)
     look(1210.0, 3000, 2)
     assert job.telemetry.rates.sustained is None, "other members"
     look(1310.0, 8000, 2)
-    assert job.telemetry.rates.sustained == Sustained(2, 50.0)
+    assert job.telemetry.rates.sustained == Sustained(2, 50.0, 100.0)
 
 
 def test_without_progress_for_long_there_is_no_rate() -> None:

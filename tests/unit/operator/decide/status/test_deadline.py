@@ -97,10 +97,10 @@ def test_a_job_that_is_slower_than_predicted_gets_more_workers() -> None:
         plan,
         prediction=Prediction(step_s=0.5, efficiency=1.0, efficiency_ceiling=1.0, bindings=(Binding.COMPUTE,) * ranks),
     )
-    rates = Rates(sustained=Sustained(plan.generation, 0.7 * plan.global_batch_samples / 0.5))
+    rates = Rates(sustained=Sustained(plan.generation, 0.7 * plan.global_batch_samples / 0.5, 60.0))
     known = throughput_of(job.grant.throughput, plan, Telemetry(rates=rates))
     assert known.pace == pytest.approx(0.7)
-    other = Rates(sustained=Sustained(plan.generation - 1, 1.0))
+    other = Rates(sustained=Sustained(plan.generation - 1, 1.0, 60.0))
     assert throughput_of(known, plan, Telemetry(rates=other)).pace == known.pace, (
         "rates of an earlier generation do not count"
     )

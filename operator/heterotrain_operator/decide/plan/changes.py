@@ -1,0 +1,103 @@
+"""From the members of a plan to those that the layout planner has found: what moves, and whether it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from heterotrain_core.contract.plan import LayoutKind, Plan
+from heterotrain_core.layout.known import KnownMember, known_step_seconds
+from heterotrain_core.layout.problem import Problem
+from heterotrain_core.layout.result import Cover, Infeasible
+from heterotrain_core.layout.transition import Holder, Part, Transition, Verdict, pays, transition
+
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.decide.plan.arrangement import device_name
+from heterotrain_operator.decide.workers.state import Worker
+
+DWELL_S = 600.0
+"""Expected time for which a new layout stays: a change has to make up for its pause within it."""
+RESTART_S = 2.0
+"""Pause of a change, without transfers, while none was measured."""
+
+
+def change_of(
+    problem: Problem, found: Cover, workers: Sequence[Worker], plan: Plan | None, telemetry: Telemetry
+) -> Transition | Infeasible:
+    """Return which device takes which place; state that does not fit the problem's model counts as none."""
+    held = _held(plan, units=len(problem.units)) if plan is not None else {}
+    layouts = [member.layout for member in found.members]
+    restart_s = telemetry.pause_s or RESTART_S
+
+    def with_parts(parts: Mapping[str, tuple[Part, ...]]) -> Transition | Infeasible:
+        holders = [
+            Holder(device=name, kind=worker.pod.pool, parts=parts.get(name, ()))
+            for worker in workers
+            for name in (device_name(worker.pod.uid, rank) for rank in range(worker.pod.ranks))
+        ]
+        return transition(problem, holders, layouts, restart_s=restart_s)
+
+    answer = with_parts(held)
+    return answer if isinstance(answer, Transition) or not held else with_parts({})
+
+
+def _held(plan: Plan, *, units: int) -> dict[str, tuple[Part, ...]]:
+    """Return what each rank of a plan holds, by device."""
+    found: dict[str, tuple[Part, ...]] = {}
+    for rank in plan.ranks:
+        layout = plan.members[rank.member].layout
+        if layout.kind is LayoutKind.SHARDED:
+            whole, before = sum(layout.state_weights), sum(layout.state_weights[: rank.shard])
+            if whole:
+                found[device_name(rank.worker_uid, rank.local_rank)] = (
+                    Part(
+                        first_unit=0,
+                        last_unit=units - 1,
+                        start=before / whole,
+                        stop=(before + layout.state_weights[rank.shard]) / whole,
+                    ),
+                )
+            continue
+        edges = (0, *layout.cuts, units)
+        part = Part(first_unit=edges[rank.stage], last_unit=edges[rank.stage + 1] - 1)
+        found[device_name(rank.worker_uid, rank.local_rank)] = (part,)
+    return found
+
+
+def step_in_force_s(problem: Problem, plan: Plan) -> float | None:
+    """Return the step of the plan's members as the planner predicts it now, with the best shares.
+
+    Predicted steps are compared with each other: what a prediction leaves out is left out of both. ``None`` for members
+    of another model.
+    """
+    members = [
+        KnownMember(
+            kinds=tuple(plan.pool_of(rank) for rank in ranks),
+            layout=member.layout,
+            micro_batch_samples=member.micro_batch_samples or max(1, member.share_samples),
+            share_samples=max(1, member.share_samples),
+        )
+        for member, ranks in zip(plan.members, plan.ranks_by_member, strict=True)
+    ]
+    return known_step_seconds(problem, members)
+
+
+def links_are_of(plan: Plan, telemetry: Telemetry) -> bool:
+    """Return whether this plan's members have trained for as long as a layout is expected to stay, and measured links.
+
+    So a change for the sake of links is tried out before the next one.
+    """
+    sustained = telemetry.rates.sustained
+    there = sustained is not None and sustained.generation == plan.generation and sustained.lasts_s >= DWELL_S
+    return there and bool(telemetry.links)
+
+
+def worth_a_change(
+    problem: Problem, found: Cover, workers: Sequence[Worker], plan: Plan, telemetry: Telemetry
+) -> tuple[Transition, Verdict] | None:
+    """Return the change from the plan's members to others of the same workers, if anything moves and that pays."""
+    before_s = step_in_force_s(problem, plan)
+    change = change_of(problem, found, workers, plan, telemetry)
+    if before_s is None or isinstance(change, Infeasible) or not change.moved_bytes:
+        return None
+    verdict = pays(current_step_s=before_s, new_step_s=found.step_s, pause_s=change.pause_s, dwell_s=DWELL_S)
+    return (change, verdict) if verdict.pays else None
