@@ -44,6 +44,13 @@ _log = logging.getLogger(__name__)
 PROFILE_S = 20.0
 """Seconds after which units of a model are measured once only."""
 
+OFFLOADED_STAGES = (
+    "job.wrap: offload=True is not possible for stages and for sharded members of several workers, whose state stays "
+    "in the devices' memory: leave it out and let the plan use more workers, or divide the model inside each worker "
+    "(spec.parallelism.mode Sharded, or parallelism='sharded')"
+)
+"""Said before anything is planned: the operator would plan with the devices' memory, and the job run out of it."""
+
 Model = torch.nn.Module | Callable[[], torch.nn.Module]
 
 
@@ -81,6 +88,8 @@ class ModelSetup:
         if self.training.model is not None:
             raise UsageError("job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict")
         cut = self.parallelism in (Parallelism.PIPELINE, Parallelism.AUTO)
+        if cut and options.offload:
+            raise UsageError(OFFLOADED_STAGES)
         if unused := _without_effect(options, stages=cut, shards=self._shards):
             _log.warning(unused)
         if cut:

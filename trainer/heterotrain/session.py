@@ -164,15 +164,16 @@ class Job:
             keep_gathered: keep the parameters of a divided unit between its forward and backward pass, which saves
                 messages and costs memory.
             offload: keep a divided model's parameters, gradients and optimizer state in the host's memory. Where a rank
-                holds the whole model, or a stage of it, this and ``keep_gathered`` have no effect; a warning says so.
+                holds the whole model, this has no effect, and a warning says so; the same for ``keep_gathered``, also
+                in stages. A model that is cut into stages cannot be offloaded.
             weights: path or URI of initial values for a model that a function builds: a safetensors file, an index of
                 several, a folder with either, or a ``state_dict`` of ``torch.save`` on a local disk. Names are those of
                 the model. Each rank reads only what it holds. A checkpoint of the job takes precedence.
 
         Raises:
             UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, the model
-                has an unknown kind of BatchNorm layer, there is no such list, a layer has no initial values, or the
-                weights do not fit the model.
+                has an unknown kind of BatchNorm layer, there is no such list, a layer has no initial values, the
+                weights do not fit the model, or stages would be offloaded.
         """
         options = WrapOptions(
             checkpoint_units=checkpoint_units, compile_units=compile_units, keep_gathered=keep_gathered,
