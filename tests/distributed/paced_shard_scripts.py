@@ -90,9 +90,10 @@ def train(
 ) -> None:
     """Train a sequence of layers, and write a line for each committed step.
 
-    A line holds the weights by which the plan divides the state, the time when the step began, the seconds of its
-    waiting for messages inside the member, the step's peak of the process's memory (VmHWM) in bytes, without what the
-    process took before it had a model, and the bytes of parameters, gradients and optimizer state that this rank holds.
+    A line holds the weights by which the plan divides the state, or its cuts for stages, the time when the step
+    began, the seconds of its waiting for messages inside the member, the step's peak of the process's memory
+    (VmHWM) in bytes, without what the process took before it had a model, and the bytes of parameters, gradients
+    and optimizer state that this rank holds.
 
     ``sample_s``: seconds of a layer's forward pass for one sample on this device. ``link_bytes_per_s``: an exchange of
     messages waits until the busiest rank's would have passed over such a link. ``ahead``: units are gathered while the
@@ -132,6 +133,7 @@ def train(
                     value.nbytes for p in own for value in optimizer.state[p].values() if value.dim()
                 )
                 group = job._loop.active_group  # a measurement
-                weights = [] if group is None else list(group.member.layout.state_weights)
+                layout = None if group is None else group.member.layout
+                weights = [] if layout is None else list(layout.state_weights or layout.cuts)
                 log.write(json.dumps([weights, began_s, link.waited_s, _memory("VmHWM") - before, held]) + "\n")
                 log.flush()

@@ -4,7 +4,8 @@ Three workers emulate devices of speeds 4, 2 and 1 and a link between them by wa
 planner. As in a job, each worker measures the model's units before the first plan. The
 planner then divides the state equally, as ``fully_shard`` does, or by memory; samples follow speed in both, as far as
 memory allows. Both divisions run in the same processes, one after the other, in several rounds. A step is measured
-from its begin to the next one's. Prints Markdown.
+from its begin to the next one's. With ``--pipeline``, the best cut into stages runs as a third one, for its memory.
+Prints Markdown.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.contract.plan import Layout
+from heterotrain_core.contract.plan import Layout, LayoutKind
+from heterotrain_core.layout.costs import costs_of
 from heterotrain_core.layout.pass_time import Gathering, gathered_bytes
 from heterotrain_core.layout.problem import DeviceKind, Link, Problem, ends_inside
 from heterotrain_core.layout.result import Infeasible
+from heterotrain_core.layout.schedule import passes, share_seconds
 from heterotrain_core.layout.sharded import ShardedMember, sharded_member
 from machine import machine
-from paced_pipelines import Operator, Worker, Zygote, plan_members, profiles
+from paced_pipelines import Operator, Worker, Zygote, plan_members, profiles, stages_of
 
 SCRIPT = "distributed.paced_shard_scripts:train"
 SPEEDS = {"d4": 4.0, "d2": 2.0, "d1": 1.0}
 """Emulated speeds."""
+STAGE_SAMPLES = 2
+"""Samples of a micro-batch of stages."""
 STEPS = 3
 """Steps of a division that count, after the one in which it changes."""
 
@@ -93,28 +98,74 @@ def divisions(problem: Problem) -> dict[str, ShardedMember]:
     return found
 
 
-def layout_of(member: ShardedMember) -> Layout:
-    """Return a division as plans name it."""
-    return member.layout.planned
+class Way(NamedTuple):
+    """A division of the model that runs.
+
+    Attributes:
+        layout: as plans name it.
+        micro_batch_samples: of the member.
+        step_s: predicted.
+        planned_bytes: of each worker, in their order.
+        parts: for people.
+        samples: for people.
+    """
+
+    layout: Layout
+    micro_batch_samples: int
+    step_s: float
+    planned_bytes: tuple[int, ...]
+    parts: str
+    samples: str
 
 
-def run_once(operator: Operator, workers: dict[str, Worker], layout: Layout, micro: int) -> dict[str, list[Line]]:
+def a_sharded_way(member: ShardedMember, batch: int) -> Way:
+    """Return a division of every unit."""
+    shards = member.layout.shards
+    return Way(
+        layout=member.layout.planned, micro_batch_samples=-(-batch // member.micro_batches), step_s=member.step_s,
+        planned_bytes=tuple(shard.memory_bytes for shard in shards),
+        parts=", ".join(f"{shard.state_ratio:.0%}" for shard in shards),
+        samples=", ".join(str(shard.share_samples) for shard in shards),
+    )  # fmt: skip
+
+
+def a_pipeline(problem: Problem, micro: int) -> Way:
+    """Return the fastest stages of the workers in their order, if memory were no limit."""
+    kinds = tuple(replace(kind, memory_bytes=2**40) for kind in problem.kinds)
+    roomy = replace(problem, kinds=kinds, micro_batches=(micro,), may_cut=True, may_shard=False)
+    costs = costs_of(roomy, micro)
+    devices = range(len(kinds))
+    every = (
+        stages_of(roomy, costs, devices, cuts)
+        for cuts in itertools.combinations(range(1, len(problem.units)), len(kinds) - 1)
+    )
+    stages = min(every, key=lambda each: share_seconds(passes(each), problem.batch_samples // micro))
+    return Way(
+        layout=Layout(kind=LayoutKind.PIPELINE, cuts=tuple(stage.first_unit for stage in stages[1:])),
+        micro_batch_samples=micro, step_s=share_seconds(passes(stages), problem.batch_samples // micro),
+        planned_bytes=tuple(stage.memory_bytes for stage in stages),
+        parts=", ".join(f"units {stage.first_unit}-{stage.last_unit}" for stage in stages), samples="all",
+    )  # fmt: skip
+
+
+def run_once(operator: Operator, workers: dict[str, Worker], way: Way) -> dict[str, list[Line]]:
     """Train some steps in one division; return the lines that count, by worker."""
-    after_s = time.time()
+    after_s, layout, micro = time.time(), way.layout, way.micro_batch_samples
     plan_members(operator, [(list(workers.values()), layout, operator.batch_samples, micro)])
     found: dict[str, list[Line]] = {}
 
     def ran() -> bool:
         for name in workers:
             lines = lines_of(operator.folder, name)
-            found[name] = [x for x in lines if x.weights == list(layout.state_weights) and x.began_s > after_s][1:]
+            found[name] = [x for x in lines if x.weights == division and x.began_s > after_s][1:]
         return all(len(lines) > STEPS for lines in found.values())
 
-    operator.until(ran, f"{STEPS} steps in division {layout.state_weights}")
+    division = list(layout.state_weights or layout.cuts)
+    operator.until(ran, f"{STEPS} steps in division {division}")
     return {name: lines[: STEPS + 1] for name, lines in found.items()}
 
 
-def table(problem: Problem, found: dict[str, ShardedMember], measured: dict[str, list[dict[str, list[Line]]]]) -> None:
+def table(problem: Problem, found: dict[str, Way], measured: dict[str, list[dict[str, list[Line]]]]) -> None:
     """Print the figures."""
     megabytes = 1e6
     state = problem.state_ratio * sum(unit.parameter_bytes for unit in problem.units)
@@ -123,7 +174,7 @@ def table(problem: Problem, found: dict[str, ShardedMember], measured: dict[str,
     print("| state | parts | samples | passes | planned memory | held | peak | step predicted | measured | messages |")
     print("| --- | --- | --- | ---: | --- | --- | --- | ---: | ---: | ---: |")
     steps = {}
-    for name, member in found.items():
+    for name, way in found.items():
         rounds = measured[name]
         first = problem.kinds[0].name
         times = [b.began_s - a.began_s for each in rounds for a, b in itertools.pairwise(each[first])]
@@ -134,16 +185,14 @@ def table(problem: Problem, found: dict[str, ShardedMember], measured: dict[str,
         def by_rank(values: Iterable[float], scale: float = megabytes) -> str:
             return ", ".join(f"{value / scale:.0f}" for value in values)
 
-        shards = member.layout.shards
         print(
-            f"| {name} | {', '.join(f'{shard.state_ratio:.0%}' for shard in shards)} "
-            f"| {', '.join(str(shard.share_samples) for shard in shards)} | {member.micro_batches} "
-            f"| {by_rank(shard.memory_bytes for shard in shards)} MB "
+            f"| {name} | {way.parts} | {way.samples} | {-(-problem.batch_samples // way.micro_batch_samples)} "
+            f"| {by_rank(way.planned_bytes)} MB "
             f"| {by_rank(max(x.held_bytes for x in each) for each in lines.values())} MB "
             f"| {by_rank(max(x.peak_bytes for x in each) for each in lines.values())} MB "
-            f"| {member.step_s:.2f} s | {steps[name]:.2f} s ({min(times):.2f} to {max(times):.2f}) | {waits:.2f} s |"
+            f"| {way.step_s:.2f} s | {steps[name]:.2f} s ({min(times):.2f} to {max(times):.2f}) | {waits:.2f} s |"
         )
-    one, other = found.values()
+    one, other = found["equal"], found["by memory"]
     print(
         f"\nBy memory over equal: predicted {one.step_s / other.step_s:.2f} times as fast, "
         f"measured {steps['equal'] / steps['by memory']:.2f} times."
@@ -163,6 +212,7 @@ def main() -> None:
         "--memories", type=float, nargs=3, default=[4, 2, 1], help="in proportion, fastest device first"
     )
     parser.add_argument("--late", action="store_true", help="gather units only when they compute, for comparison")
+    parser.add_argument("--pipeline", action="store_true", help="also as stages, with micro-batches of two samples")
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
     link_bytes_per_s = arguments.link_gbit * 1e9 / 8
@@ -185,12 +235,13 @@ def main() -> None:
             workers, batch=arguments.batch, room=arguments.room, memories=arguments.memories,
             link_bytes_per_s=link_bytes_per_s,
         )  # fmt: skip
-        found = divisions(problem)
+        found = {name: a_sharded_way(member, arguments.batch) for name, member in divisions(problem).items()}
+        if arguments.pipeline:
+            found["stages"] = a_pipeline(problem, STAGE_SAMPLES)
         measured: dict[str, list[dict[str, list[Line]]]] = {name: [] for name in found}
         for _ in range(arguments.rounds):
-            for name, member in found.items():
-                micro = -(-arguments.batch // member.micro_batches)
-                measured[name].append(run_once(operator, workers, layout_of(member), micro))
+            for name, way in found.items():
+                measured[name].append(run_once(operator, workers, way))
         table(problem, found, measured)
     finally:
         operator.close()

@@ -160,8 +160,10 @@ class PieceReducer:
             if name in named and self.division.holding.get(name, Extent(0, 0)).elements
         }
         parts = {name: local(parameter) for name, parameter in self._parameters.items()}
+        # A piece with one owner is complete as it is: a buffer for it would be a second copy of its gradient.
+        exchanged = [piece for piece in self.division.pieces if len(piece.owners) > 1]
         self._buckets = piece_buckets(
-            self.division.pieces, parts, self.division.holding, rank=self.rank, enough_bytes=self.bucket_bytes
+            exchanged, parts, self.division.holding, rank=self.rank, enough_bytes=self.bucket_bytes
         )
         for bucket in self._buckets:
             for name in bucket.names:
@@ -413,5 +415,5 @@ class PieceReducer:
         self._next += 1
         if self.timestamps.first_bucket is None:
             self.timestamps.first_bucket = self.timeline.now()
-        if self._group is not None and len(bucket.owners) > 1:
+        if self._group is not None:
             bucket.work = self._group.all_reduce(bucket.flat, bucket.owners)

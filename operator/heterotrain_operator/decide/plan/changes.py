@@ -96,8 +96,14 @@ def worth_a_change(
 ) -> tuple[Transition, Verdict] | None:
     """Return the change from the plan's members to others of the same workers, if anything moves and that pays."""
     before_s = step_in_force_s(problem, plan)
-    change = change_of(problem, found, workers, plan, telemetry)
-    if before_s is None or isinstance(change, Infeasible) or not change.moved_bytes:
+
+    def verdict(pause_s: float) -> Verdict:
+        return pays(current_step_s=before_s, new_step_s=found.step_s, pause_s=pause_s, dwell_s=DWELL_S)
+
+    # Each pass asks, and mostly the members in force are the best ones: then nothing has to be assigned to devices.
+    if before_s is None or not verdict(0.0).pays:
         return None
-    verdict = pays(current_step_s=before_s, new_step_s=found.step_s, pause_s=change.pause_s, dwell_s=DWELL_S)
-    return (change, verdict) if verdict.pays else None
+    change = change_of(problem, found, workers, plan, telemetry)
+    if isinstance(change, Infeasible) or not change.moved_bytes or not verdict(change.pause_s).pays:
+        return None
+    return change, verdict(change.pause_s)

@@ -196,3 +196,16 @@ def test_changes_between_micro_batches_are_refused() -> None:
     part.parameters["first"].grad.mul_(2)
     with pytest.raises(UsageError, match="gradients were changed"):
         reducer.check_untouched()
+
+
+def test_only_gradients_that_travel_have_a_buffer() -> None:
+    """A member alone has none: its gradients are complete where they are."""
+    half = {name: Extent(0, size // 2) for name, size in SIZES.items()}
+    rest = {name: Extent(size // 2, size) for name, size in SIZES.items()}
+    for alone in reducers([half, rest], bucket_bytes=1):
+        assert alone._buckets == []
+    every = {name: Extent(0, size) for name, size in SIZES.items()}
+    one, other, whole = reducers([half, {"last": Extent(0, 1)}, every], bucket_bytes=1)
+    for reducer, elements in ((one, sum(e.elements for e in half.values())), (other, 1)):
+        assert sum(bucket.flat.numel() for bucket in reducer._buckets) == elements
+    assert sum(bucket.flat.numel() for bucket in whole._buckets) < sum(SIZES.values())
