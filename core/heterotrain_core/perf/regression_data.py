@@ -66,6 +66,7 @@ class RegressionData:
         steps_O: steps.
         micro_O: micro-batches of a step.
         spread_O: relative variance between the steps of an observation; NaN where it is unknown.
+        era_O: changes of speed before an observation.
         newest_O: whether an observation shows the current speed.
         began_s_O, ended_s_O: when their steps began and when they were scraped.
         typical_samples: mean size; newer observations count more.
@@ -86,6 +87,7 @@ class RegressionData:
     steps_O: Floats
     micro_O: Floats
     spread_O: Floats
+    era_O: Floats
     newest_O: Flags
     began_s_O: Floats
     ended_s_O: Floats
@@ -121,9 +123,10 @@ def summarize(
     micro_O = np.array([o.micro_batches for o in seen], dtype=float)
     x_O = np.array([o.share_samples for o in seen]) / micro_O
     moved = () if steady else changes([_point(o, usual, shared) for o in seen])
-    pace_O = np.ones(len(seen))
+    pace_O, era_O = np.ones(len(seen)), np.zeros(len(seen))
     for change in moved:
         pace_O[: change.first] *= change.ratio
+        era_O[change.first :] += 1
     after_O = np.cumsum(steps_O[::-1])[::-1] - steps_O
     trust_O = np.maximum(0.5 ** (after_O / _HALF_LIFE_STEPS), _OLDEST_WEIGHT)
     later_O = np.array([o.ended_s > seen[0].ended_s for o in seen])
@@ -171,6 +174,7 @@ def summarize(
         steps_O=steps_O,
         micro_O=micro_O,
         spread_O=np.array([_spread(o) for o in seen]),
+        era_O=era_O,
         newest_O=newest_O,
         began_s_O=_began_s(seen),
         ended_s_O=np.array([o.ended_s for o in seen]),

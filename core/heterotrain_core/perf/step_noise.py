@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
+from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.line import TINY_S, Floats
 from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.perf.regression_data import RegressionData
@@ -149,17 +150,16 @@ def _moments(seen: RegressionData | None, model: MemberModel) -> _Moments | None
         return None
     chosen_O = np.isfinite(seen.spread_O) & (seen.steps_O > 1)
     size_O, steps_O = seen.size_O[chosen_O], seen.steps_O[chosen_O]
-    sizes, place_O = np.unique(size_O, return_inverse=True)
+    # A change of speed may be one of some sizes only, or a bend that was taken for one: then its ratio is not noise.
+    sizes, place_O = np.unique(size_O + 1j * seen.era_O[chosen_O], return_inverse=True)
     count = int(chosen_O.sum())
     if count - len(sizes) < LEAST_OBSERVATIONS:
         return None
-    line = model.compute
-    rate, fixed = line.per_sample_s + line.backward_per_sample_s, line.fixed_s + line.backward_fixed_s
-    line_O = np.maximum(rate * size_O + fixed, TINY_S)
+    line_O = _usual_s(model, model.compute, size_O)
     mean_O = np.clip(seen.seconds_O[chosen_O] / line_O, 1 / _LARGEST_RATIO, 1 + _LARGEST_RATIO)
     weight_O = steps_O * seen.weight_O[chosen_O] / np.maximum(seen.precision_O[chosen_O], TINY_S)
     weight_O /= float(weight_O.sum())
-    # Compared with the mean at the same size, because times are not quite a line.
+    # Compared with the mean at the same size and speed, because times are not quite a line.
     of_size = np.bincount(place_O, weights=weight_O * mean_O) / np.bincount(place_O, weights=weight_O)
     x_O = mean_O / of_size[place_O] - 1
     free = count / (count - len(sizes))
@@ -175,7 +175,7 @@ def _moments(seen: RegressionData | None, model: MemberModel) -> _Moments | None
     third_O = weight_O * (steps_O * x_O * off_O) * free
     fourth_O = weight_O * (steps_O * off_O**2 * free - 2 * usual**2)
     own_O = seen.micro_O[chosen_O] * line_O * of_size[place_O]
-    now = float(rate * seen.size_now + fixed) * seen.share_now / seen.size_now
+    now = float(_usual_s(model, model.compute, np.array(seen.size_now))) * seen.share_now / seen.size_now
     # Noise that goes on moves means and spreads by more than independent steps do.
     lasting = max(1.0, float(weight_O @ steps_O) * between / usual) if usual > 0 else 1.0
     error2_O = 2 * weight_O**2 * usual**3 * lasting**2
@@ -194,6 +194,16 @@ def _moments(seen: RegressionData | None, model: MemberModel) -> _Moments | None
         weight_O=weight_O,
         excess=excess,
     )
+
+
+def _usual_s(model: MemberModel, line: ComputeTime, size_O: Floats) -> Floats:
+    """Return the model's seconds of a micro-batch: by the curve where there is one, otherwise by the line."""
+    rate, fixed = line.per_sample_s + line.backward_per_sample_s, line.fixed_s + line.backward_fixed_s
+    seconds_O = rate * size_O + fixed
+    if model.curve is not None:
+        sizes, seconds = zip(*model.curve.points, strict=True)
+        seconds_O = np.where(size_O <= sizes[-1], np.interp(size_O, sizes, seconds), seconds_O)
+    return np.maximum(seconds_O, TINY_S)
 
 
 def _hiccups(members: Sequence[_Moments]) -> Hiccups:
