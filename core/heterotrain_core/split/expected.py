@@ -16,7 +16,7 @@ import numpy as np
 
 from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.perf.expected_maximum import Floats, expected_maximum
+from heterotrain_core.perf.expected_maximum import Floats, expected_maximum, value_alone
 from heterotrain_core.split.balance import Infeasible, Split, balance
 from heterotrain_core.split.least_expected import Curves, least_expected
 from heterotrain_core.split.member import SplitMember
@@ -174,8 +174,9 @@ def _curves_of(timing: Timing, variation_W: Floats) -> Callable[[Floats], Curves
         below_W = np.clip(whole_W, timing.lo_W, last_W)
         above_W = np.minimum(below_W + granularity_W, timing.hi_W)
         part_W = (shares_W - below_W) / granularity_W
-        step_W, own_W = timing.step_s(below_W), timing.own_s(below_W)
-        more_step_W, more_own_W = timing.step_s(above_W) - step_W, timing.own_s(above_W) - own_W
+        both_2W = np.stack([below_W, above_W])
+        (step_W, next_step_W), (own_W, next_own_W) = timing.step_s(both_2W), timing.own_s(both_2W)
+        more_step_W, more_own_W = next_step_W - step_W, next_own_W - own_W
         mean_W, own_at_W = step_W + part_W * more_step_W, own_W + part_W * more_own_W
         least_s = _LEAST_VARIATION * float(mean_W.max())
         deviation_W = variation_W * own_at_W
@@ -210,7 +211,7 @@ def _rounded(real_W: Floats, timing: Timing, total: int) -> Ints:
 def _exchanged(shares_W: Ints, timing: Timing, variation_W: Floats, hiccups: Hiccups) -> tuple[Ints, float]:
     """Return shares that no move of one granule among the likeliest pairs improves, and their expected seconds."""
     granularity = int(timing.granularity_W[0])
-    best_W, best_s = shares_W, _expected(shares_W, timing, variation_W, hiccups)
+    best_W, best_s = shares_W, _roughly(shares_W, timing, variation_W, hiccups)
     for _ in range(_EXCHANGES):
         deviation_W = variation_W * timing.own_s(best_W)
         late_W = timing.step_s(best_W) + deviation_W
@@ -224,13 +225,20 @@ def _exchanged(shares_W: Ints, timing: Timing, variation_W: Floats, hiccups: Hic
                 tried_W = best_W.copy()
                 tried_W[giver] -= granularity
                 tried_W[taker] += granularity
-                tried_s = _expected(tried_W, timing, variation_W, hiccups)
+                tried_s = _roughly(tried_W, timing, variation_W, hiccups)
                 if tried_s < best_s * (1 - 1e-9):
                     found, best_s = tried_W, tried_s
         if found is None:
             break
         best_W = found
-    return best_W, best_s
+    return best_W, _expected(best_W, timing, variation_W, hiccups)
+
+
+def _roughly(shares_W: Ints, timing: Timing, variation_W: Floats, hiccups: Hiccups) -> float:
+    """Return the expected seconds on the grid of the search: exact enough to compare, and several times faster."""
+    step_W, own_W = timing.step_s(shares_W), timing.own_s(shares_W)
+    least_s = _LEAST_VARIATION * float(step_W.max())
+    return value_alone(step_W, np.maximum(variation_W * own_W, least_s), own_W, hiccups)
 
 
 def _expected(shares_W: Ints, timing: Timing, variation_W: Floats, hiccups: Hiccups) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
-from heterotrain_core.perf.expected_maximum import Derivatives, Floats, derivatives, expected_maximum
+from heterotrain_core.perf.expected_maximum import Derivatives, Floats, derivatives, value_alone
 
 TOLERANCE = 1e-4
 """Relative gap between expected step and bound at which the search ends."""
@@ -26,6 +26,8 @@ _STIFFNESS = 1e-3
 """Least second derivative in time units, relative to the largest: members that are never last have none."""
 _LONGEST_MOVE = 0.5
 """Most that one Newton step moves a member's time, relative to the expected step."""
+_AT_LIMIT = 1e-9
+"""Distance from a limit that counts as none, relative to all samples: a step to a limit ends there up to rounding."""
 _LEAST_STEP_RATIO = 1e-6
 _SUFFICIENT = 1e-4
 """Part of the predicted decrease that a step has to reach (Armijo 1966)."""
@@ -85,12 +87,12 @@ def least_expected(
         hiccups: of every member.
     """
     shares_W, bound_s = start_W, -math.inf
-    here = _at(curves, shares_W, hiccups)
+    times = curves(shares_W)
+    here = _at(times, hiccups)
     for _ in range(_NEWTON_STEPS):
         bound_s = max(bound_s, _bound(here, shares_W, low_W, high_W))
         if here.value - bound_s <= TOLERANCE * here.value or bound_s >= goal_s:
             break
-        times = curves(shares_W)
         move_W = _newton(here, times.mean_slope_W, shares_W, low_W, high_W)
         longest_s = float(np.abs(times.mean_slope_W * move_W).max())
         if longest_s == 0:
@@ -99,22 +101,19 @@ def least_expected(
         slope = float(here.gradient_W @ move_W)
         while part > _LEAST_STEP_RATIO:
             there_W = np.clip(shares_W + part * move_W, low_W, high_W)
-            at = curves(there_W)
-            there_s = expected_maximum(
-                at.mean_W.tolist(), at.deviation_W.tolist(), hiccups=hiccups, own_s=at.own_W.tolist()
-            )
+            there = curves(there_W)
+            there_s = value_alone(there.mean_W, there.deviation_W, there.own_W, hiccups)
             if there_s <= here.value + _SUFFICIENT * part * slope:
                 break
             part /= 2
         else:
             break
-        shares_W = there_W
-        here = _at(curves, shares_W, hiccups)
+        shares_W, times = there_W, there
+        here = _at(times, hiccups)
     return RealShares(shares_W, here.value, max(bound_s, 0.0))
 
 
-def _at(curves: Callable[[Floats], Curves], shares_W: Floats, hiccups: Hiccups) -> Derivatives:
-    times = curves(shares_W)
+def _at(times: Curves, hiccups: Hiccups) -> Derivatives:
     return derivatives(
         times.mean_W,
         times.deviation_W,
@@ -144,7 +143,8 @@ def _newton(here: Derivatives, slope_W: Floats, shares_W: Floats, low_W: Floats,
     bend_W = bend_W + _STIFFNESS * max(float((bend_W / scale_W).max()), 1e-12) * scale_W
     free_W = np.ones(len(shares_W), dtype=bool)
     move_W: Floats = np.zeros(len(shares_W))
-    at_low_W, at_high_W = shares_W <= low_W, shares_W >= high_W
+    near = _AT_LIMIT * float(shares_W.sum())
+    at_low_W, at_high_W = shares_W <= low_W + near, shares_W >= high_W - near
     for _ in range(_ACTIVE_SET_ROUNDS):
         factor = here.factor_WX[free_W]
         matrix = np.diag(bend_W[free_W]) - factor @ factor.T

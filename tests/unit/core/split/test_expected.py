@@ -7,10 +7,12 @@ import math
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.perf.expected_maximum import balanced_ceiling, derivatives
+from heterotrain_core.perf.expected_maximum import balanced_ceiling, derivatives, expected_maximum, value_alone
 from heterotrain_core.split.balance import Infeasible, balance, evaluate
 from heterotrain_core.split.expected import ExpectedSplit, balance_expected, efficiency_ceiling, expected_step_s
+from heterotrain_core.split.least_expected import TOLERANCE, Curves, least_expected
 from heterotrain_core.split.member import SplitMember
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -179,3 +181,34 @@ def test_derivatives_are_those_of_the_mean() -> None:
             differences = value(unit[i] + unit[j]) - value(unit[i] - unit[j]) - value(unit[j] - unit[i])
             expected = (differences + value(-unit[i] - unit[j])) / (4 * h * h)
             assert second[i, j] == pytest.approx(expected, abs=0.02 * float(np.abs(second).max()))
+
+
+def test_the_search_leaves_a_limit_that_was_reached_up_to_rounding() -> None:
+    """A share a rounding error above its floor, which the best shares keep there: the others still find their best."""
+    variation = np.array([0.5, 0.05, 0.05])
+    pace = np.array([1.0, 1.0, 3.0])
+
+    def curves(shares: np.ndarray) -> Curves:
+        mean = shares * pace
+        return Curves(mean, variation * mean, pace, variation * pace, mean, pace)
+
+    low, high = np.array([40.0, 1.0, 1.0]), np.full(3, 100.0)
+    found = []
+    for above in (0.0, 1e-13):
+        start = np.array([40.0 + above, 50.0 - above, 10.0])
+        found.append(least_expected(curves, start_W=start, low_W=low, high_W=high))
+    assert found[1].expected_s == pytest.approx(found[0].expected_s, rel=2 * TOLERANCE)
+    assert found[1].expected_s - found[1].bound_s <= TOLERANCE * found[1].expected_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_of_the_search_are_compared_with_the_value_of_its_derivatives(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mean = rng.uniform(0.5, 1.5, int(rng.integers(2, 70)))
+    deviation, slope = mean * rng.uniform(0.01, 0.3, len(mean)), np.ones(len(mean))
+    hiccups = Hiccups(rate=0.02, ratio=float(rng.uniform(0, 2)), pause_s=float(rng.uniform(0, 1)))
+    for each in (NO_HICCUPS, hiccups):
+        value = derivatives(mean, deviation, slope, slope, hiccups=each).value
+        assert value_alone(mean, deviation, mean, each) == pytest.approx(value, rel=1e-9)
+        exact = expected_maximum(mean.tolist(), deviation.tolist(), hiccups=each)
+        assert value == pytest.approx(exact, abs=2e-3 * float(deviation.max()))
