@@ -81,7 +81,7 @@ class Outcome:
 
 
 def encode_outcome(outcome: Outcome) -> str:
-    """Return the outcome as JSON that fits a termination message; a long reason is cut."""
+    """Return the outcome as JSON that fits a termination message: a long reason is cut, then metrics are left out."""
     reason = outcome.reason
     few = _within_limits(outcome.metrics)
     while True:
@@ -89,6 +89,9 @@ def encode_outcome(outcome: Outcome) -> str:
         excess = len(text.encode()) - MAX_MESSAGE_BYTES
         if excess <= 0:
             return text
+        if not reason:
+            few.popitem()  # their names may take six bytes a character
+            continue
         reason = reason[: max(0, len(reason) - excess - 1)] + "…" if len(reason) > excess + 1 else ""
 
 

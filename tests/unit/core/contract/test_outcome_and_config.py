@@ -40,8 +40,21 @@ def test_an_outcome_carries_what_was_reported_last(metrics: dict[str, float]) ->
     assert read is not None
     assert len(read.metrics) <= MAX_METRICS
     assert all(math.isfinite(value) and metrics[name] == value for name, value in read.metrics.items())
-    if len(metrics) <= MAX_METRICS and all(math.isfinite(v) and len(n) <= 64 for n, v in metrics.items()):
+    fit = len(json.dumps(metrics)) < MAX_MESSAGE_BYTES / 2
+    if fit and len(metrics) <= MAX_METRICS and all(math.isfinite(v) and len(n) <= 64 for n, v in metrics.items()):
         assert metrics == read.metrics
+
+
+def test_metrics_whose_names_do_not_fit_are_left_out() -> None:
+    """Sixteen names of 64 characters take three times the message in JSON: each character has six bytes."""
+    metrics = {chr(0x4E00 + number) * 64: float(number) for number in range(16)}
+    text = encode_outcome(Outcome(ending=Ending.FAILED, reason="boom", epoch=1, step=2, metrics=metrics))
+    assert len(text.encode()) <= MAX_MESSAGE_BYTES
+    found = decode_outcome(text)
+    assert found is not None
+    assert (found.ending, found.step) == (Ending.FAILED, 2)
+    assert 0 < len(found.metrics) < len(metrics)
+    assert found.metrics.items() <= metrics.items()
 
 
 @given(st.text(max_size=9000), st.integers(0, MAX_COUNT), st.floats(0, LATEST_S, exclude_min=True))
