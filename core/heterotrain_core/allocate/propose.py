@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from heterotrain_core.allocate.bound import most_gain
 from heterotrain_core.allocate.branch_and_bound import best_choice
 from heterotrain_core.allocate.candidate import Candidate, Choice
@@ -57,11 +59,12 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
 
         # 3. Choose options. A job beyond its share that finds its free nodes taken does not take part: it would
         # otherwise share its tenant's weight now and no longer in the next proposal.
-        candidates, choice, exact = _chosen(build_candidates(capacity, weighted, rate_cache=cache), capacity, cache)
+        candidates, choice, exact = _chosen(weighted, capacity, cache)
         runs = {c.job.key for c, option in zip(candidates, choice, strict=True) if option is not None}
         if runs.issuperset(started):
             break
         started = runs.intersection(started)
+        del candidates  # before the next ones are listed: they take most of the memory
 
     # 4. Keep nodes free for a job that waits too long: some later jobs then have to wait as well.
     reservation = reserve(candidates, choice, capacity)
@@ -71,7 +74,8 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
         restricted = [
             replace(job, least=reservation.footprints.get(job.key, {})) for job in weighted if job.key not in kept_free
         ]
-        candidates, choice, exact = _chosen(build_candidates(capacity, restricted, rate_cache=cache), capacity, cache)
+        del candidates
+        candidates, choice, exact = _chosen(restricted, capacity, cache)
 
     # 5. Turn the chosen options into grants, each with its reason.
     grants = {
@@ -100,10 +104,11 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
 
 
 def _chosen(
-    candidates: Sequence[Candidate], capacity: PoolCapacity, cache: RateCache
+    jobs: Sequence[JobDemand], capacity: PoolCapacity, cache: RateCache
 ) -> tuple[Sequence[Candidate], Choice, bool]:
-    """Return the candidates, possibly with further options, one option for each, and whether none is better."""
+    """Return the jobs with their options, one option for each, and whether no choice is better."""
     # 1. Few jobs: try to prove the best choice of all.
+    candidates = build_candidates(capacity, jobs, rate_cache=cache)
     occupancy = Occupancy(capacity)
     choice = best_choice(candidates, capacity, occupancy=occupancy) if len(candidates) <= EXACT_JOBS else None
     exact = choice is not None and not occupancy.uncertain
@@ -114,7 +119,7 @@ def _chosen(
 
     # 3. Where options were thinned out: list those close to the choice, and choose again.
     if not all(candidate.complete for candidate in candidates):
-        candidates, choice, exact = *refined(candidates, choice, capacity), False
+        return *refined(candidates, choice, capacity), False
     return candidates, choice, exact
 
 
@@ -145,25 +150,39 @@ def _candidate(job: JobDemand, capacity: PoolCapacity, cache: RateCache) -> Cand
     return Candidate(job, scored_options(job, capacity.pools, counts_OP=counts_OP, rate_O=rate_O), complete)
 
 
-def _stable_choice(candidates: Sequence[Candidate], capacity: PoolCapacity, cache: RateCache) -> Choice:
-    """Return a choice that the search would find again once it is carried out."""
+def _stable_choice(candidates: list[Candidate], capacity: PoolCapacity, cache: RateCache) -> Choice:
+    """Return a choice that the search would find again once it is carried out.
+
+    Options take most of the memory of an allocation. So each job has one list of them at a time: ``candidates`` changes
+    with each round, and in the end it is as it was.
+    """
+    first = [candidate.job for candidate in candidates]
     choice = search(candidates, capacity)
-    then = list(candidates)
     for _ in range(_SETTLING_ROUNDS):
-        before, then = then, [_carried_out(c, o, capacity, cache) for c, o in zip(then, choice, strict=True)]
-        if all(a is b for a, b in zip(before, then, strict=True)):
+        before = [candidate.job for candidate in candidates]
+        for i, option in enumerate(choice):
+            candidates[i] = _carried_out(candidates[i], option, capacity, cache)
+        if all(candidate.job is job for candidate, job in zip(candidates, before, strict=True)):
             break  # every job has its workers already
-        again = search(then, capacity)
-        same = [_counts(a) == _counts(b) for a, b in zip(again, choice, strict=True)]
-        if all(same):
+        again = search(candidates, capacity)
+        if all(_counts(a) == _counts(b) for a, b in zip(again, choice, strict=True)):
             break
-        if any(o is not None and o.counts not in c.by_counts for o, c in zip(again, candidates, strict=True)):
+        if any(o is not None and not _listed(job, o, capacity, cache) for o, job in zip(again, first, strict=True)):
             break  # thinned options depend on the current workers; these come within reach once the choice is made
-        choice = tuple(
-            None if option is None else candidate.by_counts[option.counts]
-            for option, candidate in zip(again, candidates, strict=True)
-        )
-    return choice
+        choice = again
+    for i, job in enumerate(first):
+        if candidates[i].job is not job:
+            candidates[i] = _candidate(job, capacity, cache)
+    return tuple(
+        None if option is None else candidate.by_counts[option.counts]
+        for option, candidate in zip(choice, candidates, strict=True)
+    )
+
+
+def _listed(job: JobDemand, option: Option, capacity: PoolCapacity, cache: RateCache) -> bool:
+    """Return whether a job's options include these workers."""
+    counts_OP, _, complete = cache.of(job, capacity)
+    return complete or bool((counts_OP == np.array(option.counts)).all(axis=1).any())
 
 
 def _carried_out(candidate: Candidate, option: Option | None, capacity: PoolCapacity, cache: RateCache) -> Candidate:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ from heterotrain_core.allocate.candidate import Candidate
 from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Pool
 from heterotrain_core.allocate.propose import build_candidates, propose
+from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_core.allocate.search import rank, search
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.member import SplitMember
@@ -154,3 +157,26 @@ def test_searched_proposals_are_stable_once_carried_out() -> None:
         assert any(grant.changed for grant in proposal.grants)
         then = [replace(job, current=grant.workers) for job, grant in zip(jobs, proposal.grants, strict=True)]
         assert not any(grant.changed for grant in propose(PoolCapacity(pools), then).grants)
+
+
+def test_a_search_keeps_one_list_of_options_per_job() -> None:
+    """Options take most of the memory; while the choice settles, those of the next round replace the last ones."""
+    pools, jobs = contending_jobs(1, jobs=60, pools=3, nodes=90)
+    capacity, cache = PoolCapacity(pools), RateCache()
+    propose(capacity, jobs, rate_cache=cache)  # rates are kept anyway
+    gc.collect()  # it also empties the lists of freed tuples, whose reuse tracemalloc does not see
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        candidates = build_candidates(capacity, jobs, rate_cache=cache)
+        search(candidates, capacity)  # with the tables that a search adds
+        one_list = tracemalloc.get_traced_memory()[0] - before
+        del candidates
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        propose(capacity, jobs, rate_cache=cache)
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * one_list
