@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ from heterotrain.layouts.weight_files import PretrainedWeights
 
 RESETS = ("reset_parameters", "_reset_parameters")
 """Methods that give a layer its initial values; torch's own layers have one of them."""
+
+_DRAWING = threading.Lock()
+"""Held while layers draw: torch's global generator, which they use, is the same for all threads."""
 
 
 def built(factory: Callable[[], Any]) -> torch.nn.Module:
@@ -170,15 +174,16 @@ class Filling:
 def _values(layer: torch.nn.Module, prefix: str, seed: int) -> dict[str, torch.Tensor]:
     """Return the initial values of a part's parameters and buffers by full name, on the CPU."""
     made = copied(layer).to_empty(device="cpu")
-    state = torch.get_rng_state()
-    try:
-        with torch.no_grad():
-            for tensor in (*made.parameters(), *made.buffers()):
-                _mark(tensor)
-            for name, inner in reversed(list(made.named_modules(prefix=prefix))):
-                _reset(inner, name, seed)
-    finally:
-        torch.set_rng_state(state)
+    for tensor in (*made.parameters(), *made.buffers()):
+        _mark(tensor)
+    with _DRAWING:
+        state = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                for name, inner in reversed(list(made.named_modules(prefix=prefix))):
+                    _reset(inner, name, seed)
+        finally:
+            torch.set_rng_state(state)
     found = {**dict(made.named_parameters(prefix=prefix)), **dict(made.named_buffers(prefix=prefix))}
     for name, tensor in found.items():
         if tensor.is_floating_point() and bool(tensor.isnan().any()):
@@ -186,6 +191,7 @@ def _values(layer: torch.nn.Module, prefix: str, seed: int) -> dict[str, torch.T
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
+@torch.no_grad()
 def _mark(tensor: torch.Tensor) -> None:
     if tensor.is_floating_point():
         tensor.fill_(torch.nan)
