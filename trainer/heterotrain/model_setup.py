@@ -24,6 +24,7 @@ from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.unit_wrappers import checkpoint_more
 from heterotrain.layouts.units import Units, units_of
 from heterotrain.layouts.usable_memory import leave_out_what_is_loaded, usable_bytes
+from heterotrain.layouts.usable_processors import usable_processors
 from heterotrain.layouts.weight_files import PretrainedWeights
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
@@ -188,8 +189,10 @@ class ModelSetup:
         size_mb = sum(seen.parameter_bytes) / 1e6
         _log.info("measuring %d units of the model, %.1f MB of parameters", len(model.names), size_mb)
         kind = self.device.type
-        profiles = model.profile(inputs, kind=kind, limit_s=PROFILE_S)
-        usable = usable_bytes(self.device, ranks=self.identity.local_world_size)
+        ranks = self.identity.local_world_size
+        processors = usable_processors(self.device, ranks=ranks)
+        profiles = model.profile(inputs, kind=kind, limit_s=PROFILE_S, processors=processors)
+        usable = usable_bytes(self.device, ranks=ranks)
         ratio = model.state_ratio(self.training.optimizers)
         if self.loop.pipeline is not None:
             self.loop.pipeline.state_ratio = ratio

@@ -7,6 +7,7 @@ and cannot be run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -89,7 +90,9 @@ class CuttableModel:
             self.seen = trace(self._units(), inputs)
         return self.seen
 
-    def profile(self, inputs: Callable[[int], Any], *, kind: str, limit_s: float) -> tuple[UnitProfile, ...]:
+    def profile(
+        self, inputs: Callable[[int], Any], *, kind: str, limit_s: float, processors: float = math.inf
+    ) -> tuple[UnitProfile, ...]:
         """Measure the units on this rank's device; see ``unit_profile.profile``.
 
         Raises:
@@ -98,7 +101,7 @@ class CuttableModel:
         return unit_profile.profile(
             self._units, inputs, kind=kind,
             fill=lambda units, parts: fill(units, seed=self._seed, device=self._device, parts=parts),
-            device=self._device, limit_s=limit_s,
+            device=self._device, limit_s=limit_s, processors=processors,
         )  # fmt: skip
 
     def state_ratio(self, optimizers: Sequence[torch.optim.Optimizer]) -> float | None:

@@ -1,14 +1,17 @@
 """Measures a model's units on this device, as the layout planner needs them: times, parameters, bytes kept and sent.
 
 Inputs of a unit are the outputs of the unit before it, so ``trace`` has to accept the model. Times are the least of a
-few runs, because other programs on the host only ever lengthen them.
+few runs, because other programs on the host only ever lengthen them. Where the container's processors are limited, a
+run takes no less than its processor time on the processors that it may use.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,9 @@ def profile(
     device: torch.device,
     limit_s: float = 60.0,
     sizes: Sequence[int] = SIZES,
+    processors: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
+    processor_clock: Callable[[], float] = time.process_time,
 ) -> tuple[UnitProfile, ...]:
     """Return what was measured of each unit; only one unit at a time has memory.
 
@@ -48,19 +53,21 @@ def profile(
         device: to measure on.
         limit_s: seconds after which no further run begins; each unit and size has one run in any case.
         sizes: of micro-batches, growing.
+        processors: that computation may use for long; infinity for no limit. See ``usable_processors``.
         clock: returns seconds.
+        processor_clock: returns this process's processor seconds.
 
     Raises:
         UsageError: the model is not a sequence of its units, or a unit fails or computes nothing.
     """
 
-    def now() -> float:
+    def now() -> _Moment:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return clock()
+        return _Moment(clock(), processor_clock())
 
     units = build()
-    seen, end_s = trace(units, inputs(sizes[0])), now() + limit_s
+    seen, end_s = trace(units, inputs(sizes[0])), now().wall_s + limit_s
     values = {size: inputs(size) for size in sizes}
     received: dict[int, tuple[torch.Tensor, ...] | None] = dict.fromkeys(sizes)
     found = []
@@ -71,7 +78,7 @@ def profile(
         points = []
         for size in sizes:
             try:
-                forward_s, backward_s, output = _measured(part, received[size], values[size], now, end_s)
+                forward, backward, output = _measured(part, received[size], values[size], now, end_s)
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, TypeError) as error:
@@ -79,6 +86,7 @@ def profile(
                 raise UsageError(
                     f"{name} fails on the first samples ({why}): try one batch without job.wrap"
                 ) from error
+            forward_s, backward_s = _lasting_s(forward, processors), _lasting_s(backward, processors)
             points.append(UnitSeconds(micro_batch_samples=size, forward_s=forward_s, backward_s=backward_s))
             received[size] = output
         found.append(_profile_of(seen, unit, name, {kind: tuple(points)}))
@@ -92,32 +100,49 @@ def _profile_of(seen: Trace, unit: int, name: str, seconds: Mapping[str, tuple[U
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Readings of the two clocks, in seconds."""
+
+    wall_s: float
+    processor_s: float
+
+    def until(self, other: _Moment) -> _Moment:
+        """Return the time between two moments."""
+        return _Moment(other.wall_s - self.wall_s, other.processor_s - self.processor_s)
+
+
+def _lasting_s(runs: Sequence[_Moment], processors: float) -> float:
+    """Return the seconds of a pass among many: its processors are not all free as they are for one pass alone."""
+    return max(min(run.wall_s for run in runs), min(run.processor_s for run in runs) / processors)
+
+
 def _measured(
-    part: StageModel, received: tuple[torch.Tensor, ...] | None, inputs: Any, now: Callable[[], float], end_s: float
-) -> tuple[float, float, tuple[torch.Tensor, ...]]:
-    """Return the seconds of a unit's forward and backward pass, and what it hands on."""
-    forward: list[float] = []
-    backward: list[float] = []
+    part: StageModel, received: tuple[torch.Tensor, ...] | None, inputs: Any, now: Callable[[], _Moment], end_s: float
+) -> tuple[list[_Moment], list[_Moment], tuple[torch.Tensor, ...]]:
+    """Return the times of a unit's forward passes and of its backward passes, and what it hands on."""
+    forward: list[_Moment] = []
+    backward: list[_Moment] = []
     for run in range(RUNS):
         start = None
         if received is not None:
             start = (received[0].detach().requires_grad_(received[0].is_floating_point()), *received[1:])
-        began_s = now()
+        began = now()
         output = part.forward(start, inputs)
-        between_s = now()
+        between = now()
         passed = output if isinstance(output, tuple) else (output,)
         if not isinstance(passed[0], torch.Tensor):
             raise UsageError(f"the model's output is a {type(output).__name__}: its last unit has to return a tensor")
         if passed[0].requires_grad:
             torch.autograd.backward(passed[0], torch.ones_like(passed[0]))
-        ended_s = now()
+        ended = now()
         if run == 1:  # the first one also makes buffers and compiles
             forward, backward = [], []
-        forward.append(between_s - began_s)
-        backward.append(ended_s - between_s)
-        if ended_s >= end_s:
+        forward.append(began.until(between))
+        backward.append(between.until(ended))
+        if ended.wall_s >= end_s:
             break
-    return min(forward), min(backward), tuple(tensor.detach() for tensor in passed)
+    return forward, backward, tuple(tensor.detach() for tensor in passed)
 
 
 def write(path: Path, profiles: Sequence[UnitProfile], *, memory_bytes: Mapping[str, int]) -> None:

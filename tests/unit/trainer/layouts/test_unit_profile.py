@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,10 +34,10 @@ def build() -> Units:
     return units_of(built(lambda: torch.nn.Sequential(Counted(8, 16), torch.nn.Tanh(), Counted(16, 4))), None)
 
 
-def measured(limit_s: float) -> tuple[UnitProfile, ...]:
-    """Profile with a clock that advances by one second at each look."""
+def measured(limit_s: float, *, processors: float = math.inf) -> tuple[UnitProfile, ...]:
+    """Profile with clocks that advance at each look: by one second, and by half a second of processor time."""
     RUNS.clear()
-    ticks = itertools.count()
+    ticks, processor_ticks = itertools.count(), itertools.count()
 
     def give(units: Units, parts: Sequence[str]) -> None:
         fill(units, seed=0, device=CPU, parts=parts)
@@ -45,7 +46,7 @@ def measured(limit_s: float) -> tuple[UnitProfile, ...]:
 
     return profile(
         build, lambda size: torch.ones(size, 8), kind="cpu", fill=give, device=CPU, limit_s=limit_s,
-        clock=lambda: float(next(ticks)),
+        processors=processors, clock=lambda: float(next(ticks)), processor_clock=lambda: next(processor_ticks) / 2,
     )  # fmt: skip
 
 
@@ -65,6 +66,13 @@ def test_the_time_is_bounded_and_every_unit_is_still_measured() -> None:
     found = measured(0.0)
     assert {run: RUNS.count(run) for run in RUNS} == {(layer, size): 1 for layer in ("8", "16") for size in (1, 2, 4)}
     assert all(len(unit.seconds["cpu"]) == 3 for unit in found)
+
+
+@pytest.mark.parametrize(("processors", "seconds"), [(2.0, 1.0), (0.5, 1.0), (0.125, 4.0)])
+def test_a_limit_of_processors_counts_as_if_it_were_used_up(processors: float, seconds: float) -> None:
+    """A container's whole time for a period is there at once, so a single short pass does not wait for it."""
+    for unit in measured(1000.0, processors=processors):
+        assert all(point.forward_s == point.backward_s == seconds for point in unit.seconds["cpu"])
 
 
 def test_the_planner_reads_the_file(tmp_path: Path) -> None:
