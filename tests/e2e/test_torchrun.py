@@ -15,6 +15,21 @@ from support.on_cluster import diagnostics, remove_namespace
 
 EXAMPLE = REPOSITORY / "deploy/examples/torchrun"
 EPOCHS = 20
+GATE = """
+import pathlib, runpy, sys, time
+import torch
+save = torch.save
+def gated(saved, path):
+    save(saved, path)
+    reached = pathlib.Path(path).with_name("third-epoch")
+    if saved["epoch"] == 3 and not reached.exists():
+        reached.touch()
+        time.sleep(3600)
+torch.save = gated
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script whose first rank 0 waits in the third epoch until it is ended: the loss comes before the end."""
 
 
 @pytest.fixture
@@ -32,26 +47,27 @@ def test_a_script_for_torchrun_goes_on_after_the_loss_of_a_worker(namespace: Clu
     folder = fresh_folder(f"{namespace.namespace}-job")
     manifest: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     pod = manifest["spec"]["template"]["spec"]
-    pod["containers"][0]["command"] += ["--epochs", str(EPOCHS)]
+    run, *script = pod["containers"][0]["command"]
+    pod["containers"][0]["command"] = [run, "/script/gate.py", *script, "--epochs", str(EPOCHS)]
     pod["volumes"][1]["hostPath"]["path"] = str(folder)
     for pool in manifest["spec"]["workerPools"]:  # each new world imports PyTorch again in every pod
         pool["resources"]["limits"]["cpu"] = "1"
-    script = {"train.py": (EXAMPLE / "train.py").read_text()}
-    named = {"metadata": {"name": "torchrun-script"}, "data": script}
+    files = {"train.py": (EXAMPLE / "train.py").read_text(), "gate.py": GATE}
+    named = {"metadata": {"name": "torchrun-script"}, "data": files}
     namespace.apply({"apiVersion": "v1", "kind": "ConfigMap", **named})
     namespace.apply(manifest)
     job = Job(namespace, "torchrun")
     try:
-        job.wait_members(3, timeout_s=90)
+        job.wait_members(3, timeout_s=180)
         checkpoint = folder / "checkpoint.pt"
-        wait_for(checkpoint.exists, "the script's first checkpoint", timeout_s=120)
+        wait_for((folder / "third-epoch").exists, "the script's third epoch", timeout_s=180)
         wait_for(
-            lambda: job.status().get("plan", {}).get("applied"), "the plan that the launchers report", timeout_s=60
+            lambda: job.status().get("plan", {}).get("applied"), "the plan that the launchers report", timeout_s=120
         )
         lost = job.pod_on("t4")
         assert lost is not None
         namespace.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=false")
-        job.wait_true("Succeeded", timeout_s=200)
+        job.wait_true("Succeeded", timeout_s=300)
         status = job.status()
         assert status["restarts"] == 0
         assert status["plan"]["desiredGeneration"] >= 2
