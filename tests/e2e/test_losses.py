@@ -117,7 +117,7 @@ def test_a_node_that_ends_15_s_after_its_warning(running: Running) -> None:
     assert [each and each.ending for each in endings] == [Ending.LEFT] * len(endings), endings
     assert repeated_steps(running) == repeated
     wait_for_replacement(running, generation)
-    assert charged(running) == (before[0], before[1] + 1)
+    wait_for(lambda: charged(running) == (before[0], before[1] + 1), "one disruption to be counted", timeout_s=60)
 
 
 def repeated_steps(running: Running) -> float:

@@ -47,12 +47,12 @@ class Training:
         """The number of committed steps."""
         return committed_steps(self.folder / "samples")
 
-    def wait_plan(self, *, after: int = 0, timeout_s: float = 240) -> Plan:
-        """Wait for a plan of a later generation that names members."""
+    def wait_plan(self, *, after: int = 0, members: int = 1, timeout_s: float = 240) -> Plan:
+        """Wait for a plan of a later generation that names so many members."""
 
         def probe() -> Plan | None:
             plan = self.job.plan()
-            return plan if plan is not None and plan.generation > after else None
+            return plan if plan is not None and plan.generation > after and len(plan.members) == members else None
 
         return wait_for(probe, f"a plan: {self.job.condition('LayoutPlanned')}", timeout_s=timeout_s, every_s=0.5)
 
@@ -143,12 +143,12 @@ def test_a_model_that_fits_no_worker_is_divided_by_memory(train: Any) -> None:
 def test_a_whole_member_goes_on_when_a_stage_of_another_one_is_killed(train: Any) -> None:
     """26 layers take 330 MB: a100 holds them alone, v100 and t4 only together. Two members can have no other shapes."""
     training: Training = train(blocks=26, members=2)
-    plan = training.wait_plan()
+    plan = training.wait_plan(members=2)
     assert sorted(member.layout.kind.value for member in plan.members) == ["Pipeline", "Replicated"]
     training.wait_steps(10, timeout_s=240)
     stage = next(rank for rank in plan.ranks if rank.stage == 1)
     spot_node.kill(training.job, stage.worker)
     training.wait_steps(training.steps + 5, timeout_s=120)
-    again = training.wait_plan(after=plan.generation)
+    again = training.wait_plan(after=plan.generation, members=2)
     assert sorted(member.layout.kind.value for member in again.members) == ["Pipeline", "Replicated"]
     training.wait_steps(training.steps + 5, timeout_s=240)
