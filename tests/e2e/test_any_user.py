@@ -42,7 +42,7 @@ def test_the_operator_reads_the_cluster_under_any_user(installed: Cluster) -> No
     cluster.delete("pod", "any-user", "--grace-period=0")
     cluster.apply(pod)
     try:
-        phase = wait_for(lambda: ended(cluster, "any-user"), "the check to end", timeout_s=90)
+        phase = wait_for(lambda: ended(cluster, "any-user"), "the check to end", timeout_s=180)
         assert phase == "Succeeded", cluster.kubectl("logs", "any-user")
     finally:
         cluster.delete("pod", "any-user", "--grace-period=0")

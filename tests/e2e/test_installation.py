@@ -21,8 +21,8 @@ CHART = str(REPOSITORY / "helm/heterotrain")
 
 def test_the_chart_s_own_test_passes(installed: Cluster) -> None:
     """`helm test` asks the operator and the API server from inside the cluster."""
-    test = ("helm", "test", "heterotrain", "--namespace", OPERATOR_NAMESPACE, "--timeout", "90s")
-    assert "Succeeded" in installed.run(*test, timeout_s=100)
+    test = ("helm", "test", "heterotrain", "--namespace", OPERATOR_NAMESPACE, "--timeout", "180s")
+    assert "Succeeded" in installed.run(*test, timeout_s=190)
 
 
 @contextmanager
@@ -50,12 +50,12 @@ def leader(cluster: Cluster) -> str | None:
 def test_a_second_replica_takes_over_and_serves_jobs(installed: Cluster) -> None:
     """After the leader is killed without a signal, the other replica leads and processes a new job."""
     with replicas(installed, 2):
-        first = wait_for(lambda: leader(installed), "a leader", timeout_s=60)
+        first = wait_for(lambda: leader(installed), "a leader", timeout_s=120)
         installed.run("kubectl", "-n", OPERATOR_NAMESPACE, "delete", "pod", first, "--grace-period=0", "--force")
         wait_for(
             lambda: found if (found := leader(installed)) and found != first else None,
             "another replica to lead",
-            timeout_s=60,
+            timeout_s=120,
         )
         cluster = Cluster(environment=installed.environment, namespace="default")
         cluster.apply(job_without_nodes())
@@ -63,7 +63,7 @@ def test_a_second_replica_takes_over_and_serves_jobs(installed: Cluster) -> None
             wait_for(
                 lambda: (cluster.get(keys.PLURAL, "nowhere") or {}).get("status", {}).get("observedGeneration"),
                 "the new leader to process a job",
-                timeout_s=30,
+                timeout_s=60,
             )
         finally:
             cluster.delete(keys.PLURAL, "nowhere")
@@ -72,15 +72,15 @@ def test_a_second_replica_takes_over_and_serves_jobs(installed: Cluster) -> None
 def test_a_running_job_outlives_upgrade_and_removal_of_the_operator(installed: Cluster, start: Start) -> None:
     """The same pods keep training; the removal leaves only the CRD behind, and a new operator takes the job over."""
     running = start(epochs=None, epoch_samples=3360, training={"globalBatchSize": 336})
-    running.job.wait_members(3, timeout_s=90)
+    running.job.wait_members(3, timeout_s=180)
     before = uids(running.job.pods())
     assert "already manages the jobs of all namespaces" in refusal(installed, "second")
 
-    options = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "90s")
+    options = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "180s")
     change = ("--reuse-values", "--set", "operator.workers=3")
-    installed.run("helm", "upgrade", "heterotrain", CHART, *options, *change, timeout_s=100)
+    installed.run("helm", "upgrade", "heterotrain", CHART, *options, *change, timeout_s=190)
     running.wait_steps(running.steps() + 5)
-    installed.run("helm", "uninstall", "heterotrain", *options, timeout_s=100)
+    installed.run("helm", "uninstall", "heterotrain", *options, timeout_s=190)
     running.wait_steps(running.steps() + 5)
     kinds = "clusterroles,clusterrolebindings,crds,validatingwebhookconfigurations,mutatingwebhookconfigurations"
     left = installed.run("kubectl", "get", kinds, "-l", "app.kubernetes.io/managed-by=Helm", "-o", "name").split()
@@ -93,9 +93,9 @@ def test_a_running_job_outlives_upgrade_and_removal_of_the_operator(installed: C
     lost = pod["uid"]
     running.job.cluster.delete("pod", pod["name"])
     remaining = before - {lost}
-    wait_for(lambda: len(uids(running.job.pods()) - before) == 1, "another worker in its place", timeout_s=60)
+    wait_for(lambda: len(uids(running.job.pods()) - before) == 1, "another worker in its place", timeout_s=120)
     wait_for(
-        lambda: remaining < members(running.job) and lost not in members(running.job), "a plan with it", timeout_s=60
+        lambda: remaining < members(running.job) and lost not in members(running.job), "a plan with it", timeout_s=120
     )
     running.stop()
 

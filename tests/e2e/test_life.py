@@ -21,7 +21,7 @@ def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
         epoch_samples=6720,
         training={"globalBatchSize": 336},  # long steps, compared with the noise
     )
-    running.job.wait_members(3, timeout_s=90)
+    running.job.wait_members(3, timeout_s=180)
     running.wait_succeeded()
 
     plan = running.job.plan()
@@ -42,14 +42,14 @@ def test_deleting_a_job_leaves_nothing(start: Start) -> None:
     running = start()
     running.wait_steps(4)
     cluster = running.job.cluster
-    cluster.kubectl("delete", keys.PLURAL, running.job.name, "--timeout=60s", timeout_s=70)
+    cluster.kubectl("delete", keys.PLURAL, running.job.name, "--timeout=120s", timeout_s=130)
     selector = f"{keys.LABEL_JOB}={running.job.name}"
     wait_for(
         lambda: (
             not [each for kind in ("pods", "services", "configmaps", "pdb") for each in cluster.list(kind, selector)]
         ),
         "everything of the job to be gone",
-        timeout_s=90,
+        timeout_s=180,
     )
 
 
@@ -61,10 +61,10 @@ def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
     """
     running = start(epochs=None, training={"communication": {"encryption": "TLS"}})
     running.wait_steps(running.epoch_samples // 112 + 3)  # into the second epoch
-    running.job.wait_true("Running", timeout_s=60)
+    running.job.wait_true("Running", timeout_s=120)
     cluster = running.job.cluster
     client = HeteroTrainClient(namespace=cluster.namespace, kubeconfig=cluster.environment["KUBECONFIG"])
-    saved = client.job(running.job.name).checkpoint(timeout_s=60)
+    saved = client.job(running.job.name).checkpoint(timeout_s=120)
     assert saved.step > 0
     secret = cluster.get("secret", keys.tls_secret_name(running.job.name))
     assert secret is not None
@@ -73,14 +73,14 @@ def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
     running.job.cluster.kubectl(
         "patch", keys.PLURAL, running.job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}'
     )
-    running.job.wait_true("Suspended", timeout_s=60)
-    wait_for(lambda: not running.job.pods(), "the suspended job's pods to be gone", timeout_s=60)
+    running.job.wait_true("Suspended", timeout_s=120)
+    wait_for(lambda: not running.job.pods(), "the suspended job's pods to be gone", timeout_s=120)
     before = running.steps()
     stopped = newest_step(running)
     wait_for(
         lambda: (running.job.status().get("lastCheckpoint") or {}).get("step") == stopped,
         f"the checkpoint of step {stopped} in the suspended job's status",
-        timeout_s=30,
+        timeout_s=60,
     )
     assert stopped > saved.step
     running.job.cluster.kubectl(
@@ -110,7 +110,7 @@ def test_jobs_in_two_namespaces_are_independent_of_each_other_and_of_a_crashing_
     assert service["spec"]["ipFamilies"] == ["IPv6"]
     assert "No space left on device" in other.job.condition("Succeeded")["message"]
     assert other.job.status()["restarts"] == 0
-    broken.job.wait_true("Failed", timeout_s=120)
+    broken.job.wait_true("Failed", timeout_s=240)
     failed = broken.job.condition("Failed")
     assert failed["reason"] == "BackoffLimitExceeded"
     assert broken.job.status()["disruptions"] == 0

@@ -121,15 +121,15 @@ def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Pat
         return start(name, spec=workers(most, least=least), epochs=None, epoch_samples=EPOCH_SAMPLES)
 
     first = start_job("first", DEVICES, least=2)
-    plan = first.job.wait_members(DEVICES, timeout_s=90)
+    plan = first.job.wait_members(DEVICES, timeout_s=180)
     names = {rank.worker_uid: rank.worker for rank in plan.ranks}
     assert granted(first) is None, "a single job uses everything that fits"
 
     states = tmp_path / "pods.json"
     with watched(first, states):
         second = start_job("second", 1, least=1)
-        smaller = first.job.wait_members(DEVICES - 1, timeout_s=60)
-        second.job.wait_members(1, timeout_s=60)
+        smaller = first.job.wait_members(DEVICES - 1, timeout_s=180)
+        second.job.wait_members(1, timeout_s=180)
         second.wait_steps(3)
         limited = first.job.condition("WorkersLimited")
         assert (limited["status"], limited["reason"]) == ("True", "NodesShared")
@@ -138,7 +138,7 @@ def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Pat
         assert (granted(first), granted(second)) == (DEVICES - 1, 1)
         stop_undisturbed(second)
 
-        larger = first.job.wait_members(DEVICES, timeout_s=60)
+        larger = first.job.wait_members(DEVICES, timeout_s=180)
         first.wait_steps(first.steps() + 3)
         (left,) = set(names) - {rank.worker_uid for rank in smaller.ranks}
         assert endings(states) == {left: Ending.LEFT}, "it shut down gracefully, and no other worker ended"

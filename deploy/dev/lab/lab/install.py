@@ -110,4 +110,4 @@ def rollout(cluster: Cluster, namespace: str, name: str) -> None:
         status = cluster.run("kubectl", "-n", namespace, "rollout", "status", f"deployment/{name}", "--timeout=5s")
         return "successfully" in status
 
-    wait_for(is_ready, f"deployment {namespace}/{name}", timeout_s=120)
+    wait_for(is_ready, f"deployment {namespace}/{name}", timeout_s=240)

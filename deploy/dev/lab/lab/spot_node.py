@@ -66,9 +66,9 @@ def wait_ready(cluster: Cluster, node: str) -> None:
     """Wait until a node is Ready.
 
     Raises:
-        ClusterError: it is not within 90 s.
+        ClusterError: it is not within 180 s.
     """
-    wait_for(lambda: is_ready(cluster, node), f"node {node} to be Ready", timeout_s=90)
+    wait_for(lambda: is_ready(cluster, node), f"node {node} to be Ready", timeout_s=180)
 
 
 def is_ready(cluster: Cluster, node: str) -> bool:
