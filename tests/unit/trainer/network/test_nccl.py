@@ -60,6 +60,7 @@ def test_a_connect_that_was_left_behind_is_aborted_when_it_returns() -> None:
     group = Communicator("connect")
     with pytest.raises(PeerLost):
         join_nccl(group, lose)
+    assert group.reached.wait(60)
     assert group.calls == ["connect"]
     group.let_go.set()
     wait_until(
@@ -91,10 +92,11 @@ def test_a_released_group_is_freed_even_if_its_end_hangs(is_cut: bool) -> None:
     """The training thread goes on; the group goes when its end has come."""
     hangs = "abort" if is_cut else "shutdown"
     group: Any = Communicator(hangs)
-    let_go, there = group.let_go, weakref.ref(group)
+    reached, let_go, there = group.reached, group.let_go, weakref.ref(group)
     groups = [group]
     aborts = abort(groups) if is_cut else []
     release(groups, aborts)
+    assert reached.wait(60)
     assert group.calls == [hangs]
     del group
     assert there() is not None
