@@ -22,7 +22,6 @@ import torch
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import PlanSource
-from heterotrain.network import connection_setup
 from heterotrain.network.authentication import (
     GREETING,
     NONCE_BYTES,
@@ -238,11 +237,10 @@ class TorchStore(c10d.Store):  # type: ignore[misc]  # torch leaves it untyped
             self._store.get(key)
 
 
+@pytest.mark.usefixtures("long_setup")
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_gradients_of_gloo_travel_inside_tls(ranks: int, tap: Tap, tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_gloo_travel_inside_tls(ranks: int, tap: Tap, tls: Tls) -> None:
     """The sums are right, and the tap between rank 0 and the others sees none of the numbers."""
-    # All ranks are threads of this process, so on a busy machine they take turns for longer than real ranks may.
-    monkeypatch.setattr(connection_setup, "SETUP_S", 60.0)
     store, route = (
         TorchStore(TappedStore(tap)),
         Route(address="127.0.0.1", credentials=Credentials(secret=SECRET, tls=tls)),
@@ -288,6 +286,7 @@ def running(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
+@pytest.mark.usefixtures("long_setup")
 def test_a_lost_rank_ends_the_operations_of_the_others_at_once(
     tls: Tls, monkeypatch: pytest.MonkeyPatch, nothing_left: list[str]
 ) -> None:
