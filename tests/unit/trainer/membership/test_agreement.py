@@ -44,8 +44,8 @@ STEPS = 3
 
 
 @contextmanager
-def groups(ranks: int) -> Iterator[list[Group]]:
-    """Connect ranks."""
+def groups(ranks: int, *, limit_s: float) -> Iterator[list[Group]]:
+    """Connect ranks; a rank that is silent for longer is lost."""
     peers: list[dict[int, socket.socket]] = [{} for _ in range(ranks)]
     for one, other in itertools.combinations(range(ranks), 2):
         peers[one][other], peers[other][one] = socket.socketpair()
@@ -54,7 +54,7 @@ def groups(ranks: int) -> Iterator[list[Group]]:
         group = Group(
             rank=rank, world_size=ranks, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset())
         )
-        group._mesh = Mesh(peers[rank], rank=rank, limit_s=8.0)
+        group._mesh = Mesh(peers[rank], rank=rank, limit_s=limit_s)
         found.append(group)
     try:
         yield found
@@ -83,11 +83,12 @@ class Folder:
 
 
 def agree(
-    trainings: list[Training], folder: Folder | None = None, *, places: Sequence[Callable[[], None]] = ()
-) -> None:
+    trainings: list[Training], folder: Folder | None = None, *, places: Sequence[Callable[[], None]] = (),
+    limit_s: float = 120.0,
+) -> None:  # fmt: skip
     """Let all ranks agree; ``places`` gives each one its part of the model."""
     ranks = len(trainings)
-    with groups(ranks) as connected, ThreadPoolExecutor(ranks) as pool:
+    with groups(ranks, limit_s=limit_s) as connected, ThreadPoolExecutor(ranks) as pool:
         calls: list[Callable[[], Any]] = [
             partial(agree_on_state, group, training, folder or Folder(), place=place)
             for group, training, place in zip(connected, trainings, places or [lambda: None] * ranks, strict=True)
@@ -142,7 +143,7 @@ def test_no_part_is_lost_when_a_transfer_breaks(seed: int, monkeypatch: pytest.M
         with monkeypatch.context() as patch, suppress(PeerLost) if breaks else nullcontext():
             if breaks:
                 break_transfers(patch, rng.integers(0, 4, ranks).tolist())
-            agree(trainings)
+            agree(trainings, limit_s=8.0 if breaks else 120.0)
     expected = training_of(full(), seed=seed, steps=STEPS)
     for training in trainings:
         assert_state_is(training, expected)

@@ -76,7 +76,7 @@ def test_garbage_is_counted_and_changes_nothing(launcher: Launcher, sent: bytes)
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(1000):
                 pass
-    wait_until(lambda: REFUSALS.count == before + 1, "it is counted", timeout_s=LIMIT_S)
+    wait_until(lambda: REFUSALS.count > before, "it is counted", timeout_s=LIMIT_S)
     assert not launcher.others_finished.is_set()
     assert absent([launcher.rank], SECRET, timeout_s=LIMIT_S) == ()
 
