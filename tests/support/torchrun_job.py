@@ -26,6 +26,8 @@ from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
+ANSWER_S = 30.0
+"""A launcher that is there answers another one within this on a busy machine, too; one that is gone refuses at once."""
 SECRET = b"s" * keys.SECRET_BYTES
 
 
@@ -84,7 +86,7 @@ class TorchrunJob:
             env.SECRET_DIR: str(folder / "plan"),
             env.PEER_PORT: str(ports), env.METRICS_PORT: str(ports + 50),
             env.TERMINATION_PATH: str(folder / "outcome"),
-            env.CONFIG: encode_config(TrainingConfig(grace_s=self.grace_s)), **self.environ,
+            env.CONFIG: encode_config(TrainingConfig(grace_s=self.grace_s, peer_timeout_s=ANSWER_S)), **self.environ,
         }  # fmt: skip
         if "PYTHONPYCACHEPREFIX" in os.environ:  # without bytecode, an interpreter with torch starts twice as slowly
             environ["PYTHONPYCACHEPREFIX"] = os.environ["PYTHONPYCACHEPREFIX"]

@@ -16,6 +16,7 @@ from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_out
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
+LIMIT_S = 120.0
 
 
 def an_outcome(ending: Ending, *, step: int = 3) -> Outcome:
@@ -159,7 +160,7 @@ def test_every_rank_gets_its_number_and_the_arguments(tmp_path: Path, slowly: bo
     """The script runs once per rank with the same command line, even if it ends before the next rank starts."""
     script = PREAMBLE + "(folder / f'r{rank}').write_text(sys.argv[1]); say('finished')"
     running = launch(tmp_path, script, ranks=3, slowly=slowly)
-    assert running.wait(timeout=30) == 0
+    assert running.wait(timeout=LIMIT_S) == 0
     assert [(tmp_path / f"r{rank}").read_text() for rank in range(3)] == ["--argument"] * 3
     assert outcome_of(tmp_path) == Outcome(ending=Ending.FINISHED, reason="r", epoch=0, step=2)
 
@@ -171,9 +172,9 @@ def test_sigterm_reaches_every_rank(tmp_path: Path) -> None:
         "(folder / f'r{rank}').touch()\nwhile True: time.sleep(0.05)"
     )
     running = launch(tmp_path, PREAMBLE + body, ranks=2)
-    wait_until(lambda: all((tmp_path / f"r{rank}").exists() for rank in range(2)), "both ranks run", timeout_s=30)
+    wait_until(lambda: all((tmp_path / f"r{rank}").exists() for rank in range(2)), "both ranks run", timeout_s=LIMIT_S)
     running.send_signal(signal.SIGTERM)
-    assert running.wait(timeout=30) == 0
+    assert running.wait(timeout=LIMIT_S) == 0
     found = outcome_of(tmp_path)
     assert found is not None
     assert found.ending is Ending.LEFT
@@ -184,7 +185,7 @@ def test_sigterm_reaches_every_rank(tmp_path: Path) -> None:
 def test_a_script_without_heterotrain_has_an_outcome(tmp_path: Path, script: str, code: int) -> None:
     """Its last error, or that it succeeded; its error output is passed on."""
     running = launch(tmp_path, script, ranks=2)
-    _, errors = running.communicate(timeout=30)
+    _, errors = running.communicate(timeout=LIMIT_S)
     assert running.returncode == code
     found = outcome_of(tmp_path)
     assert found is not None
@@ -200,7 +201,7 @@ def test_a_failed_rank_terminates_the_others(tmp_path: Path) -> None:
     """They get SIGTERM, and the pod ends with the failed rank's exit code."""
     body = "if rank == 1: sys.exit(7)\nwhile True: time.sleep(0.05)"
     running = launch(tmp_path, PREAMBLE + body, ranks=3)
-    assert running.wait(timeout=30) == 7
+    assert running.wait(timeout=LIMIT_S) == 7
     assert running.stderr is not None
     assert "rank 1 ended with exit code 7" in running.stderr.read()
     found = outcome_of(tmp_path)
@@ -215,7 +216,7 @@ def test_a_failed_rank_terminates_the_others(tmp_path: Path) -> None:
 def test_without_an_operator_the_exit_code_is_that_of_the_script(tmp_path: Path, body: str, code: int) -> None:
     """There is no termination message then; a rank that a signal has ended counts as in a shell."""
     running = launch(tmp_path, PREAMBLE + body, ranks=1, operated=False)
-    assert running.wait(timeout=30) == code
+    assert running.wait(timeout=LIMIT_S) == code
     assert not (tmp_path / "outcome").exists()
 
 
@@ -223,7 +224,7 @@ def test_orphans_are_reaped_and_ignored(tmp_path: Path) -> None:
     """A grandchild that outlives its parent changes nothing for the ranks' outcome."""
     body = "import subprocess\nsubprocess.Popen(['true'])\nsubprocess.Popen(['sh', '-c', 'exit 5'])\nsay('finished')"
     running = launch(tmp_path, PREAMBLE + body, ranks=2)
-    assert running.wait(timeout=30) == 0
+    assert running.wait(timeout=LIMIT_S) == 0
 
 
 def test_the_launcher_never_loads_torch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -63,13 +64,12 @@ def test_a_launcher_is_ready_before_a_plan_and_reports_the_plan_in_force(make: M
     wait_until(lambda: worker.get("/ready") == "ready\n", "a ready worker", timeout_s=LIMIT_S, evidence=job.logs)
     job.plan("a")
     job.wait_for("0of2", "1of2")
-    for local_rank in range(2):
-        series = [
-            line
-            for line in worker.get("/metrics", local_rank=local_rank).splitlines()
-            if f'rank="{local_rank}"' in line
-        ]
-        assert any(line.startswith("heterotrain_plan_generation{") and line.endswith(" 1.0") for line in series)
+
+    def reports(local_rank: int) -> bool:
+        line = rf'^heterotrain_plan_generation{{[^}}]*rank="{local_rank}"[^}}]*}} 1\.0$'
+        return re.search(line, worker.get("/metrics", local_rank=local_rank), re.MULTILINE) is not None
+
+    wait_until(lambda: reports(0) and reports(1), "the plan in force", timeout_s=LIMIT_S, evidence=job.logs)
     (job.folder / "end").touch()
     job.wait_ended()
 
