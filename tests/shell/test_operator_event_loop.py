@@ -199,7 +199,7 @@ async def test_few_threads_compete_with_the_loop() -> None:
 
     def met() -> None:
         seen.add(threading.get_ident())
-        barrier.wait(10)
+        barrier.wait(60)
 
     await asyncio.gather(*(asyncio.to_thread(met) for _ in range(3 * THREADS)))
     assert len(seen) == THREADS

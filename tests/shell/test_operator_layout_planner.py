@@ -113,7 +113,7 @@ async def test_the_loop_serves_others_during_a_search_and_only_the_newest_questi
 
     def slow(book: Book | None, problem: Problem) -> tuple[Book | None, Cover | Infeasible]:
         asked.append([kind.count for kind in problem.kinds])
-        assert go.wait(10)
+        assert go.wait(60)
         return real(book, problem)
 
     monkeypatch.setattr(layout_planner, "solve", slow)

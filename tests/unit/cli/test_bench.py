@@ -90,7 +90,7 @@ def test_a_script_that_fails_is_quoted(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit('the data are missing')\n")
     with pytest.raises(InputError, match=r"ended with exit code 1 before it was measured; .*the data are missing"):
-        measure([str(script)], run_of(2), seconds=1, timeout_s=30, folder=tmp_path)
+        measure([str(script)], run_of(2), seconds=1, timeout_s=240, folder=tmp_path)
 
 
 def test_a_script_that_never_trains_is_ended(tmp_path: Path) -> None:

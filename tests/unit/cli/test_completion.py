@@ -41,6 +41,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
     }
     with serve(found, tmp_path, namespace="ml") as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        monkeypatch.setattr(names, "LIMIT_S", 60.0)
         yield found
 
 

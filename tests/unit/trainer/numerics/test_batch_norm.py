@@ -63,9 +63,9 @@ class Threads:
 
     def _gather(self, rank: int, row: bytes, _purpose: object) -> SimpleNamespace:
         self._rows[rank] = row
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=60)
         rows = list(self._rows)
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=60)
         return SimpleNamespace(rows=rows)
 
 

@@ -111,7 +111,7 @@ def test_readiness_waits_for_all_local_ranks() -> None:
 
     def status(rank: int) -> int:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port + rank}/ready", timeout=5) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port + rank}/ready", timeout=60) as reply:
                 return int(reply.status)
         except urllib.error.HTTPError as error:
             return int(error.code)
@@ -153,7 +153,7 @@ def test_only_defects_are_logged(fault: str, caplog: pytest.LogCaptureFixture) -
     class Slow:
         def collect(self) -> Iterator[Metric]:
             asked.set()
-            answer.wait(20)
+            answer.wait(60)
             if fault == "defect":
                 raise KeyError("a defect")
             yield GaugeMetricFamily("large", "x" * 10_000_000, value=1.0)
@@ -169,12 +169,12 @@ def test_only_defects_are_logged(fault: str, caplog: pytest.LogCaptureFixture) -
     try:
         with socket.create_connection(("127.0.0.1", identity.metrics_port or 0)) as scraper:
             scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            assert asked.wait(20)
+            assert asked.wait(60)
             scraper.setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
             )  # reset, not an orderly end
         answer.set()
-        assert handled.wait(20)
+        assert handled.wait(60)
     finally:
         server.shutdown()
         server.server_close()
