@@ -34,6 +34,7 @@ from heterotrain_core.layout.exchange import exchange_seconds
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Layout
 from heterotrain_core.layout.schedule import passes, share_seconds
+from heterotrain_core.layout.update import update_seconds
 from heterotrain_core.split.balance import Split, balance, in_proportion
 from heterotrain_core.split.member import SplitMember
 
@@ -159,7 +160,9 @@ def best_step(problem: Problem, planner: Planner, nominal: Mapping[str, float]) 
             if counts is None:
                 continue
             used = [(layout, count) for (_, layout), count in zip(members, counts, strict=True) if count]
-            slowest_s = max(share_seconds(passes(layout.stages), count) for layout, count in used)
+            slowest_s = max(
+                share_seconds(passes(layout.stages), count) + update_seconds(problem, layout) for layout, count in used
+            )
             step_s = slowest_s + exchange_seconds(problem, [layout for layout, _ in used])
             if best is None or step_s < best.step_s:
                 best = PlannedStep(

@@ -310,6 +310,7 @@ def test_units_are_measured_before_the_first_plan(operate: Callable[..., Operato
     assert worker.metric("heterotrain_unit_profile_complete") == 1.0
     assert (worker.metric("heterotrain_usable_memory_bytes") or 0) > 0
     assert worker.metric("heterotrain_training_state_ratio") == 4.0
+    assert (worker.metric("heterotrain_update_seconds_per_parameter_byte") or 0) > 0
     assert (worker.metric("heterotrain_unit_seconds") or 0) > 0
 
 

@@ -198,6 +198,7 @@ class ModelSetup:
             self.loop.pipeline.state_ratio = ratio
         report_units(
             self.report, profiles, kind=kind, memory_bytes=usable, state_ratio=ratio,
+            update_s_per_byte=model.update_s_per_byte(self.training.optimizers, processors=processors),
             can_shard=is_elementwise(self.training.optimizers),
         )  # fmt: skip
         leave_out_what_is_loaded()

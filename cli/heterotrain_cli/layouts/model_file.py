@@ -68,6 +68,8 @@ class Devices(Part):
     """Price of one device for an hour, in any currency."""
     per_node: Annotated[Integer, Field(ge=1, le=MOST_DEVICES)] = 1
     """Devices that share a node."""
+    update_seconds_per_gib: Seconds = 0
+    """Seconds of the optimizer for each GiB of parameters that a device holds, once a step."""
 
 
 class Connection(Part):
@@ -145,7 +147,7 @@ class ModelFile(Document):
             DeviceKind(
                 name=kind.name, count=(counts or {}).get(kind.name, kind.count),
                 memory_bytes=math.floor(kind.memory_gib * _GIB), price_per_hour=kind.price_per_hour,
-                devices_per_node=kind.per_node,
+                devices_per_node=kind.per_node, update_s_per_byte=kind.update_seconds_per_gib / _GIB,
             )
             for kind in self.devices
         )  # fmt: skip

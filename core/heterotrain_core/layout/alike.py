@@ -22,7 +22,6 @@ from heterotrain_core.layout.exchange import exchange_seconds
 from heterotrain_core.layout.level import Menu
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Layout
-from heterotrain_core.layout.schedule import passes, share_seconds
 from heterotrain_core.layout.worked_out import WorkedOut, work_out
 
 MOST_WORKED_OUT = 3
@@ -123,20 +122,17 @@ def _worked_out(book: Book, menu: Menu, number: int, row: int, column: int) -> A
     layouts = [choice.layout, *choice.others]
     if column < menu.multisets and number > 1:
         layouts += _even_layouts(problem, book.costs[row], layouts, number)
-    steps = [_share_s(choice, layout, most) + exchange_seconds(problem, [layout] * number) for layout in layouts]
+    cuts = [choice.with_layout(problem, layout) for layout in layouts]
+    steps = [each.seconds(most) + exchange_seconds(problem, [each.layout] * number) for each in cuts]
     step_s = min(steps)
     return Alike(
-        choice=replace(choice, layout=layouts[steps.index(step_s)], others=()),
+        choice=replace(cuts[steps.index(step_s)], others=()),
         micro_batches=(most,) * more + (each,) * (number - more),
         padding_samples=total * samples - problem.batch_samples,
         level_s=float(menu.first_BJ[row, column] + (most - 1) * menu.next_BJ[row, column]),
         column=column,
         step_s=step_s,
     )
-
-
-def _share_s(choice: WorkedOut, layout: Layout, micro_batches: int) -> float:
-    return share_seconds(passes(layout.stages), micro_batches) if layout.stages else choice.seconds(micro_batches)
 
 
 def _even_layouts(problem: Problem, costs: Costs, known: Sequence[Layout], number: int) -> list[Layout]:

@@ -13,6 +13,7 @@ from heterotrain_core.layout.cover import cover
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Cover, Infeasible, LayoutKind, Limit, Member, Template
 from heterotrain_core.layout.sharded import sharded_templates
+from heterotrain_core.layout.update import update_seconds
 
 TIE = 1e-6
 """Relative difference of rates below which fewer kinds of layouts are better."""
@@ -83,7 +84,8 @@ def _one_member(problem: Problem, templates: Sequence[Template], reason: Infeasi
         return reason
 
     def step_s(template: Template) -> float:
-        return template.first_s + (_passes(problem, template) - 1) * template.next_s
+        passes_s = template.first_s + (_passes(problem, template) - 1) * template.next_s
+        return passes_s + update_seconds(problem, template.layout)
 
     best = min(templates, key=step_s)
     step, counts = step_s(best), [kind.count for kind in problem.kinds]
@@ -93,6 +95,7 @@ def _one_member(problem: Problem, templates: Sequence[Template], reason: Infeasi
         micro_batch_samples=best.micro_batch_samples,
         micro_batches=_passes(problem, best),
         compute_s=step,
+        update_s=update_seconds(problem, best.layout),
         limit=Limit.MEMORY,
     )
     left = {kind.name: count - used for kind, count, used in zip(problem.kinds, counts, best.devices, strict=True)}

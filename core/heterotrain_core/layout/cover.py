@@ -22,6 +22,7 @@ from heterotrain_core.layout.level import FINE, ROUGH, Level, Menu, Search, menu
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Member, Template
 from heterotrain_core.layout.step_bound import least_step
+from heterotrain_core.layout.update import least_update, rough_update
 from heterotrain_core.layout.worked_out import WorkedOut, work_out
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
@@ -115,8 +116,14 @@ def cover(
 
 def _bounded(book: Book, left: Sequence[int], menu: Menu, found: Cover) -> Cover:
     """Return a cover whose bound and gap are those of its shares with those of its whole step."""
-    known_s = found.bound_s * (1 + found.share_gap_ratio) + found.exchange_s
-    bound_s = least_step(menu, book.problem, left, known_s=known_s, share_s=found.bound_s)
+    shares_s = found.bound_s * (1 + found.share_gap_ratio)
+    least_update_s = least_update(
+        book.problem, left, most_devices=int(menu.need_JK.sum(axis=1).max()) if menu.need_JK.size else 1
+    )
+    known_s = shares_s + found.exchange_s + max(member.update_s for member in found.members)
+    bound_s = least_update_s + least_step(
+        menu, book.problem, left, known_s=known_s - least_update_s, share_s=found.bound_s
+    )
     return replace(found, bound_s=bound_s, gap_ratio=known_s / bound_s - 1)
 
 
@@ -158,11 +165,11 @@ def _rough(
 
 
 def _about_s(problem: Problem, menu: Menu, amounts: Mapping[int, int]) -> float:
-    """Return about the seconds of the exchange between members of these templates."""
+    """Return about the seconds of the exchange between members of these templates, and of the update."""
     members = Counter[tuple[int, ...]]()
     for column, number in amounts.items():
         members[tuple(menu.need_JK[column].tolist())] += number
-    return rough_exchange(problem, members)
+    return rough_exchange(problem, members) + rough_update(problem, members)
 
 
 def _worked_out(book: Book, left: Sequence[int], rough: _Rough, first: _Rough) -> Cover | Infeasible:
@@ -213,7 +220,7 @@ def _exchanging_less(
         return best
     for column, choice in choices.items():
         for layout in choice.others:
-            tried = {**best, column: replace(choice, layout=layout)}
+            tried = {**best, column: choice.with_layout(problem, layout)}
             if sum(parts := parts_s(tried)) < share_s + exchange_s:
                 best, (share_s, exchange_s) = tried, parts
     return best
@@ -297,6 +304,7 @@ def _result(
             micro_batch_samples=choice.micro_batch_samples,
             micro_batches=count,
             compute_s=seconds[id(choice), count],
+            update_s=choice.update_s,
             limit=_limit(choice, count, seconds[id(choice), count]),
         )
         for index, (choice, count) in enumerate(taken)
@@ -328,7 +336,7 @@ def _limit(choice: WorkedOut, micro_batches: int, seconds: float) -> Limit:
     slowest = max(choice.layout.stages, key=lambda stage: stage.busy_s)
     losses = {
         Limit.LINK: micro_batches * (slowest.input_s + slowest.gradient_s),
-        Limit.FILL: seconds - micro_batches * slowest.busy_s,
+        Limit.FILL: seconds - choice.update_s - micro_batches * slowest.busy_s,
         Limit.MEMORY: micro_batches * (slowest.busy_s - choice.roomy_slowest_s),
     }
     worst = max(losses, key=lambda each: losses[each])

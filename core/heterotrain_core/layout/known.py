@@ -1,7 +1,7 @@
 """The predicted step of members whose layouts are given, such as those of a plan in force.
 
-As for the members that the planner chooses: simulated schedules, the best division of the batch, and the exchange. So
-both may be compared, whatever measurements say of either.
+As for the members that the planner chooses: simulated schedules, the best division of the batch, the exchange, and
+the update. So both may be compared, whatever measurements say of either.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from heterotrain_core.layout.pass_time import DeviceTimes, Gathering, collective
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Infeasible, Layout, Shard, Stage
 from heterotrain_core.layout.schedule import passes, share_seconds
+from heterotrain_core.layout.update import update_seconds
 from heterotrain_core.layout.worked_out import WorkedOut, curve_of
 
 
@@ -73,14 +74,18 @@ def _worked_out(problem: Problem, member: KnownMember) -> WorkedOut | None:
     )
     count = -(-member.share_samples // member.micro_batch_samples)
     slowest_s = max(stage.busy_s for stage in stages)
+    found = Layout(kind=layout.kind, stages=stages)
+    update_s = update_seconds(problem, found)
     return WorkedOut(
-        layout=Layout(kind=layout.kind, stages=stages),
+        layout=found,
         micro_batch_samples=member.micro_batch_samples,
         least_micro_batches=1,
         gap_ratio=0.0,
         roomy_slowest_s=slowest_s,
+        update_s=update_s,
         curve=curve_of(
-            slowest_s / member.micro_batch_samples, max(0.0, share_seconds(passes(stages), count) - count * slowest_s)
+            slowest_s / member.micro_batch_samples,
+            max(0.0, share_seconds(passes(stages), count) - count * slowest_s) + update_s,
         ),
     )
 
@@ -124,11 +129,14 @@ def _sharded(problem: Problem, member: KnownMember) -> WorkedOut:
         Shard(kind=kind, state_ratio=ratio, share_samples=size, micro_batch_samples=size, memory_bytes=0)
         for kind, ratio, size in zip(member.kinds, ratios, sizes, strict=True)
     )
+    found = Layout(kind=layout.kind, shards=shards)
+    update_s = update_seconds(problem, found)
     return WorkedOut(
-        layout=Layout(kind=layout.kind, shards=shards),
+        layout=found,
         micro_batch_samples=samples,
         least_micro_batches=1,
         gap_ratio=0.0,
         roomy_slowest_s=pass_s,
-        curve=curve_of(pass_s / samples, 0.0),
+        update_s=update_s,
+        curve=curve_of(pass_s / samples, update_s),
     )

@@ -23,6 +23,8 @@ MOST_BATCH_SAMPLES = 10**9
 """Samples of a global batch."""
 MOST_BYTES = 1e18
 """Bytes of anything: an exabyte, far beyond real devices, and exact enough in a float."""
+MOST_UPDATE_S_PER_BYTE = 1.0
+"""Seconds of the optimizer for a byte of parameters. Slow processors take some 1e-9."""
 MOST_SECONDS = 1e6
 """Seconds of one pass through one unit."""
 BEFORE, AFTER = "before ", "after "
@@ -79,6 +81,7 @@ class DeviceKind:
         memory_bytes: usable bytes of one device, without what allocator and libraries take.
         price_per_hour: of one device.
         devices_per_node: devices that share a node and its fast links, at least 1.
+        update_s_per_byte: seconds of the optimizer for each byte of parameters, once a step.
     """
 
     name: str
@@ -86,6 +89,7 @@ class DeviceKind:
     memory_bytes: int
     price_per_hour: float = 0.0
     devices_per_node: int = 1
+    update_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +185,7 @@ def _invalid_kinds(problem: Problem) -> str | None:
             ("bytes of memory", kind.memory_bytes, 0, MOST_BYTES),
             ("as price_per_hour", kind.price_per_hour, 0, MOST_BYTES),
             ("devices on a node", kind.devices_per_node, 1, MOST_DEVICES),
+            ("as update_s_per_byte", kind.update_s_per_byte, 0, MOST_UPDATE_S_PER_BYTE),
         )
         for what, value, low, high in checks:
             if not low <= value <= high:

@@ -157,7 +157,8 @@ class Member:
         share_samples: samples of each global batch.
         micro_batch_samples: size of a micro-batch; the last one of a share is filled up with samples of weight zero.
         micro_batches: of the share.
-        compute_s: predicted seconds from the first forward pass to the last backward pass.
+        compute_s: predicted seconds from the first forward pass to the last backward pass, and of the update.
+        update_s: seconds of the update on the device that takes longest, part of ``compute_s``.
         limit: what costs it most time.
     """
 
@@ -166,6 +167,7 @@ class Member:
     micro_batch_samples: int
     micro_batches: int
     compute_s: float
+    update_s: float
     limit: Limit
 
 
@@ -176,11 +178,12 @@ class Cover:
     Attributes:
         members: shares sum to the global batch.
         unused: devices by kind that are in no member.
-        step_s: predicted seconds of a step: the slowest member by simulation of its schedule, then the exchange.
+        step_s: predicted seconds of a step: the slowest member by simulation of its schedule with its update, and the
+            exchange.
         exchange_s: seconds of the exchange between members, each piece among its owners, none of it hidden.
-        bound_s: no members out of the same templates take less than that for their shares by the formula and the
-            exchange (``step_bound``).
-        gap_ratio: how much longer than ``bound_s`` the chosen templates take with their exchange.
+        bound_s: no members out of the same templates take less than that for their shares by the formula, the
+            exchange (``step_bound``) and the update.
+        gap_ratio: how much longer than ``bound_s`` the chosen templates take with their exchange and update.
         share_gap_ratio: how much longer than the shortest possible ones their shares are at most, without the exchange;
             longer shares may be taken for a shorter exchange.
         cut_gap_ratio: how much shorter the share of a chosen template could at most be with another cut, before a

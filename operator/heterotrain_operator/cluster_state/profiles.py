@@ -17,12 +17,15 @@ class PoolProfile:
         memory_bytes: of the rank's device, for training state and activations.
         units: in the order of computation; seconds are under the pool's name.
         state_ratio: bytes of training state for each byte of parameters; ``None`` where the rank exports none.
+        update_s_per_byte: seconds of the optimizers for each byte of parameters, once a step; ``None`` where the rank
+            exports none.
         can_shard: whether the rank can hold parts of units: its image and its optimizers allow that.
     """
 
     memory_bytes: int
     units: tuple[UnitProfile, ...]
     state_ratio: float | None = None
+    update_s_per_byte: float | None = None
     can_shard: bool = False
 
 

@@ -43,6 +43,7 @@ class MemberGauges:
         units: of the model, where the rank has profiled them.
         usable_memory_bytes: of its device, for training state and activations.
         state_ratio: bytes of training state for each byte of parameters.
+        update_s_per_byte: seconds of the optimizers for each byte of parameters, once a step.
         can_shard: whether it can hold parts of units.
         profile_complete: whether it exports its profile of all units.
         divergences: comparisons in which the ranks' copies of the state differed.
@@ -78,6 +79,7 @@ class MemberGauges:
     units: int | None = None
     usable_memory_bytes: float | None = None
     state_ratio: float | None = None
+    update_s_per_byte: float | None = None
     can_shard: bool = False
     profile_complete: bool = False
     checkpoint_failures: int = 0

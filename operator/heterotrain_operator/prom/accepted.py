@@ -30,7 +30,8 @@ _ANY = (-1e38, 1e38)
 LEAST_BYTES_PER_S, MOST_BYTES_PER_S, MOST_LATENCY_S = 1e3, 1e13, 60.0
 """Of a link: from a slow modem to hundred times the fastest network."""
 MOST_STATE_RATIO = 100.0
-"""Of no optimizer."""
+MOST_UPDATE_S_PER_BYTE = 1e-6
+"""Of an optimizer: Adam takes about 1e-9 on one slow processor."""
 PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         metrics.STEPS: _COUNT,
@@ -69,6 +70,7 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.UNITS: (1.0, metrics.MAX_PROFILED_UNITS),
         metrics.USABLE_MEMORY: _BYTES,
         metrics.STATE_RATIO: (1.0, MOST_STATE_RATIO),
+        metrics.UPDATE_SECONDS_PER_BYTE: (0.0, MOST_UPDATE_S_PER_BYTE),
         metrics.CAN_SHARD: (0.0, 1.0),
         metrics.UNIT_PROFILE_COMPLETE: (0.0, 1.0),
         metrics.LINK_BANDWIDTH: (LEAST_BYTES_PER_S, MOST_BYTES_PER_S),

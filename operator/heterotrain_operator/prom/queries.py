@@ -321,6 +321,7 @@ def _gauges(
         units=whole(metrics.UNITS),
         usable_memory_bytes=values.get(metrics.USABLE_MEMORY),
         state_ratio=values.get(metrics.STATE_RATIO),
+        update_s_per_byte=values.get(metrics.UPDATE_SECONDS_PER_BYTE),
         can_shard=values.get(metrics.CAN_SHARD) == 1.0,
         profile_complete=values.get(metrics.UNIT_PROFILE_COMPLETE) == 1.0,
         checkpoint_failures=whole(metrics.CHECKPOINT_FAILURES) or 0,

@@ -102,7 +102,11 @@ def parse_profile(
             )
         )
     return PoolProfile(
-        memory_bytes=int(memory_bytes), units=tuple(found), state_ratio=gauges.state_ratio, can_shard=gauges.can_shard
+        memory_bytes=int(memory_bytes),
+        units=tuple(found),
+        state_ratio=gauges.state_ratio,
+        update_s_per_byte=gauges.update_s_per_byte,
+        can_shard=gauges.can_shard,
     )
 
 

@@ -16,7 +16,7 @@ from heterotrain_core.contract.plan import Layout
 from heterotrain_core.layout.problem import UnitProfile
 
 from heterotrain.errors import UsageError
-from heterotrain.layouts import training_state, unit_profile
+from heterotrain.layouts import training_state, unit_profile, update_time
 from heterotrain.layouts.initial_weights import copied, fill
 from heterotrain.layouts.shards import Shards
 from heterotrain.layouts.stage import Stage
@@ -115,6 +115,11 @@ class CuttableModel:
         parts = units_of(self.model, self._path).parts
         units = [[p for name in names for p in parts[name].parameters()] for names in self.seen.parts]
         return training_state.state_ratio(units, optimizers)
+
+    def update_s_per_byte(self, optimizers: Sequence[torch.optim.Optimizer], *, processors: float) -> float | None:
+        """Measure the optimizers' update on this rank's device; see ``update_time.update_s_per_byte``."""
+        whole = sum(parameter.nbytes for parameter in self.model.parameters())
+        return update_time.update_s_per_byte(optimizers, whole, device=self._device, processors=processors)
 
     def stage(self, cuts: Sequence[int], group: MemberGroup, *, with_values: bool = True) -> Stage:
         """Return this rank's stage.

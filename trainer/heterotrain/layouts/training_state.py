@@ -54,26 +54,41 @@ def state_ratio(
 @contextmanager
 def _tried(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Take a step; afterwards restore state, groups and gradients."""
-    groups: list[dict[str, Any]] = optimizer.param_groups
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not all(parameter.is_meta for parameter in parameters):
         raise ValueError("the parameters have values")
-    kept = [{name: copy.deepcopy(value) for name, value in group.items() if name != "params"} for group in groups]
-    state = {parameter: copy.deepcopy(value) for parameter, value in optimizer.state.items()}
-    gradients = [parameter.grad for parameter in parameters]
-    step: Any = type(optimizer).step
-    try:
-        for group in groups:
+    with unchanged(optimizer):
+        for group in optimizer.param_groups:
             group.update({name: False for name in _OFF if group.get(name) is not None})
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-        getattr(step, "__wrapped__", step)(optimizer)  # without hooks, and unseen by learning-rate schedulers
+        step_alone(optimizer)
+        yield
+
+
+def step_alone(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step without hooks, and unseen by learning-rate schedulers."""
+    step: Any = type(optimizer).step
+    getattr(step, "__wrapped__", step)(optimizer)
+
+
+@contextmanager
+def unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore an optimizer's state and groups after the block, and the gradients of its parameters."""
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    kept = [{name: copy.deepcopy(value) for name, value in group.items() if name != "params"} for group in groups]
+    members = [group["params"] for group in groups]
+    state = {parameter: copy.deepcopy(value) for parameter, value in optimizer.state.items()}
+    gradients = [parameter.grad for parameter in parameters]
+    try:
         yield
     finally:
-        for group, before in zip(groups, kept, strict=True):
+        optimizer.param_groups = groups
+        for group, before, own in zip(groups, kept, members, strict=True):
             for name in [name for name in group if name != "params" and name not in before]:
                 del group[name]
-            group.update(before)
+            group.update(before, params=own)
         optimizer.state.clear()
         optimizer.state.update(state)
         for parameter, gradient in zip(parameters, gradients, strict=True):

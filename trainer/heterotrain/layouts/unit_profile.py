@@ -11,7 +11,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts.initial_weights import first_line
+from heterotrain.layouts.lasting_time import Clock, Moment, clocks, lasting_s
 from heterotrain.layouts.stage_model import StageModel
 from heterotrain.layouts.trace import Trace, trace
 from heterotrain.layouts.units import Units
@@ -40,8 +40,8 @@ def profile(
     limit_s: float = 60.0,
     sizes: Sequence[int] = SIZES,
     processors: float = math.inf,
-    clock: Callable[[], float] = time.perf_counter,
-    processor_clock: Callable[[], float] = time.process_time,
+    clock: Clock = time.perf_counter,
+    processor_clock: Clock = time.process_time,
 ) -> tuple[UnitProfile, ...]:
     """Return what was measured of each unit; only one unit at a time has memory.
 
@@ -60,12 +60,7 @@ def profile(
     Raises:
         UsageError: the model is not a sequence of its units, or a unit fails or computes nothing.
     """
-
-    def now() -> _Moment:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return _Moment(clock(), processor_clock())
-
+    now = clocks(device, clock, processor_clock)
     units = build()
     seen, end_s = trace(units, inputs(sizes[0])), now().wall_s + limit_s
     values = {size: inputs(size) for size in sizes}
@@ -86,7 +81,7 @@ def profile(
                 raise UsageError(
                     f"{name} fails on the first samples ({why}): try one batch without job.wrap"
                 ) from error
-            forward_s, backward_s = _lasting_s(forward, processors), _lasting_s(backward, processors)
+            forward_s, backward_s = lasting_s(forward, processors), lasting_s(backward, processors)
             points.append(UnitSeconds(micro_batch_samples=size, forward_s=forward_s, backward_s=backward_s))
             received[size] = output
         found.append(_profile_of(seen, unit, name, {kind: tuple(points)}))
@@ -100,29 +95,12 @@ def _profile_of(seen: Trace, unit: int, name: str, seconds: Mapping[str, tuple[U
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """Readings of the two clocks, in seconds."""
-
-    wall_s: float
-    processor_s: float
-
-    def until(self, other: _Moment) -> _Moment:
-        """Return the time between two moments."""
-        return _Moment(other.wall_s - self.wall_s, other.processor_s - self.processor_s)
-
-
-def _lasting_s(runs: Sequence[_Moment], processors: float) -> float:
-    """Return the seconds of a pass among many: its processors are not all free as they are for one pass alone."""
-    return max(min(run.wall_s for run in runs), min(run.processor_s for run in runs) / processors)
-
-
 def _measured(
-    part: StageModel, received: tuple[torch.Tensor, ...] | None, inputs: Any, now: Callable[[], _Moment], end_s: float
-) -> tuple[list[_Moment], list[_Moment], tuple[torch.Tensor, ...]]:
+    part: StageModel, received: tuple[torch.Tensor, ...] | None, inputs: Any, now: Callable[[], Moment], end_s: float
+) -> tuple[list[Moment], list[Moment], tuple[torch.Tensor, ...]]:
     """Return the times of a unit's forward passes and of its backward passes, and what it hands on."""
-    forward: list[_Moment] = []
-    backward: list[_Moment] = []
+    forward: list[Moment] = []
+    backward: list[Moment] = []
     for run in range(RUNS):
         start = None
         if received is not None:

@@ -13,7 +13,7 @@ from heterotrain.telemetry.report import Report, Table
 
 def report_units(
     report: Report, profiles: Sequence[UnitProfile], *, kind: str, memory_bytes: int, state_ratio: float | None = None,
-    can_shard: bool = False,
+    update_s_per_byte: float | None = None, can_shard: bool = False,
 ) -> None:  # fmt: skip
     """Export the profile of all units, and say that it is complete; a scrape sees all of it or nothing.
 
@@ -23,6 +23,7 @@ def report_units(
         kind: name under which the profiles hold this device's seconds.
         memory_bytes: memory of the device that training state and activations may take.
         state_ratio: bytes of training state for each byte of parameters; ``None`` where that is not known.
+        update_s_per_byte: seconds of the optimizers for each byte of parameters; ``None`` where that is not known.
         can_shard: whether this rank can hold parts of units.
 
     Raises:
@@ -69,5 +70,6 @@ def report_units(
             names.UNIT_PROFILE_COMPLETE: 1.0,
             names.CAN_SHARD: float(can_shard),
             **({} if state_ratio is None else {names.STATE_RATIO: state_ratio}),
+            **({} if update_s_per_byte is None else {names.UPDATE_SECONDS_PER_BYTE: update_s_per_byte}),
         },
     )

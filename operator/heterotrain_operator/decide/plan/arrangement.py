@@ -155,7 +155,8 @@ _BINDINGS = {
 def _compute(member: PlannedMember) -> ComputeTime:
     """Return a planned member's time: its slowest stage for each sample, and the fill of the pipeline once a step."""
     stages = member.layout.stages
-    slowest_s = max(stage.busy_s for stage in stages) if stages else member.compute_s / member.micro_batches
+    passes_s = member.compute_s - member.update_s
+    slowest_s = max(stage.busy_s for stage in stages) if stages else passes_s / member.micro_batches
     return ComputeTime(
         per_sample_s=slowest_s / member.micro_batch_samples,
         fixed_s=0.0,

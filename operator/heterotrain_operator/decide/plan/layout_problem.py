@@ -41,6 +41,8 @@ def problem_of(
             f"workers of pool {first} have a model of {lengths[first]} units, and those of pool {other} one of "
             f"{lengths[other]}: every worker has to build the same model"
         )
+    # Pools whose images are too old to measure it would seem faster than the others.
+    knows_updates = all(profiles[pool.name].update_s_per_byte is not None for pool in pools)
     default_link, known_links = links_of(spec, lengths.keys(), links)
     by_unit = zip(*(profiles[pool.name].units for pool in pools), strict=True)
     problem = Problem(
@@ -52,6 +54,7 @@ def problem_of(
                 memory_bytes=profiles[pool.name].memory_bytes,
                 price_per_hour=float(pool.price_per_hour or 0),
                 devices_per_node=pool.num_proc_per_worker or 1,
+                update_s_per_byte=(profiles[pool.name].update_s_per_byte or 0.0) if knows_updates else 0.0,
             )
             for pool in pools
         ),

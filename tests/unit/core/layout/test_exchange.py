@@ -55,6 +55,28 @@ def drawn(rng: random.Random, problem: Problem) -> Layout:
     return a_pipeline(kinds, sorted(rng.sample(range(1, units), size - 1)), units)
 
 
+def longest_update(problem: Problem, layout: Layout) -> float:
+    """Return the seconds of the slowest device's update: it walks through every element that it holds."""
+    rates = {kind.name: kind.update_s_per_byte for kind in problem.kinds}
+    seconds = [0.0] * len(layout.stages or layout.shards)
+    ends = list(itertools.accumulate(round(shard.state_ratio * PARTS) for shard in layout.shards))
+    for unit, profile in enumerate(problem.units):
+        for element in range(PARTS):
+            for place, device in enumerate(layout.stages):
+                if device.first_unit <= unit <= device.last_unit:
+                    seconds[place] += rates[device.kind] * profile.parameter_bytes / PARTS
+            for place, shard in enumerate(layout.shards):
+                if (ends[place - 1] if place else 0) <= element < ends[place]:
+                    seconds[place] += rates[shard.kind] * profile.parameter_bytes / PARTS
+    return max(seconds)
+
+
+def with_updates(problem: Problem, rng: random.Random) -> Problem:
+    """Return the problem with devices whose updates take up to as long as their passes."""
+    rates = (0.0, 0.01, 0.1)
+    return replace(problem, kinds=tuple(replace(kind, update_s_per_byte=rng.choice(rates)) for kind in problem.kinds))
+
+
 def element_by_element(problem: Problem, layouts: Sequence[Layout]) -> float:
     """Return the busiest device's seconds: every element is looked up in every member, and rings run round by round."""
     held: dict[tuple[int, ...], float] = {}
@@ -210,7 +232,7 @@ def shortest_step(problem: Problem) -> float:
     def share_s(layout: Layout, count: int) -> float:
         if (layout, count) not in times:
             passes = [Passes(s.input_s + s.forward_s, s.gradient_s + s.backward_s) for s in layout.stages]
-            times[layout, count] = share_seconds(passes, count)
+            times[layout, count] = share_seconds(passes, count) + longest_update(problem, layout)
         return times[layout, count]
 
     batch = problem.batch_samples
@@ -228,10 +250,17 @@ def shortest_step(problem: Problem) -> float:
     return best
 
 
+def after_the_shares(problem: Problem, layouts: Sequence[Layout]) -> float:
+    """Return the seconds of an exchange and of the update that ends first."""
+    exchange_s = element_by_element(problem, layouts) if len(layouts) > 1 else 0.0
+    return exchange_s + min(longest_update(problem, layout) for layout in layouts)
+
+
 def shortest_of_templates(problem: Problem, book: Book) -> float:
     """Return the shortest step over all members out of a book's templates, with their shares and any cuts.
 
-    A share takes the template's time; the exchange is that of any cut.
+    A share takes the template's time; the exchange and the update are those of any cut. No update is shorter than that
+    of the member with the shortest one.
     """
     menu = menu_of(book, (), frozenset(LayoutKind), 1)
     columns = np.flatnonzero(np.isfinite(menu.first_BJ).any(axis=0)).tolist()
@@ -256,12 +285,12 @@ def shortest_of_templates(problem: Problem, book: Book) -> float:
         if share_s >= best:
             continue
         of_cuts = itertools.product(*(layouts[column] for column in chosen))
-        exchange_s = min(map(partial(element_by_element, problem), of_cuts)) if len(chosen) > 1 else 0.0
-        best = min(best, share_s + exchange_s)
+        best = min(best, share_s + min(map(partial(after_the_shares, problem), of_cuts)))
     return best
 
 
-def test_no_members_are_faster_than_the_bound() -> None:
+@pytest.mark.parametrize("updates", [False, True])
+def test_no_members_are_faster_than_the_bound(updates: bool) -> None:
     """Up to four members on two devices of each of two kinds, where the exchange takes much of a step."""
     tight, raised = [], 0
     for seed in range(60):
@@ -276,6 +305,7 @@ def test_no_members_are_faster_than_the_bound() -> None:
             default_link=Link(bytes_per_s=pace, latency_s=rng.choice((0.0, 0.05))),
             least_members=rng.choice((1, 2)),
         )
+        problem = with_updates(problem, rng) if updates else problem
         book = book_of(problem)
         found = cover(book) if isinstance(book, Book) else book
         if not isinstance(book, Book) or not isinstance(found, Cover):
@@ -287,12 +317,12 @@ def test_no_members_are_faster_than_the_bound() -> None:
         shares = least_level(menu_of(book, (), frozenset(LayoutKind), 1), np.array(counts), problem.least_members)
         assert not isinstance(shares, int)
         raised += found.bound_s > shares.level_s
-    print(sorted(tight)[::-1][:12], len(tight), sum(tight) / len(tight), raised)
     assert len(tight) > 30
     assert raised > 10  # the exchange is in the bound
 
 
-def test_covers_come_near_the_best_of_all_members_cuts_and_shares() -> None:
+@pytest.mark.parametrize(("updates", "worst_ratio"), [(False, 1.15), (True, 1.18)])
+def test_covers_come_near_the_best_of_all_members_cuts_and_shares(updates: bool, worst_ratio: float) -> None:
     """With two devices of each of two kinds, where the exchange takes much of a step."""
     ratios = []
     for seed in range(60):
@@ -305,6 +335,7 @@ def test_covers_come_near_the_best_of_all_members_cuts_and_shares() -> None:
             links={**links, ("k0", "k1"): Link(bytes_per_s=rng.choice((10.0, 60.0)))},
             least_members=rng.choice((1, 2)),
         )
+        problem = with_updates(problem, rng) if updates else problem
         book = book_of(problem)
         found = cover(book) if isinstance(book, Book) else book
         best_s = shortest_step(problem)
@@ -314,7 +345,6 @@ def test_covers_come_near_the_best_of_all_members_cuts_and_shares() -> None:
         if len(found.members) <= 2:
             assert found.step_s >= best_s * (1 - 1e-9)
         ratios.append(found.step_s / best_s)
-    print(sorted(ratios)[::-1][:12], len(ratios), sum(ratios) / len(ratios))
     assert len(ratios) > 30
     assert sorted(ratios)[len(ratios) // 2] < 1.005
-    assert max(ratios) < 1.15
+    assert max(ratios) < worst_ratio

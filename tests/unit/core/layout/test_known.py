@@ -25,9 +25,12 @@ def known(member: Member) -> KnownMember:
 
 
 def a_question(seed: int) -> Problem:
+    rng = random.Random(seed)
+    problem = a_problem(rng, kinds=2, units=5, most=2, memory=(400, 1500), batch_samples=32)
     if seed % 2:
-        return replace(a_sharded_problem(seed)[0], least_members=1, may_shard=True, reduces_late=True, batch_samples=24)
-    return a_problem(random.Random(seed), kinds=2, units=5, most=2, memory=(400, 1500), batch_samples=32)
+        sharded = a_sharded_problem(seed)[0]
+        problem = replace(sharded, least_members=1, may_shard=True, reduces_late=True, batch_samples=24)
+    return replace(problem, kinds=tuple(replace(k, update_s_per_byte=rng.choice((0.0, 0.1))) for k in problem.kinds))
 
 
 def test_the_planners_own_members_have_the_step_that_it_has_found() -> None:

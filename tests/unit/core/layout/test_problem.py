@@ -45,6 +45,7 @@ def test_a_sound_problem_is_accepted() -> None:
         ({"kinds": (replace(SOUND.kinds[0], count=-1),)}, "device kind a100 has -1 devices"),
         ({"kinds": (replace(SOUND.kinds[0], memory_bytes=-5),)}, "device kind a100 has -5 bytes of memory"),
         ({"kinds": (replace(SOUND.kinds[0], price_per_hour=math.nan),)}, "device kind a100 has nan as price_per_hour"),
+        ({"kinds": (replace(SOUND.kinds[0], update_s_per_byte=-1.0),)}, "kind a100 has -1.0 as update_s_per_byte"),
         ({"kinds": (replace(SOUND.kinds[0], name="t4"),)}, "was not measured on t4"),
         ({"links": {("a100", "t4"): Link()}}, "which are not two of the device kinds"),
         ({"default_link": Link(bytes_per_s=0.0)}, "needs bytes_per_s above 0"),

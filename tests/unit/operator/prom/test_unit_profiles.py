@@ -39,6 +39,16 @@ def test_what_a_rank_exports_is_what_the_operator_reads() -> None:
     assert parsed(exported()) == PoolProfile(memory_bytes=2**30, units=PROFILES)
 
 
+def test_what_an_update_takes_is_read_within_bounds() -> None:
+    identity = dict(exported()[0].labels) | {"__name__": metrics.UPDATE_SECONDS_PER_BYTE}
+    for value, expected in ((1e-9, 1e-9), (1.0, None), (-1.0, None)):
+        gauges = parse_everything([*exported(), Series(identity, value)], workers=WORKERS).gauges[ME]
+        assert gauges.update_s_per_byte == expected
+    found = parsed(exported(), update_s_per_byte=1e-9)
+    assert isinstance(found, PoolProfile)
+    assert found.update_s_per_byte == 1e-9
+
+
 def test_the_many_series_are_read_by_a_query_of_their_own() -> None:
     assert metrics.UNIT_SECONDS not in everything_of("job-uid")
     assert metrics.UNIT_PROFILE_COMPLETE in everything_of("job-uid")

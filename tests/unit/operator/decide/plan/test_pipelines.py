@@ -161,6 +161,22 @@ def test_what_the_optimizer_holds_decides_what_fits(ratio: float | None, told: s
     assert not told or f"A unit's training state takes {told}" in cluster.message("LayoutPlanned")
 
 
+def test_a_step_ends_with_the_update_of_the_stage_that_takes_longest() -> None:
+    """Where an image is too old to measure it, no pool has it: that pool would seem faster than the others."""
+
+    def step_s(**seconds: float) -> float:
+        profiles = {name: replace(found, update_s_per_byte=seconds.get(name)) for name, found in BIG_AND_SMALL.items()}
+        plan = plan_of(a_cluster(profiles=profiles).start())
+        assert plan.prediction is not None
+        assert plan.members[0].layout.cuts == (4,)
+        return plan.prediction.step_s
+
+    without = step_s()
+    assert step_s(a=1e-9, b=1e-9) == pytest.approx(without + 1e-9 * 4 * STATE / 4)
+    assert step_s(a=1e-9, b=3e-9) == pytest.approx(without + 3e-9 * 2 * STATE / 4)
+    assert step_s(a=1e-9) == without
+
+
 def test_a_lost_stage_is_followed_by_a_new_cut_of_the_survivors() -> None:
     """Four equal workers hold the model in four stages; the three that are left are cut anew."""
     cluster = a_cluster(pool("a", maxReplicas=4), profiles={"a": profile("a", units_that_fit=4)}).start()
