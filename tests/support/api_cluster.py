@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 import aiohttp
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
-from heterotrain_operator.cluster_state.parse import rfc3339
+from heterotrain_operator.cluster_state.parse import rfc3339, rfc3339_micro
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound
-from heterotrain_operator.kube.resources import CONFIG_MAPS, EVENTS, JOBS, NODES, PODS, Resource
+from heterotrain_operator.kube.resources import CONFIG_MAPS, EVENTS, JOBS, LEASES, NODES, PODS, Resource
 from heterotrain_operator.kube.verbs import Body
 
 from support.fake_cluster import pool
@@ -33,6 +34,9 @@ NAMESPACES = Resource("v1", "namespaces")
 CRDS = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions")
 DEPLOYMENTS = Resource("apps/v1", "deployments")
 INSTALLED = "app.kubernetes.io/name=heterotrain-operator"
+NODE_LEASES = "kube-node-lease"
+RENEW_S = 10.0
+"""Time between two signs of life of a node; after 40 s without one, the control plane takes it for lost."""
 
 
 async def served(client: KubeClient) -> bool:
@@ -106,7 +110,7 @@ class Cluster:
         self.kube = kube
         self.namespace = namespace
         self.container = "main"
-        self._now_s = 0.0
+        self._nodes: dict[str, str] = {}
 
     async def add_node(self, pool_name: str, *, cpu: str = "4", suffix: str = "") -> str:
         """Create a node without a kubelet that only this namespace's pods tolerate, and return its name.
@@ -123,7 +127,7 @@ class Cluster:
             "metadata": {"name": name, "namespace": "", "labels": {"ht-test": self.namespace, "pool": pool_name}},
             "spec": {"taints": [{"key": "ht-test", "value": self.namespace, "effect": "NoSchedule"}]},
         }
-        await self.kube.create(NODES, body)
+        self._nodes[name] = (await self.kube.create(NODES, body))["metadata"]["uid"]
         resources = {"cpu": cpu, "memory": "8Gi", "pods": "20"}
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "simulated"}
         patch = {"status": {"allocatable": resources, "capacity": resources, "conditions": [ready]}}
@@ -144,8 +148,22 @@ class Cluster:
             content_type="application/merge-patch+json",
         )
 
+    async def renew_leases(self) -> None:
+        """Renew the nodes' Leases again and again, as kubelets do: a test may last longer than a node may be silent."""
+        while True:
+            for name, uid in tuple(self._nodes.items()):
+                owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
+                body = {
+                    "apiVersion": LEASES.api_version, "kind": "Lease",
+                    "metadata": {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]},
+                    "spec": {"holderIdentity": name, "renewTime": rfc3339_micro(time.time())},
+                }  # fmt: skip
+                with suppress(KubeError):
+                    await self.kube.apply(LEASES, body)
+            await asyncio.sleep(RENEW_S)
+
     async def remove_nodes(self) -> None:
-        """Delete the nodes of this test."""
+        """Delete the nodes of this test; their Leases go with them."""
         async for node in self.kube.list(NODES, labels=f"ht-test={self.namespace}"):
             await self.kube.delete(NODES, "", node["metadata"]["name"], uid=node["metadata"]["uid"])
 
@@ -312,7 +330,7 @@ class Operator:
                 "metrics-port": self.metrics_port,
                 "gather-seconds": 1,
                 "status-interval-seconds": 0.2,
-                "lease-duration-seconds": 5,
+                "lease-duration-seconds": 10,
             }
             options = [f"--{name}={value}" for name, value in flags.items()]
             command = [sys.executable, "-m", "heterotrain_operator", "run", *options, *self._options]

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(600))
 
 
 NO_CLUSTER = 'no cluster: run `make cluster`, then eval "$(PYTHONPATH=deploy/dev/cluster python -m local_cluster env)"'
@@ -87,9 +87,11 @@ async def namespace(kube: KubeClient) -> AsyncIterator[str]:
 async def cluster(kube: KubeClient, namespace: str) -> AsyncIterator[Cluster]:
     """The test's namespace and nodes."""
     found = Cluster(kube, namespace)
+    renewing = asyncio.create_task(found.renew_leases())
     try:
         yield found
     finally:
+        renewing.cancel()
         await found.remove_nodes()
 
 
