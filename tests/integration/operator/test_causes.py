@@ -32,4 +32,4 @@ async def test_a_missing_volume_is_in_the_status_with_the_next_step(
         _, _, message = await cluster.condition("Running")
         return 'FailedMount: configmap "settings" not found: create the Secret' in message
 
-    await until(named, "the condition Running names the missing ConfigMap", timeout_s=60)
+    await until(named, "the condition Running names the missing ConfigMap")

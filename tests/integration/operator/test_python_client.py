@@ -67,7 +67,7 @@ async def test_a_job_from_a_script_to_its_end(
         client.train(script, pools=pools(cluster, "c"), name="other", spec={"backoffLimit": 0}, **settings),
     )
     assert sorted(each.name for each in await client.jobs()) == [NAME, "other"]
-    waits = [asyncio.create_task(each.wait(timeout_s=120)) for each in (job, other)]
+    waits = [asyncio.create_task(each.wait(timeout_s=400)) for each in (job, other)]
     config = await cluster.kube.get(CONFIG_MAPS, cluster.namespace, f"{NAME}-script")
     assert config["data"] == {"my_training.py": SCRIPT}
     assert config["metadata"]["ownerReferences"][0]["uid"] == (await job.body())["metadata"]["uid"]
@@ -95,7 +95,7 @@ async def test_a_job_from_a_script_to_its_end(
 
 async def check_checkpoint(cluster: Cluster, job: AsyncTrainingJob) -> None:
     """Ask for a checkpoint: the plan has the request until the status has a newer checkpoint."""
-    asked = asyncio.create_task(job.checkpoint(timeout_s=60))
+    asked = asyncio.create_task(job.checkpoint(timeout_s=120))
 
     async def requested() -> bool:
         return bool((await cluster.plan(NAME)).get("checkpoint_request"))
