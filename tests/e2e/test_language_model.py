@@ -136,6 +136,12 @@ def test_a_language_model_on_16_ranks_from_a_script_to_a_file(
         # Learned speeds come with the first scrapes of a job that trains.
         on_cluster.wait_epoch(1, timeout_s=240)
         wait_for(lambda: job.status().cost_per_step, "the cost of a step", timeout_s=60)
+        # A plan has a measured step once each rank has made some steps under it.
+        wait_for(
+            lambda: "measuredOverPredicted" in on_cluster.status().get("prediction", {}),
+            "a measured step",
+            timeout_s=120,
+        )
         lines = {line.worker for line in job.logs(tail=5)}
         assert lines == {rank.worker for rank in plan.ranks}
         forecast = job.forecast(samples_per_epoch=10_000)
@@ -171,7 +177,7 @@ def submit(namespace: Cluster, store: str, packages: dict[str, Any]) -> Training
         pools=pools,
         image=container["image"],
         global_batch_size=BATCH,
-        epochs=4,
+        epochs=6,
         checkpoint=f"{BUCKET}/language-model",
         training={"precision": "FP32"},
         spec={"elasticPolicy": {"minReplicas": 2, "maxReplicas": 2}},

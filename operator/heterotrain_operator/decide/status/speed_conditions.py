@@ -13,6 +13,7 @@ from heterotrain_core.planning.evidence import settled
 from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, PredictionStatus
 from heterotrain_operator.api.text import listed, rounded
+from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.status.context import JobContext
 
@@ -27,13 +28,15 @@ def speed_conditions(context: JobContext) -> tuple[ConditionValue, ConditionValu
 
 
 def prediction_of(context: JobContext) -> PredictionStatus | None:
-    """Return predicted and measured step time of the plan in force; while a newer plan waits, the previous values."""
+    """Return predicted and measured step time of the plan in force."""
     before = context.job.status.prediction
     plan = context.plan
     if plan is None or not plan.members or not context.runs:
         return before if context.began else None
-    if context.applied is None or context.applied < plan.version:
+    if context.applied is None:
         return before
+    if context.applied < plan.version:
+        return _while_a_newer_one_waits(before, context.telemetry, context.applied)
     if plan.prediction is None:
         return None
     steps, seconds = 0, 0.0
@@ -42,11 +45,33 @@ def prediction_of(context: JobContext) -> PredictionStatus | None:
         if done is not None and done.version == plan.version:
             steps += done.steps.get(share, 0)
             seconds += done.step_s.get(share, 0.0)
-    predicted_s = plan.prediction.step_s
     # Every rank counts every step, so the minimum applies to each of them.
-    measured_s = seconds / steps if steps >= LEAST_STEPS * len(plan.ranks) and math.isfinite(seconds) else None
+    enough = steps >= LEAST_STEPS * len(plan.ranks) and math.isfinite(seconds)
+    name = f"{plan.generation}.{plan.revision}"
+    return _beside_each_other(name, plan.prediction.step_s, seconds / steps if enough else None)
+
+
+def _while_a_newer_one_waits(
+    before: PredictionStatus | None, telemetry: Telemetry, version: tuple[int, int]
+) -> PredictionStatus | None:
+    """Return the values of the plan in force, whose prediction only the status has, with its newest measurements.
+
+    Where shares change at every boundary, a newer plan waits for most of the time.
+    """
+    if before is None or before.plan != f"{version[0]}.{version[1]}":
+        return before
+    done = [each for each in telemetry.in_force.values() if each.version == version and each.steps]
+    shares = [max(each.steps, key=each.steps.__getitem__) for each in done]
+    steps = sum(each.steps[share] for each, share in zip(done, shares, strict=True))
+    seconds = sum(each.step_s[share] for each, share in zip(done, shares, strict=True))
+    if not done or steps < LEAST_STEPS * len(done) or not math.isfinite(seconds):
+        return before
+    return _beside_each_other(before.plan, before.predicted_step_seconds, seconds / steps)
+
+
+def _beside_each_other(plan: str, predicted_s: float, measured_s: float | None) -> PredictionStatus:
     return PredictionStatus(
-        plan=f"{plan.generation}.{plan.revision}",
+        plan=plan,
         predicted_step_seconds=rounded(predicted_s, digits=3),
         measured_step_seconds=rounded(measured_s, digits=3) if measured_s is not None else None,
         measured_over_predicted=rounded(measured_s / predicted_s, digits=3) if measured_s is not None else None,
