@@ -347,11 +347,13 @@ def test_a_stage_that_leaves_trains_on_until_the_next_plan_has_its_part(operate:
 def test_a_stage_that_leaves_before_there_is_a_plan_hands_its_part_over(operate: Callable[..., Operator]) -> None:
     """The grace period is half over and no plan came: the rest of the member keeps the whole state until one comes."""
     operator = operate(batch_samples=BATCH, epochs=4, parallelism="Pipeline", grace_s=1.0)
-    a, leaver = start(operator, "a0"), start(operator, "a1", slow_s=0.02)
+    gate = Gate(operator.folder, 3)
+    a, leaver = start(operator, "a0", fault=gate.fault), start(operator, "a1", slow_s=0.05)
     operator.until_ready(a, leaver)
     plan_members(operator, [([a, leaver], (3,), BATCH, 4)])
-    operator.until_step(a, 3)
+    operator.until(gate.reached, "three steps are committed")
     leaver.signal(signal.SIGTERM)
+    gate.open()
     operator.finish([leaver])
     assert leaver.code == 0
     new = start(operator, "n")

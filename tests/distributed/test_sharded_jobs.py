@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.harness import JOB_UID, Operator, Worker, assert_same_weights, deliver
+from distributed.harness import JOB_UID, Gate, Operator, Worker, assert_same_weights, deliver
 from distributed.scripts import problem
 from distributed.sharded_job_scripts import net_of
 from heterotrain.data.order import permutation
@@ -191,26 +191,34 @@ def test_a_whole_rank_joins_and_a_job_goes_on_under_other_divisions(
     operator = operate(
         batch_samples=17, epochs=4, parallelism="Sharded", checkpoint_uri=f"file://{tmp_path}/checkpoints"
     )
-    pods = [start_pod(operator, "w0", 2, slow_s=0.05), start_pod(operator, "w1", 2)]
-    joiner = start_pod(operator, "w2", 1)
-    for pod in [*pods, joiner]:
-        operator.until_ready(*pod)
+    gates = [Gate(tmp_path, step, name=name) for name, step in (("join-", 2), ("stop-", 4), ("again-", 12))]
+    pods = [start_pod(operator, "w0", 2, fault=gates[0].fault), start_pod(operator, "w1", 2)]
+    joiner = start_pod(operator, "w2", 1, fault=gates[1].fault)
+    everyone = [worker for pod in [*pods, joiner] for worker in pod]
+    operator.until_ready(*everyone)
     plan_pods(operator, pods, (9, 8))
-    operator.until_step(pods[0][0], 2)
-    plan_pods(operator, [*pods, joiner], (6, 6, 5))
-    operator.until_step(joiner[0], 4)
-    for worker in [w for pod in [*pods, joiner] for w in pod]:
-        worker.signal(signal.SIGTERM)
-    operator.finish([w for pod in [*pods, joiner] for w in pod])
-    for name, ranks, steps in (("r0", 3, 12), ("r1", 1, None)):
-        pod = start_pod(operator, name, ranks, slow_s=0.0 if steps is None else 0.05)
+    operator.until(gates[0].reached, "two steps are committed")
+    plan = plan_pods(operator, [*pods, joiner], (6, 6, 5))
+    text = f"plan {plan.generation}.{plan.revision}"
+    operator.until(lambda: all(text in worker.log() for pod in pods for worker in pod), "the plan is read")
+    gates[0].open()
+    operator.until(gates[1].reached, "the new rank trains")
+    stop(operator, everyone, gates[1])
+    for name, ranks, gate in (("r0", 3, gates[2]), ("r1", 1, None)):
+        pod = start_pod(operator, name, ranks, fault=gate.fault if gate else None)
         operator.until_ready(*pod)
         plan_pods(operator, [pod], (17,), micro=(4,))
-        if steps is not None:
-            operator.until_step(pod[0], steps)
-            for worker in pod:
-                worker.signal(signal.SIGTERM)
-            operator.finish(pod)
+        if gate is not None:
+            operator.until(gate.reached, "twelve steps are committed")
+            stop(operator, pod, gate)
         else:
             finish_pods(operator, [pod])
             assert_same_weights(weights_of(operator, pod), reference(epochs=4, samples=96, batch_samples=17))
+
+
+def stop(operator: Operator, workers: list[Worker], gate: Gate) -> None:
+    """Ask workers to leave that a gate holds in a step, and wait until they have."""
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+    gate.open()
+    operator.finish(workers)

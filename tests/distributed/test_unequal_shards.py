@@ -141,11 +141,14 @@ def end_all(operator: Operator, workers: list[Worker], gate: Gate | None = None)
 def test_a_shard_that_leaves_before_there_is_a_plan_hands_its_part_over(operate: Callable[..., Operator]) -> None:
     """The rest of the only member keeps the whole state until a plan names a replacement."""
     operator = operate(batch_samples=BATCH, epochs=4, parallelism="Auto", grace_s=1.0)
-    a, b, leaver = start(operator, "a0"), start(operator, "a1"), start(operator, "a2", slow_s=0.02)
+    gate = Gate(operator.folder, 3)
+    a, b = start(operator, "a0", fault=gate.fault), start(operator, "a1")
+    leaver = start(operator, "a2", slow_s=0.05)
     operator.until_ready(a, b, leaver)
     plan_members(operator, [([a, b, leaver], shards(1, 2, 4), BATCH, 4)])
-    operator.until_step(a, 3)
+    operator.until(gate.reached, "three steps are committed")
     leaver.signal(signal.SIGTERM)
+    gate.open()
     operator.finish([leaver])
     assert leaver.code == 0
     new = start(operator, "n")
