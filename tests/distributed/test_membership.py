@@ -257,7 +257,8 @@ def test_a_plan_with_the_same_members_needs_no_new_connections(operate: Operate)
     until_read(operator, survivors)
     gate.open()
     operator.until(later.reached, "the new shares are in force")
-    assert [w.metric("heterotrain_plan_generation") for w in survivors] == [2, 2]
+    generation = "heterotrain_plan_generation"
+    operator.until(lambda: [w.metric(generation) for w in survivors] == [2, 2], "the status says so")
     later.open()
     assert_finished(operator, survivors, epochs=4)
     for worker in survivors:
