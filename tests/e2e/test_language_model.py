@@ -124,7 +124,10 @@ def store(namespace: Cluster, packages: dict[str, Any]) -> str:
 def test_a_language_model_on_16_ranks_from_a_script_to_a_file(
     namespace: Cluster, store: str, packages: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The client submits, forecasts, reads metrics and waits; the dashboard has data; the checkpoint becomes a file."""
+    """The client submits, forecasts, reads metrics and waits; the dashboard has data; the checkpoint becomes a file.
+
+    Last, the guide's check of pools and store passes where the job has trained.
+    """
     job = submit(namespace, store, packages)
     on_cluster = Job(namespace, job.name)
     try:
@@ -153,6 +156,7 @@ def test_a_language_model_on_16_ranks_from_a_script_to_a_file(
         check_forecast(forecast.document)
         check_dashboard(namespace, job, start_s=started_s)
         export(namespace, job, tmp_path)
+        check_pools(namespace, job, tmp_path)
     except BaseException:
         print(diagnostics(on_cluster))
         raise
@@ -236,6 +240,24 @@ def export(namespace: Cluster, job: TrainingJob, folder: Path) -> None:
     header = (folder / "model.safetensors").read_bytes()
     names = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
     assert any(name.startswith("blocks.0.") for name in names), names
+
+
+def check_pools(namespace: Cluster, job: TrainingJob, folder: Path) -> None:
+    """Run ``heterotrain preflight`` for the job, in pods of its pools and with its store."""
+    body = job.body()
+    (folder / "job.yaml").write_text(
+        yaml.safe_dump({key: body[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": job.name}})
+    )
+    command = ["-c", "from heterotrain_cli.entry import main; main()", "preflight", str(folder / "job.yaml")]
+    found = subprocess.run(
+        [sys.executable, *command, "--namespace", namespace.namespace, "--output", "json"],
+        env=dict(namespace.environment), capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout + found.stderr
+    answer = json.loads(found.stdout)
+    assert answer["passed"], answer
+    verdicts = {check["check"]: check["verdict"] for check in answer["checks"]}
+    assert verdicts["store"] == "ok", answer
 
 
 @contextmanager
