@@ -25,7 +25,7 @@ for step in job.steps(torch.utils.data.TensorDataset(torch.ones(4096, 64))):
 def test_a_script_is_measured_with_one_and_two_workers(tmp_path: Path) -> None:
     script, output = tmp_path / "train.py", tmp_path / "bench"
     script.write_text(SCRIPT)
-    options = ["--batch", "32", "--workers", "1,2", "--seconds", "0.5", "--timeout", "120", "--pool", "a100"]
+    options = ["--batch", "32", "--workers", "1,2", "--seconds", "0.5", "--timeout", "300", "--pool", "a100"]
     done = CliRunner().invoke(main, ["bench", str(script), *options, "--folder", str(output)])
     assert done.exit_code == 0, done.output
     found = json.loads((output / "bench.json").read_text())

@@ -33,7 +33,7 @@ def coscheduling(plane: ControlPlane) -> Iterator[None]:
         / "config/crd/bases/scheduling.x-k8s.io_podgroups.yaml"
     )
     plane.kubectl("apply", "--server-side", "-f", str(definition))
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(definition))
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=180s", "-f", str(definition))
     configuration = plane.folder / "coscheduling.yaml"
     configuration.write_text(yaml.safe_dump(_configuration(str(plane.kubeconfig))))
     program = f"{paths.programs()}/coscheduling"
@@ -45,7 +45,7 @@ def coscheduling(plane: ControlPlane) -> Iterator[None]:
     for name in names:
         plane.start(name)
     try:
-        wait_until(lambda: _schedules(plane, names), "the coscheduling plugin's scheduler", timeout_s=60)
+        wait_until(lambda: _schedules(plane, names), "the coscheduling plugin's scheduler", timeout_s=180)
         yield
     finally:
         for name in names:

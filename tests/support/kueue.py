@@ -49,16 +49,16 @@ def kueue(plane: ControlPlane) -> Iterator[None]:
     configuration.write_text(yaml.safe_dump(_configuration(webhooks, health, certificates)))
     manifests = [*_namespace(), *definitions(), *_webhooks(webhooks)]
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(manifests))
-    plane.kubectl("wait", "--for=condition=Established", "--all", "--timeout=60s", "customresourcedefinitions")
+    plane.kubectl("wait", "--for=condition=Established", "--all", "--timeout=180s", "customresourcedefinitions")
     plane.commands["kueue"] = [
         f"{paths.programs()}/kueue", f"--config={configuration}", f"--kubeconfig={plane.kubeconfig}",
         "--feature-gates=VisibilityOnDemand=false", "--zap-log-level=3",
     ]  # fmt: skip
     plane.start("kueue")
     try:
-        wait_until(lambda: _certified(plane, certificates), "Kueue's certificate", timeout_s=60)
-        wait_until(lambda: _answers(health), "Kueue is ready", timeout_s=60)
-        wait_until(lambda: _admits(plane), "Kueue's webhooks answer", timeout_s=60)
+        wait_until(lambda: _certified(plane, certificates), "Kueue's certificate", timeout_s=180)
+        wait_until(lambda: _answers(health), "Kueue is ready", timeout_s=180)
+        wait_until(lambda: _admits(plane), "Kueue's webhooks answer", timeout_s=180)
         yield
     finally:
         plane.stop("kueue")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_tests_for_a_gpu_can_be_collected() -> None:
     """They are collected in a separate interpreter, as on a machine with a GPU."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/cuda"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     collected = [line for line in done.stdout.splitlines() if "::test_" in line]
     assert {line.partition("::")[0] for line in collected} == {

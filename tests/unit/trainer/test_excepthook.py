@@ -33,7 +33,7 @@ def run(tmp_path: Path, text: str, *command: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 1, done.stderr
     return done.stderr

@@ -78,7 +78,7 @@ class ControlPlane:
         """Return as soon as the API server is ready.
 
         Raises:
-            Problem: it ended, or is not ready within a minute.
+            Problem: it ended, or is not ready within three minutes.
         """
 
         def ready() -> bool:
@@ -90,7 +90,7 @@ class ControlPlane:
             except Problem:
                 return False
 
-        wait_until(ready, "the API server", timeout_s=60)
+        wait_until(ready, "the API server", timeout_s=180)
 
 
 @contextmanager
