@@ -335,7 +335,7 @@ class Operator:
             options = [f"--{name}={value}" for name, value in flags.items()]
             command = [sys.executable, "-m", "heterotrain_operator", "run", *options, *self._options]
             self._process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
-        await until(self.leads, f"the operator leads; its log:\n{self._log.read_text()}")
+        await until(self.leads, "the operator leads", timeout_s=240)
 
     async def leads(self) -> bool:
         """Return whether it leads."""
