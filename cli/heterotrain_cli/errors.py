@@ -12,6 +12,10 @@ from heterotrain_operator.usage import CommandLineError
 InputError = CommandLineError
 
 
+class ChangedError(InputError):
+    """Another program has changed an object since it was read."""
+
+
 class UnavailableError(click.ClickException):
     """No answer from outside, such as from the cluster."""
 

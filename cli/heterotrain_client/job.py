@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.change import why_ended, with_limits
+from heterotrain_cli.cluster.change import scaled, why_ended
 from heterotrain_cli.cluster.checkpoint import TIMEOUT_S, take
 from heterotrain_cli.cluster.history import Arrays, History, from_prometheus
 from heterotrain_cli.cluster.logs import Line, chosen, followed, training_container
@@ -188,16 +188,10 @@ class TrainingJob:
             raise InputError(f'pools is {told(pools)}, but must be a mapping, such as {{"t4": 1}}')
         for pool, count in (pools or {}).items():
             check_whole(f"pool {pool}", count, least=0)
-        patch: dict[str, Any] = {"spec": {}}
         if workers is not None:
             check_whole("workers", workers, least=1)
-            patch["spec"]["elasticPolicy"] = {"maxReplicas": workers}
-        body = self._unless_ended("scale")
-        if pools:
-            wanted = tuple(f"{pool}={count}" for pool, count in pools.items())
-            patch["spec"]["workerPools"] = with_limits(body["spec"]["workerPools"], wanted)
-            patch["metadata"] = {"resourceVersion": body["metadata"]["resourceVersion"]}
-        self._cluster.patch(self.name, patch)
+        wanted = tuple(f"{pool}={count}" for pool, count in (pools or {}).items())
+        self._cluster.change(self.name, lambda body: scaled(body, name=self.name, workers=workers, pools=wanted))
 
     def delete(self) -> None:
         """Delete the job with its workers; checkpoints in its store stay."""

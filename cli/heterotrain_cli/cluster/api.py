@@ -19,10 +19,12 @@ from heterotrain_operator.api.text import quoted
 
 from heterotrain_cli.cluster.kubeconfig import Target, load
 from heterotrain_cli.cluster.refusals import refusal, said
-from heterotrain_cli.errors import InputError, UnavailableError
+from heterotrain_cli.errors import ChangedError, InputError, UnavailableError
 
 TIMEOUT_S: Final = 30
 PAGE_SIZE: Final = 500
+CHANGE_TRIES: Final = 5
+"""A change of what was read is tried so often: the operator may write the job's status in between."""
 READ_TRIES: Final = 3
 """An API server that restarts does not end a command that watches a job."""
 RETRY_S: Final = 1.0
@@ -106,6 +108,24 @@ class Cluster:
             UnavailableError: the cluster does not answer.
         """
         return self._json("PATCH", self._path(name), body=patch, what=f"job {name}")
+
+    def change(self, name: str, patch_of: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+        """Change a job by a patch that is made from its present state, again if another writer was faster.
+
+        A patch with the state's ``resourceVersion`` is refused after any other change, the operator's too.
+
+        Raises:
+            InputError: there is no such job, the API server refuses the change, or others change the job all the time.
+            UnavailableError: the cluster does not answer.
+        """
+        for left in reversed(range(CHANGE_TRIES)):
+            try:
+                self.patch(name, patch_of(self.job(name)))
+            except ChangedError:
+                if not left:
+                    raise
+            else:
+                return
 
     def delete(self, name: str) -> None:
         """Delete a job with everything that belongs to it.

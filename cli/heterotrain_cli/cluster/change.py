@@ -92,22 +92,30 @@ def scale(*, name: str, replicas: int | None, pools: tuple[str, ...], **target: 
     if replicas is None and not pools:
         raise click.UsageError("the number of workers is missing: give N, or --pool POOL=N")
     cluster = Cluster(Target(**target))
-    body = cluster.job(name)
+    cluster.change(name, lambda body: scaled(body, name=name, workers=replicas, pools=pools))
+    parts = ([f"at most {replicas} workers"] if replicas is not None else []) + [
+        f"at most {wanted.partition('=')[2]} in pool {wanted.partition('=')[0]}" for wanted in pools
+    ]
+    click.echo(f"job {name}: {', '.join(parts)}")
+
+
+def scaled(body: Mapping[str, Any], *, name: str, workers: int | None, pools: tuple[str, ...]) -> dict[str, Any]:
+    """Return the patch that limits the workers of a job: over all pools, and in single pools (``POOL=N``). Pure.
+
+    Raises:
+        InputError: the job has ended, or has no such pool.
+    """
     if ended := why_ended(body, name=name, change="scale"):
         raise InputError(ended)
     spec: dict[str, Any] = {}
-    if replicas is not None:
-        spec["elasticPolicy"] = {"maxReplicas": replicas}
+    if workers is not None:
+        spec["elasticPolicy"] = {"maxReplicas": workers}
     patch: dict[str, Any] = {"spec": spec}
     if pools:
         spec["workerPools"] = with_limits(body["spec"]["workerPools"], pools)
         # A merge patch replaces the whole list: another writer's change in between must not be lost.
         patch["metadata"] = {"resourceVersion": body["metadata"]["resourceVersion"]}
-    cluster.patch(name, patch)
-    parts = ([f"at most {replicas} workers"] if replicas is not None else []) + [
-        f"at most {wanted.partition('=')[2]} in pool {wanted.partition('=')[0]}" for wanted in pools
-    ]
-    click.echo(f"job {name}: {', '.join(parts)}")
+    return patch
 
 
 @click.command()

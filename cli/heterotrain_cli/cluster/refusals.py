@@ -15,7 +15,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.uris import redacted
 from heterotrain_operator.api.text import quoted
 
-from heterotrain_cli.errors import InputError, UnavailableError
+from heterotrain_cli.errors import ChangedError, InputError, UnavailableError
 
 _FIRST_FAILURE = 500
 """The first HTTP status that is the server's own failure."""
@@ -49,7 +49,7 @@ def refusal(status: int, raw: bytes, what: str, namespace: str) -> click.ClickEx
         case 409 if "already exists" in message:
             return InputError(f"{what} exists already: choose another name, or delete it first")
         case 409:
-            return InputError(f"{what} was changed by another program at the same time: try again")
+            return ChangedError(f"{what} was changed by another program at the same time: try again")
         case 401:
             return InputError(f"the cluster does not accept your credentials ({said(message)}): log in to it again")
         case 403:

@@ -257,6 +257,8 @@ def test_a_running_job_is_changed(stub: ApiStub, script: Path) -> None:
     assert spec["suspend"] is True
     job.resume()
     assert spec["suspend"] is False
+    # The operator has written the status since the client has read the job.
+    stub.refusals[("PATCH", f"{JOBS}/my-training")] = [(409, "the object has been modified")]
     job.scale(4, pools={"t4": 1})
     assert spec["elasticPolicy"] == {"maxReplicas": 4}
     assert [pool["maxReplicas"] for pool in spec["workerPools"]] == [2, 1]

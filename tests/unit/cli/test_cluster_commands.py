@@ -410,6 +410,16 @@ def test_a_read_is_repeated_and_a_write_is_not(stub: ApiStub) -> None:
     assert [method for method, *_ in stub.requests].count("PATCH") == 1
 
 
+def test_a_change_of_pools_is_made_again_while_the_operator_writes_the_status(stub: ApiStub) -> None:
+    path, refusal = f"{JOBS}/digits", (409, "the object has been modified")
+    stub.refusals[("PATCH", path)] = [refusal] * (api.CHANGE_TRIES - 1)
+    told("scale", "digits", "--pool", "t4=5")
+    assert [pool["maxReplicas"] for pool in stub.objects[path]["spec"]["workerPools"]][1] == 5
+    assert [method for method, where, *_ in stub.requests if where == path] == ["GET", "PATCH"] * api.CHANGE_TRIES
+    stub.refusals[("PATCH", path)] = [refusal] * api.CHANGE_TRIES
+    assert "was changed by another program at the same time" in refused("scale", "digits", "--pool", "t4=6", status=2)
+
+
 def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "RETRY_S", 0.0)
     write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9", namespace="ml")
