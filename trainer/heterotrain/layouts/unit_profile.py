@@ -1,8 +1,8 @@
 """Measures a model's units on this device, as the layout planner needs them: times, parameters, bytes kept and sent.
 
-Inputs of a unit are the outputs of the unit before it, so ``trace`` has to accept the model. Times are the least of a
-few runs, because other programs on the host only ever lengthen them. Where the container's processors are limited, a
-run takes no less than its processor time on the processors that it may use.
+Inputs of a unit are the outputs of the unit before it, so ``trace`` has to accept the model. Times are the median of a
+few runs. Where the container's processors are limited, a run takes no less than its processor time on the processors
+that it may use.
 """
 
 from __future__ import annotations

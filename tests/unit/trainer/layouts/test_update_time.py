@@ -117,6 +117,6 @@ def test_what_cannot_be_measured_is_not_known() -> None:
 
 
 def test_a_run_among_many_takes_its_processor_time_on_the_processors_that_there_are() -> None:
-    runs = [Moment(1.0, 0.5), Moment(2.0, 0.75)]
-    assert lasting_s(runs, math.inf) == 1.0
-    assert lasting_s(runs, 0.25) == 2.0
+    runs = [Moment(1.0, 0.5), Moment(9.0, 4.0), Moment(2.0, 0.75)]
+    assert lasting_s(runs, math.inf) == 2.0
+    assert lasting_s(runs, 0.25) == 3.0
