@@ -199,3 +199,29 @@ async def test_a_key_that_becomes_urgent_during_its_processing_comes_first_after
     assert await ready(queue) == ["a", "c"]
     queue.done("a")
     assert await ready(queue) == []
+
+
+@pytest.mark.parametrize("during", [False, True], ids=["before its pass", "during its pass"])
+async def test_an_urgent_key_whose_pass_fails_comes_first_after_its_wait(during: bool) -> None:
+    """The pass for a node that is about to end meets a conflict, and many other jobs have changed meanwhile."""
+    queue: Queue[str] = Queue()
+    if during:
+        queue.add("a")
+    else:
+        queue.add_urgent("a")
+    assert await queue.get() == "a"
+    if during:
+        queue.add_urgent("a")
+    queue.failed("a")
+    assert await ready(queue) == []
+    queue.add("b")
+    queue.add("c")
+    await asyncio.sleep(FIRST_BACKOFF_S)
+    assert await ready(queue) == ["a", "b", "c"]
+    queue.done("a")
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.failed("a")
+    queue.add("d")
+    await asyncio.sleep(FIRST_BACKOFF_S)
+    assert await ready(queue) == ["d", "a"]  # the new reason was not urgent

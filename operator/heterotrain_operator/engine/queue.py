@@ -40,7 +40,8 @@ class Queue(Generic[_Key]):
         self._low_priority: dict[_Key, None] = {}
         self._served = self._urgent_in_a_row = 0
         self._dirty: set[_Key] = set()
-        self._processing: set[_Key] = set()
+        self._processing: dict[_Key, bool] = {}
+        """Keys in processing, and whether they came as urgent ones."""
         self._failures: dict[_Key, int] = {}
         self._timers: dict[_Key, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
@@ -98,7 +99,7 @@ class Queue(Generic[_Key]):
         if key not in self._failures:
             self.add_low_priority((key,))
 
-    def add_after(self, key: _Key, delay_s: float) -> None:
+    def add_after(self, key: _Key, delay_s: float, *, urgent: bool = False) -> None:
         """Mark a key dirty after a delay, unless it becomes dirty before; the earlier of two delays counts."""
         loop = asyncio.get_running_loop()
         when = loop.time() + delay_s
@@ -106,7 +107,7 @@ class Queue(Generic[_Key]):
             if timer.when() <= when:
                 return
             timer.cancel()
-        self._timers[key] = loop.call_later(delay_s, self.add, key)
+        self._timers[key] = loop.call_later(delay_s, self.add_urgent if urgent else self.add, key)
 
     async def get(self) -> _Key:
         """Wait for a dirty key and return it; the caller gives it back with ``done`` or ``failed``."""
@@ -114,7 +115,7 @@ class Queue(Generic[_Key]):
             self._wake.clear()
             await self._wake.wait()
         self._served += 1
-        urgent = next((key for key in self._urgent if key not in self._processing), None)
+        urgent, is_urgent = next((key for key in self._urgent if key not in self._processing), None), False
         if self._low_priority and ((urgent is None and not self._ready) or self._served % LOW_PRIORITY_EVERY == 0):
             key = next(iter(self._low_priority))
             del self._low_priority[key]
@@ -122,11 +123,11 @@ class Queue(Generic[_Key]):
             key = self._ready.popleft()
             self._urgent_in_a_row = 0
         else:
-            key = urgent
+            key, is_urgent = urgent, True
             del self._urgent[key]
             self._urgent_in_a_row += 1
         self._dirty.discard(key)
-        self._processing.add(key)
+        self._processing[key] = is_urgent
         return key
 
     def done(self, key: _Key) -> None:
@@ -135,14 +136,18 @@ class Queue(Generic[_Key]):
         self._release(key)
 
     def failed(self, key: _Key, *, at_least_s: float = 0.0) -> float:
-        """Give back a key after a failure; return the seconds until it is dirty again."""
+        """Give back a key after a failure; return the seconds until it is dirty again.
+
+        What was urgent is urgent still: the pass of a node that is about to end may have met a conflict.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay_s = max(at_least_s, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures, 30)) * self._jitter())
         self._dirty.discard(key)  # changes in the meantime wait for the back-off, too
+        was_urgent = key in self._urgent or self._processing.get(key, False)
         self._urgent.pop(key, None)
         self._release(key)
-        self.add_after(key, delay_s)
+        self.add_after(key, delay_s, urgent=was_urgent)
         return delay_s
 
     def forget(self, key: _Key) -> None:
@@ -152,7 +157,7 @@ class Queue(Generic[_Key]):
             timer.cancel()
 
     def _release(self, key: _Key) -> None:
-        self._processing.discard(key)
+        self._processing.pop(key, None)
         if key in self._dirty:
             if key not in self._urgent:
                 self._ready.append(key)
