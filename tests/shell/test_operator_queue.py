@@ -98,6 +98,30 @@ async def test_a_pause_that_the_server_requests_is_respected() -> None:
     assert queue.failed("a", at_least_s=30.0) == pytest.approx(30.0)
 
 
+async def test_a_routine_look_that_is_due_first_is_as_urgent_as_the_failed_pass() -> None:
+    queue: Queue[str] = Queue()
+    queue.add_urgent("a")
+    await queue.get()
+    queue.add_after("a", FIRST_BACKOFF_S / 2)
+    queue.failed("a")
+    queue.add("b")
+    await asyncio.sleep(FIRST_BACKOFF_S / 2)
+    assert await ready(queue) == ["a", "b"]
+    await asyncio.sleep(2 * FIRST_BACKOFF_S)
+    assert await ready(queue) == []
+
+
+async def test_a_change_during_the_wait_is_as_urgent_as_the_failed_pass() -> None:
+    """After a conflict, the watch soon delivers the other writer's change."""
+    queue: Queue[str] = Queue()
+    queue.add_urgent("a")
+    await queue.get()
+    queue.failed("a")
+    queue.add("b")
+    queue.add("a")
+    assert await ready(queue) == ["a", "b"]
+
+
 async def test_a_forgotten_key_does_not_return() -> None:
     queue: Queue[str] = Queue()
     queue.add_after("a", 1.0)

@@ -44,15 +44,19 @@ class Queue(Generic[_Key]):
         """Keys in processing, and whether they came as urgent ones."""
         self._failures: dict[_Key, int] = {}
         self._timers: dict[_Key, asyncio.TimerHandle] = {}
+        self._urgent_later: set[_Key] = set()
+        """Keys that wait after an urgent pass has failed: whatever makes them dirty makes them urgent."""
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._low_priority) + sum(key not in self._processing for key in self._urgent)
 
     def add(self, key: _Key) -> None:
-        """Mark a key dirty at once."""
-        if timer := self._timers.pop(key, None):
-            timer.cancel()
+        """Mark a key dirty at once; one whose urgent pass has failed is urgent still."""
+        if key in self._urgent_later:
+            self.add_urgent(key)
+            return
+        self._cancel_timer(key)
         if key in self._low_priority:
             del self._low_priority[key]
         elif key in self._dirty:
@@ -64,8 +68,7 @@ class Queue(Generic[_Key]):
 
     def add_urgent(self, key: _Key) -> None:
         """Mark a key dirty at once: it is processed before keys that are not urgent, but for ``READY_EVERY``."""
-        if timer := self._timers.pop(key, None):
-            timer.cancel()
+        self._cancel_timer(key)
         if key not in self._urgent:
             if key in self._low_priority:
                 del self._low_priority[key]
@@ -100,14 +103,19 @@ class Queue(Generic[_Key]):
             self.add_low_priority((key,))
 
     def add_after(self, key: _Key, delay_s: float, *, urgent: bool = False) -> None:
-        """Mark a key dirty after a delay, unless it becomes dirty before; the earlier of two delays counts."""
+        """Mark a key dirty after a delay, unless it becomes dirty before.
+
+        Of two delays, the earlier one counts. If one of them is urgent, so is the key.
+        """
+        if urgent:
+            self._urgent_later.add(key)
         loop = asyncio.get_running_loop()
         when = loop.time() + delay_s
         if (timer := self._timers.get(key)) is not None:
             if timer.when() <= when:
                 return
             timer.cancel()
-        self._timers[key] = loop.call_later(delay_s, self.add_urgent if urgent else self.add, key)
+        self._timers[key] = loop.call_later(delay_s, self.add, key)
 
     async def get(self) -> _Key:
         """Wait for a dirty key and return it; the caller gives it back with ``done`` or ``failed``."""
@@ -153,6 +161,10 @@ class Queue(Generic[_Key]):
     def forget(self, key: _Key) -> None:
         """Drop the failures and delays of a key that no longer exists."""
         self._failures.pop(key, None)
+        self._cancel_timer(key)
+
+    def _cancel_timer(self, key: _Key) -> None:
+        self._urgent_later.discard(key)
         if timer := self._timers.pop(key, None):
             timer.cancel()
 

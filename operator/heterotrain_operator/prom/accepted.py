@@ -30,8 +30,9 @@ _ANY = (-1e38, 1e38)
 LEAST_BYTES_PER_S, MOST_BYTES_PER_S, MOST_LATENCY_S = 1e3, 1e13, 60.0
 """Of a link: from a slow modem to hundred times the fastest network."""
 MOST_STATE_RATIO = 100.0
+"""Of no optimizer."""
 MOST_UPDATE_S_PER_BYTE = 1e-6
-"""Of an optimizer: Adam takes about 1e-9 on one slow processor."""
+"""Of no optimizer: Adam takes about 2e-9 on 0.3 of a processor."""
 PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         metrics.STEPS: _COUNT,

@@ -16,6 +16,8 @@ from heterotrain.layouts.training_state import step_alone, unchanged
 
 RUNS = 5
 """Steps, the first of which does not count: it makes the optimizer's state."""
+LONGEST_S = 20.0
+"""Seconds after which no further step begins; two are made in any case."""
 MEASURED_BYTES = 16 << 20
 """Bytes of all new tensors, more or less: with gradients and state, they are more than a processor's cache holds."""
 TENSOR_BYTES = 4 << 20
@@ -71,11 +73,14 @@ def _measured(
             tensors += own
             groups += [{**group, "params": own}] if own else []
         optimizer.param_groups = groups
-        runs: list[Moment] = []
+        runs, start = list[Moment](), now()
         for _ in range(RUNS if tensors else 0):
             began = now()
             step_alone(optimizer)
-            runs.append(began.until(now()))
+            ended = now()
+            runs.append(began.until(ended))
+            if len(runs) > 1 and ended.wall_s - start.wall_s >= LONGEST_S:
+                break
     return sum(tensor.nbytes for tensor in tensors), lasting_s(runs[1:], processors) if runs else 0.0
 
 

@@ -82,3 +82,9 @@ def test_the_planner_reads_the_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["forecast", "--model", str(path), "--batch", "8", "-o", "json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["stepSeconds"] == pytest.approx(2 * 3 * 2.0)  # two micro-batches of four samples
+    document = json.loads(path.read_text())
+    document["devices"][0]["updateSecondsPerGib"] = 1e6
+    path.write_text(json.dumps(document))
+    result = CliRunner().invoke(main, ["forecast", "--model", str(path), "--batch", "8", "-o", "json"])
+    held = sum(unit["parameterBytes"] for unit in document["units"])
+    assert json.loads(result.stdout)["stepSeconds"] == pytest.approx(2 * 3 * 2.0 + 1e6 * held / 2**30)

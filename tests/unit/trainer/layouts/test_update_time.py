@@ -100,6 +100,14 @@ def test_large_models_are_measured_in_part(steps: list[int]) -> None:
     assert found == pytest.approx(1.0 / steps[0])
 
 
+def test_a_slow_optimizer_makes_two_steps(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some compute roots of matrices; the other workers wait for this rank's profile."""
+    monkeypatch.setattr(update_time, "LONGEST_S", 3.0)
+    own = parameters(100)
+    assert update_s_per_byte([torch.optim.SGD(own, lr=0.1)], whole(own), device=CPU) == pytest.approx(1.0 / whole(own))
+    assert len(steps) == 2
+
+
 def test_several_optimizers_take_their_times_one_after_the_other(steps: list[int]) -> None:
     own = parameters(100, 300)
     optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(own[:1], lr=0.1), torch.optim.Adam(own[1:])]
