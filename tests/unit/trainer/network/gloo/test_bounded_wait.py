@@ -34,6 +34,7 @@ def test_a_successful_operation_is_done() -> None:
     ranks, ones = pair(), [torch.ones(3), torch.ones(3)]
     works = [rank.allreduce([one]) for rank, one in zip(ranks, ones, strict=True)]
     for work, rank in zip(works, ranks, strict=True):
+        wait_until(work.is_completed, "the operation has ended", timeout_s=60.0)
         BoundedWait(work, is_over=lambda: True, belongs_to=rank).wait()
     assert [one.tolist() for one in ones] == [[2.0] * 3] * 2
 
