@@ -60,7 +60,12 @@ class Settings:
         default=None, metadata=_about("Kubeconfig to use outside a cluster; empty for KUBECONFIG or ~/.kube/config.")
     )
     # Deciding and writing keep one core busy: more workers than a few only wait for each other.
-    workers: int = field(default=4, metadata=_about("Jobs to reconcile at the same time.", at_least=1, at_most=64))
+    workers: int = field(
+        default=4,
+        metadata=_about(
+            "Jobs to reconcile at the same time; as many more while urgent ones wait.", at_least=1, at_most=64
+        ),
+    )
     relist_s: float = field(
         default=300.0, metadata=_about("Seconds between two full lists, which make up for missed events.")
     )

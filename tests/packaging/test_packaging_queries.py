@@ -117,6 +117,9 @@ def of_operator() -> Series:
         series = f"heterotrain_operator_{kind}{'' if kind == 'event_loop_delay' else '_duration'}_seconds_bucket"
         for limit, per_s in (("0.1", 0.9), ("1.0", 1.0), ("+Inf", 1.0)):
             found[name(series, le=limit)] = rising(per_s)
+            for priority, factor in (("urgent", 1.0), ("routine", 50.0)):
+                queued = name("heterotrain_operator_queue_duration_seconds_bucket", le=limit, priority=priority)
+                found[queued] = rising(factor if limit != "0.1" else 0.9)
     return found
 
 

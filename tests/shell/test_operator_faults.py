@@ -42,7 +42,7 @@ async def test_an_error_with_one_job_does_not_delay_another(error: Exception) ->
     kube.fail = fail
     app.queue.add(KEY)
     app.queue.add(JobKey("ns", "good"))
-    worker = asyncio.create_task(app.reconciler.work())
+    worker = asyncio.create_task(app.reconciler.work(app.queue.get))
     await asyncio.sleep(0.01)
     assert ("merge status", "heterotrainjobs", "good") in kube.writes
     assert not worker.done(), "the loop survives"
@@ -69,7 +69,7 @@ async def test_a_pass_that_fails_by_a_bug_is_reported_in_the_status_and_held_bac
 
     monkeypatch.setattr(reconcile, "decide", broken)
     app.queue.add(KEY)
-    worker = asyncio.create_task(app.reconciler.work())
+    worker = asyncio.create_task(app.reconciler.work(app.queue.get))
     for _ in range(60):
         await asyncio.sleep(1.0)
         app.queue.add_news(KEY)  # a scrape
@@ -129,7 +129,7 @@ async def test_an_operator_with_a_pass_that_hangs_is_unhealthy(monkeypatch: pyte
     forever = asyncio.Event()
     monkeypatch.setattr(app.actor, "act", lambda *_: forever.wait())
     app.queue.add(KEY)
-    worker = asyncio.create_task(app.reconciler.work())
+    worker = asyncio.create_task(app.reconciler.work(app.queue.get))
     await asyncio.sleep(STUCK_S - 1.0)
     app._listed_s = loop.time()
     assert app.healthy

@@ -67,7 +67,7 @@ async def test_each_scrape_of_each_job_is_read_once_and_shares_follow_the_speeds
     telemetry, app = Telemetry(load), load.app
     app.poller = Poller(telemetry, app.store, app.queue, app.metrics, PrometheusSettings(url="http://x"), clocks=clocks)
     app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
-    tasks = [asyncio.create_task(each) for each in (app.poller.run(), app.reconciler.work())]
+    tasks = [asyncio.create_task(each) for each in (app.poller.run(), app.reconciler.work(app.queue.get))]
     await asyncio.sleep(SPAN_S)
     for task in tasks:
         task.cancel()
@@ -163,7 +163,7 @@ async def costs(jobs: int, monkeypatch: pytest.MonkeyPatch, *, more_nodes: int =
     app.actor._status_interval_s = Settings().status_interval_s
     app.poller = Poller(telemetry, app.store, app.queue, app.metrics, PrometheusSettings(url="http://x"), clocks=clocks)
     app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
-    tasks = [asyncio.create_task(each) for each in (app.poller.run(), app.reconciler.work())]
+    tasks = [asyncio.create_task(each) for each in (app.poller.run(), app.reconciler.work(app.queue.get))]
     await asyncio.sleep(SPAN_S)
     for task in tasks:
         task.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from heterotrain_operator.engine.queue import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOW_PRIORITY_EVERY, Queue
+from heterotrain_operator.engine.queue import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOW_PRIORITY_EVERY, Priority, Queue
 
 pytestmark = pytest.mark.looptime
 
@@ -249,3 +249,57 @@ async def test_an_urgent_key_whose_pass_fails_comes_first_after_its_wait(during:
     queue.add("d")
     await asyncio.sleep(FIRST_BACKOFF_S)
     assert await ready(queue) == ["d", "a"]  # the new reason was not urgent
+
+
+async def test_get_urgent_leaves_all_other_keys_to_get() -> None:
+    queue: Queue[str] = Queue()
+    queue.add("changed")
+    queue.add_low_priority(["routine"])
+    waiting = asyncio.create_task(queue.get_urgent())
+    await asyncio.sleep(1.0)
+    assert not waiting.done()
+    assert await queue.get() == "changed"
+    queue.add_urgent("changed")
+    await asyncio.sleep(1.0)
+    assert not waiting.done(), "never twice at a time"
+    queue.done("changed")
+    assert await waiting == "changed"
+    assert queue.is_urgent("changed")
+    assert await queue.get() == "routine"
+    assert not queue.is_urgent("routine")
+
+
+async def test_get_urgent_is_given_a_key_whose_urgent_pass_failed() -> None:
+    queue: Queue[str] = Queue()
+    queue.add_urgent("a")
+    queue.failed(await queue.get_urgent())
+    started_s = now()
+    assert await queue.get_urgent() == "a"
+    assert now() - started_s == pytest.approx(FIRST_BACKOFF_S)
+
+
+async def test_a_key_s_wait_counts_from_its_priority_or_the_end_of_its_processing() -> None:
+    waits = list[tuple[Priority, float]]()
+    queue: Queue[str] = Queue(
+        waited=lambda priority, seconds: waits.append((priority, round(seconds, 6))), monotonic=now
+    )
+    queue.add_low_priority(["a"])
+    await asyncio.sleep(1.0)
+    queue.add("a")
+    await asyncio.sleep(2.0)
+    queue.add_urgent("a")
+    await asyncio.sleep(3.0)
+    queue.add("a")
+    await queue.get()
+    queue.add("a")
+    await asyncio.sleep(4.0)
+    queue.done("a")
+    await asyncio.sleep(5.0)
+    await queue.get()
+    queue.failed("a")
+    await queue.get()
+    queue.done("a")
+    queue.add_low_priority(["a"])
+    await queue.get()
+    changed = (Priority.CHANGED, 0.0)
+    assert waits == [(Priority.URGENT, 3.0), (Priority.CHANGED, 5.0), changed, (Priority.ROUTINE, 0.0)]

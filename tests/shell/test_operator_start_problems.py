@@ -84,6 +84,17 @@ async def test_a_missing_volume_is_named_with_the_next_step() -> None:
     assert "FailedMount" not in running_message(kube), "a cause that is gone is not repeated"
 
 
+async def test_an_urgent_pass_leaves_the_events_to_the_next_pass() -> None:
+    kube, time = FakeKube(), Time()
+    app, _ = starting(kube, time)
+    time.s += PATIENCE_S
+    app.queue.add_urgent(KEY)
+    assert await app.reconciler.handle(await app.queue.get_urgent()) == "ok"
+    assert lists(kube) == 0
+    assert await app.reconciler.handle(await app.queue.get()) == "ok", "it comes at once"
+    assert lists(kube) == 1
+
+
 async def test_a_role_that_may_not_list_events_changes_nothing() -> None:
     kube, time = FakeKube(), Time()
     app, _ = starting(kube, time)

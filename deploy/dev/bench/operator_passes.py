@@ -164,7 +164,8 @@ class Bench:
             app.publisher.run(),
             app.poller.run(),
             watch_delay(self.delays.append),
-            *(app.reconciler.work() for _ in range(app.settings.workers)),
+            *(app.reconciler.work(app.queue.get) for _ in range(app.settings.workers)),
+            *(app.reconciler.work(app.queue.get_urgent) for _ in range(app.settings.workers)),
         ]
         return [asyncio.create_task(each) for each in running]
 

@@ -72,7 +72,11 @@ class App:
         self.settings = settings
         self.metrics = OperatorMetrics()
         self.store = Store(clocks.wall)
-        self.queue: Queue[JobKey] = Queue(jitter=lambda: random.uniform(0.8, 1.2))  # noqa: S311  # spreads retries
+        self.queue: Queue[JobKey] = Queue(
+            jitter=lambda: random.uniform(0.8, 1.2),  # noqa: S311  # spreads retries
+            waited=self.metrics.note_queued,
+            monotonic=clocks.monotonic,
+        )
         self.publisher = Publisher(kube, clocks=clocks)
         self.actor = Actor(
             kube,
@@ -300,7 +304,8 @@ class App:
                 if self.settings.prometheus.url is not None:
                     tasks.create_task(self.poller.run(), name="telemetry")
                 for number in range(self.settings.workers):
-                    tasks.create_task(self.reconciler.work(), name=f"worker-{number}")
+                    tasks.create_task(self.reconciler.work(self.queue.get), name=f"worker-{number}")
+                    tasks.create_task(self.reconciler.work(self.queue.get_urgent), name=f"urgent-worker-{number}")
         finally:
             self.metrics.leader.set(0)
             if self.elector is not None:

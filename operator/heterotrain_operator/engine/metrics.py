@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from heterotrain_operator.engine.job_gauges import JobGauges
+from heterotrain_operator.engine.queue import Priority
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
 
 # Series exist from the start, so that the first increment is an increase for Prometheus.
@@ -34,6 +35,14 @@ class OperatorMetrics:
         )
         self.workqueue_depth = Gauge(
             "heterotrain_operator_workqueue_depth", "Jobs waiting for a pass.", registry=self.registry
+        )
+        self.queue_seconds = Histogram(
+            "heterotrain_operator_queue_duration_seconds",
+            "Seconds that a job waited for its pass, by priority: urgent (training waits, or a node is about to end), "
+            "changed, or routine.",
+            ["priority"],
+            buckets=_SECONDS,
+            registry=self.registry,
         )
         self.reconciles = Counter(
             "heterotrain_operator_reconcile",
@@ -110,6 +119,8 @@ class OperatorMetrics:
             ["result"],
             registry=self.registry,
         )
+        for priority in Priority:
+            self.queue_seconds.labels(priority=priority)
         for result in RECONCILE_RESULTS:
             self.reconciles.labels(result=result)
         for part in FAULT_PARTS:
@@ -126,3 +137,7 @@ class OperatorMetrics:
             "Seconds by which the operator's clock is ahead of the API server's, whose time it uses.",
             registry=self.registry,
         )
+
+    def note_queued(self, priority: Priority, seconds: float) -> None:
+        """Note for how many seconds a job with this priority waited for its pass."""
+        self.queue_seconds.labels(priority=priority).observe(seconds)

@@ -4,14 +4,16 @@ As in client-go, a key is dirty (queued) at most once and never processed twice 
 during its processing is processed once more afterwards. A failing key waits longer each time and delays no other.
 Urgent keys come first: training waits for their pass, or a node is about to end. Keys without a known change have low
 priority, and so have those with no more than new telemetry: they come after the others. None is starved by others, for
-whoever changes jobs makes keys urgent.
+whoever changes jobs makes keys urgent. Some workers take urgent keys only, so that these wait for no pass over others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Generic, TypeVar
 
 FIRST_BACKOFF_S = 0.5
@@ -25,21 +27,41 @@ READY_EVERY = 3
 _Key = TypeVar("_Key")
 
 
+class Priority(StrEnum):
+    """Why a key is dirty; values are labels of a metric."""
+
+    URGENT = "urgent"
+    CHANGED = "changed"
+    ROUTINE = "routine"
+
+
 class Queue(Generic[_Key]):
     """Keys to process.
 
     Args:
         jitter: returns a factor near 1 for each back-off, so that keys that failed together return apart.
+        waited: is told the priority with which a key was taken, and the seconds since it could have been taken.
+        monotonic: seconds that never go back.
     """
 
-    def __init__(self, *, jitter: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(
+        self,
+        *,
+        jitter: Callable[[], float] = lambda: 1.0,
+        waited: Callable[[Priority, float], None] = lambda _priority, _seconds: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._jitter = jitter
+        self._waited = waited
+        self._monotonic = monotonic
         self._urgent: dict[_Key, None] = {}
         """Dirty keys that come first. One that is being processed has to wait for its end."""
         self._ready: deque[_Key] = deque()
         self._low_priority: dict[_Key, None] = {}
         self._served = self._urgent_in_a_row = 0
         self._dirty: set[_Key] = set()
+        self._since_s: dict[_Key, float] = {}
+        """When each dirty key got its priority, or, for one that was in processing then, when that ended."""
         self._processing: dict[_Key, bool] = {}
         """Keys in processing, and whether they came as urgent ones."""
         self._failures: dict[_Key, int] = {}
@@ -47,6 +69,7 @@ class Queue(Generic[_Key]):
         self._urgent_later: set[_Key] = set()
         """Keys that wait after an urgent pass has failed: whatever makes them dirty makes them urgent."""
         self._wake = asyncio.Event()
+        self._wake_urgent = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._low_priority) + sum(key not in self._processing for key in self._urgent)
@@ -62,6 +85,7 @@ class Queue(Generic[_Key]):
         elif key in self._dirty:
             return
         self._dirty.add(key)
+        self._count_from_now(key)
         if key not in self._processing:
             self._ready.append(key)
             self._wake.set()
@@ -75,9 +99,10 @@ class Queue(Generic[_Key]):
             elif key in self._dirty and key not in self._processing:
                 self._ready.remove(key)
             self._urgent[key] = None
+            self._count_from_now(key)
         self._dirty.add(key)
         if key not in self._processing:
-            self._wake.set()
+            self._wake_all()
 
     def add_low_priority(self, keys: Iterable[_Key]) -> None:
         """Mark keys dirty with low priority, in this order."""
@@ -85,6 +110,7 @@ class Queue(Generic[_Key]):
             if key in self._dirty:
                 continue
             self._dirty.add(key)
+            self._count_from_now(key)
             if key not in self._processing:  # otherwise it is processed once more after the present time
                 self._low_priority[key] = None
                 self._wake.set()
@@ -123,19 +149,36 @@ class Queue(Generic[_Key]):
             self._wake.clear()
             await self._wake.wait()
         self._served += 1
-        urgent, is_urgent = next((key for key in self._urgent if key not in self._processing), None), False
+        urgent = self._first_urgent()
         if self._low_priority and ((urgent is None and not self._ready) or self._served % LOW_PRIORITY_EVERY == 0):
             key = next(iter(self._low_priority))
             del self._low_priority[key]
-        elif urgent is None or (self._ready and self._urgent_in_a_row >= READY_EVERY - 1):
-            key = self._ready.popleft()
+            return self._take(key, Priority.ROUTINE)
+        if urgent is None or (self._ready and self._urgent_in_a_row >= READY_EVERY - 1):
             self._urgent_in_a_row = 0
-        else:
-            key, is_urgent = urgent, True
-            del self._urgent[key]
-            self._urgent_in_a_row += 1
+            return self._take(self._ready.popleft(), Priority.CHANGED)
+        self._urgent_in_a_row += 1
+        return self._take(urgent, Priority.URGENT)
+
+    async def get_urgent(self) -> _Key:
+        """Wait for an urgent key and return it, as ``get`` does: for workers that leave all other keys to others."""
+        while (key := self._first_urgent()) is None:
+            self._wake_urgent.clear()
+            await self._wake_urgent.wait()
+        return self._take(key, Priority.URGENT)
+
+    def is_urgent(self, key: _Key) -> bool:
+        """Return whether a key in processing came as an urgent one."""
+        return self._processing.get(key, False)
+
+    def _first_urgent(self) -> _Key | None:
+        return next((key for key in self._urgent if key not in self._processing), None)
+
+    def _take(self, key: _Key, priority: Priority) -> _Key:
+        self._urgent.pop(key, None)
         self._dirty.discard(key)
-        self._processing[key] = is_urgent
+        self._processing[key] = priority is Priority.URGENT
+        self._waited(priority, self._monotonic() - self._since_s.pop(key))
         return key
 
     def done(self, key: _Key) -> None:
@@ -152,6 +195,7 @@ class Queue(Generic[_Key]):
         self._failures[key] = failures + 1
         delay_s = max(at_least_s, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures, 30)) * self._jitter())
         self._dirty.discard(key)  # changes in the meantime wait for the back-off, too
+        self._since_s.pop(key, None)
         was_urgent = key in self._urgent or self._processing.get(key, False)
         self._urgent.pop(key, None)
         self._release(key)
@@ -171,6 +215,14 @@ class Queue(Generic[_Key]):
     def _release(self, key: _Key) -> None:
         self._processing.pop(key, None)
         if key in self._dirty:
+            self._count_from_now(key)
             if key not in self._urgent:
                 self._ready.append(key)
-            self._wake.set()
+            self._wake_all()
+
+    def _count_from_now(self, key: _Key) -> None:
+        self._since_s[key] = self._monotonic()
+
+    def _wake_all(self) -> None:
+        self._wake.set()
+        self._wake_urgent.set()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -117,11 +118,13 @@ class Reconciler:
         self._relearn_due_s = clocks.monotonic() + RELEARN_S
         self._begun_s: dict[JobKey, float] = {}
         """When each pass in progress began."""
+        self._urgent_thread = ThreadPoolExecutor(1, thread_name_prefix="urgent")
+        """For urgent passes that need models: the other threads may be busy for seconds."""
 
-    async def work(self) -> None:
-        """Reconcile jobs from the queue until cancelled."""
+    async def work(self, get: Callable[[], Awaitable[JobKey]]) -> None:
+        """Reconcile jobs from the queue, which ``get`` takes one from, until cancelled."""
         while True:
-            key = await self._queue.get()
+            key = await get()
             self._metrics.workqueue_depth.set(len(self._queue))
             started_s = self._clocks.monotonic()
             self._begun_s[key] = started_s
@@ -223,7 +226,12 @@ class Reconciler:
         # 2. Let the API server check the job's pods, once for each generation of the spec.
         acceptance, dry_run_s = await self._acceptance(job, memory)
         look_s = await memory.start_problems.look(
-            self._kube, key, self._store.pods.of_job(key), wall_s=self._clocks.wall(), now_s=self._clocks.monotonic()
+            self._kube,
+            key,
+            self._store.pods.of_job(key),
+            may_read=not self._queue.is_urgent(key),
+            wall_s=self._clocks.wall(),
+            now_s=self._clocks.monotonic(),
         )
         # 3. Decide.
         decision, planning_s = await self._decide(job, acceptance, memory)
@@ -284,9 +292,10 @@ class Reconciler:
         """Decide; also return the seconds until telemetry that has to wait may lead to new shares.
 
         Models are fitted to telemetry in a thread, so that other jobs go on meanwhile, and a large job is decided in
-        one. All else takes milliseconds.
+        one. All else takes milliseconds. An urgent pass leaves new telemetry to the next one, unless it needs models.
         """
         started_s = self._clocks.monotonic()
+        urgent = self._queue.is_urgent(job.key)
         telemetry = self._sources.telemetry_of(job)
         news = memory.planned_for != (job.generation, telemetry.sequence)
         due_s = max(memory.planning_due_s, started_s + memory.revisions.wait_s(started_s))
@@ -320,17 +329,20 @@ class Reconciler:
             cover_of=self._sources.cover_of(job.key),
             may_fit=False,
         )
-        timed = None
-        fits = news and due and bool(telemetry.observations)  # then models are needed for certain
-        if not fits and len(inputs.pods) <= LARGE_JOB:
+        timed, considered = None, news and due
+        fits = considered and bool(telemetry.observations)  # then models are needed for certain
+        if (urgent or not fits) and len(inputs.pods) <= LARGE_JOB:
             with suppress(FitsNeeded):
-                timed = self._timed(inputs)
+                timed = self._timed(replace(inputs, replan=False, fault=memory.logged_fault) if fits else inputs)
+                considered = considered and not fits
         if timed is None:
-            timed = await asyncio.to_thread(self._timed, self._for_thread(inputs, memory))
+            thread = self._urgent_thread if urgent else None
+            inputs = self._for_thread(inputs, memory)
+            timed = await asyncio.get_running_loop().run_in_executor(thread, self._timed, inputs)
         decision, spent_s = timed
         took_s = self._clocks.monotonic() - started_s
         self._metrics.decision_seconds.observe(took_s)
-        if news and due:
+        if considered:
             memory.planning_slot_s = None
             memory.planning_took_s = spent_s
             if not decision.faults:
@@ -339,7 +351,7 @@ class Reconciler:
             memory.planning_due_s = started_s + (FAULT_RETRY_S if decision.faults else spent_s * PLANNING_PART)
             if decision.plan is not None:
                 memory.revisions = memory.revisions.spent(started_s)
-        return decision, due_s - started_s if news and not due else None
+        return decision, max(0.0, due_s - started_s) if news and not considered else None
 
     def _timed(self, inputs: JobInputs) -> tuple[Decision, float]:
         """Decide; also return the seconds of processor time that it took in this thread."""
@@ -385,7 +397,7 @@ class Reconciler:
             return Acceptance(known=False), None
         now_s = self._clocks.monotonic()
         if memory.accepted_generation == job.generation and (memory.acceptance.ok or now_s < memory.dry_run_due_s):
-            if memory.relearns and now_s >= self._relearn_due_s:
+            if memory.relearns and now_s >= self._relearn_due_s and not self._queue.is_urgent(job.key):
                 self._relearn_due_s, memory.relearns = now_s + RELEARN_EVERY_S, False
                 await self._dry_run(job)  # for what admission adds: an earlier leader had the job accepted
             return memory.acceptance, None if memory.acceptance.ok else memory.dry_run_due_s - now_s

@@ -34,7 +34,7 @@ class StartProblems:
     looked_s: float = float("-inf")
 
     async def look(
-        self, kube: Kube, key: JobKey, pods: Iterable[PodView], *, wall_s: float, now_s: float
+        self, kube: Kube, key: JobKey, pods: Iterable[PodView], *, may_read: bool = True, wall_s: float, now_s: float
     ) -> float | None:
         """Read the events about the oldest pod that does not start; return the seconds until the next look, if any.
 
@@ -42,6 +42,7 @@ class StartProblems:
             kube: the API server.
             key: the job.
             pods: its pods.
+            may_read: whether events may be read now; otherwise a look that is due is due still.
             wall_s: now, in seconds since the epoch.
             now_s: now, on the monotonic clock.
         """
@@ -51,8 +52,8 @@ class StartProblems:
             return None
         early_s = creating[0].created_s + PATIENCE_S - wall_s
         wait_s = max(early_s, self.looked_s + EVERY_S - now_s)
-        if wait_s > 0:
-            return wait_s
+        if wait_s > 0 or not may_read:
+            return max(0.0, wait_s)
         self.looked_s = now_s
         self.found = {}
         try:

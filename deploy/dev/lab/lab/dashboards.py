@@ -363,8 +363,8 @@ CLUSTER: Final = Dashboard(
 )
 
 
-def _p95(name: str) -> str:
-    return f"histogram_quantile(0.95, sum by (le) (rate({name}_bucket{_RATE})))"
+def _p95(name: str, labels: str = "") -> str:
+    return f"histogram_quantile(0.95, sum by (le) (rate({name}_bucket{labels}{_RATE})))"
 
 
 OPERATOR: Final = Dashboard(
@@ -387,6 +387,7 @@ OPERATOR: Final = Dashboard(
             title="Duration, 95th percentile",
             unit="s",
             queries=[
+                (_p95("heterotrain_operator_queue_duration_seconds", '{priority="urgent"}'), "wait of urgent jobs"),
                 (_p95("heterotrain_operator_reconcile_duration_seconds"), "pass"),
                 (_p95("heterotrain_operator_decision_duration_seconds"), "decision"),
                 (_p95("heterotrain_operator_allocation_duration_seconds"), "allocation"),

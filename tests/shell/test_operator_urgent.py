@@ -1,0 +1,118 @@
+"""Urgent passes wait for nothing that other jobs do: no pass, no thread, and no call that can come later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.contract import keys
+from heterotrain_core.perf.counters import MeanVariance, Observation
+from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
+from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.decide.decision import Decision
+from heterotrain_operator.decide.inputs import FitsNeeded, JobInputs
+from heterotrain_operator.engine import reconcile
+from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.memory import JobMemory
+from support.fake_cluster import FakeCluster, a_running_job, job_body
+from support.fakes import FakeKube
+from support.operator_app import KEY, an_app
+from support.waiting import until
+
+WAIT_S = 60.0
+OTHER = JobKey("ns", "other")
+OBSERVATION = Observation(member="w/0", share_samples=8, steps=5, ended_s=1.0, compute=MeanVariance(mean=0.1))
+NEWS = Telemetry(sequence=1, observations={MemberId("w", 0): (OBSERVATION,)})
+
+
+def stored(kube: FakeKube, cluster: FakeCluster) -> None:
+    """Put all objects of a cluster into the API server."""
+    assert cluster.plan is not None
+    kube.objects["heterotrainjobs", "ns", "job"] = cluster.job
+    kube.objects["configmaps", "ns", keys.plan_name("job")] = cluster.plan
+    for kind, bodies in (("pods", cluster.pods), ("nodes", cluster.nodes)):
+        for body in bodies.values():
+            metadata = body["metadata"]
+            kube.objects[kind, metadata.get("namespace", ""), metadata["name"]] = body
+
+
+async def test_a_node_s_warning_waits_for_no_pass_over_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only worker for all jobs is busy, and the plan that lets the node's workers go is written meanwhile."""
+    kube, cluster = FakeKube(), a_running_job()
+    stored(kube, cluster)
+    app = an_app(kube, cluster, workers=1)
+    other = job_body()
+    other["metadata"] |= {"name": OTHER.name, "uid": "other"}
+    kube.objects["heterotrainjobs", "ns", OTHER.name] = other
+    busy, act = asyncio.Event(), app.actor.act
+
+    async def hangs(job: JobView, decision: Decision, memory: JobMemory) -> float | None:
+        if job.key == OTHER:
+            busy.set()
+            await asyncio.Event().wait()
+        return await act(job, decision, memory)
+
+    monkeypatch.setattr(app.actor, "act", hangs)
+    running = asyncio.create_task(app.run())
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await busy.wait()
+        node = next(iter(cluster.pods.values()))["spec"]["nodeName"]
+        body = cluster.nodes[node] | {"spec": {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}}
+        body["metadata"] = {**body["metadata"], "resourceVersion": "99"}
+        app.node_event(body, deleted=False)
+        plan_key = ("configmaps", "ns", keys.plan_name("job"))
+        await until(lambda: json.loads(kube.objects[plan_key]["data"][keys.PLAN_KEY]).get("drain"), "the plan")
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def with_news(app: App) -> App:
+    """Give the operator new telemetry of all jobs."""
+    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=lambda _: NEWS)
+    return app
+
+
+async def test_an_urgent_pass_leaves_new_telemetry_to_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, seen = with_news(an_app(FakeKube())), list[tuple[bool, bool]]()
+
+    def noted(inputs: JobInputs) -> Decision:
+        seen.append((inputs.replan, threading.current_thread() is threading.main_thread()))
+        return Decision()
+
+    monkeypatch.setattr(reconcile, "decide", noted)
+    app.queue.add_urgent(KEY)
+    assert await app.reconciler.handle(await app.queue.get_urgent()) == "ok"
+    assert seen == [(False, True)], "on the event loop, without new shares"
+    async with asyncio.timeout(WAIT_S):
+        assert await app.reconciler.handle(await app.queue.get()) == "ok", "it comes again at once"
+    assert seen[1:] == [(True, False)]
+
+
+async def test_an_urgent_pass_that_needs_models_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, go_on, seen = with_news(an_app(FakeKube())), threading.Event(), list[bool]()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    long = loop.run_in_executor(None, go_on.wait, WAIT_S)
+
+    def decided(inputs: JobInputs) -> Decision:
+        if not inputs.may_fit:
+            raise FitsNeeded
+        seen.append(inputs.replan)
+        return Decision()
+
+    monkeypatch.setattr(reconcile, "decide", decided)
+    try:
+        app.queue.add_urgent(KEY)
+        async with asyncio.timeout(WAIT_S):
+            assert await app.reconciler.handle(await app.queue.get_urgent()) == "ok"
+        assert seen == [True], "then it looks at the new telemetry, too"
+        assert not long.done()
+    finally:
+        go_on.set()
+        await long
