@@ -198,7 +198,7 @@ def expected_of_operator() -> Answers:
     return {
         "Leader, jobs, worker pods": {"A": 1.0, "B": 2.0, "C": 4.0},
         "Passes over jobs (per s)": {"A ok": 2.0},
-        "Duration, 95th percentile": dict.fromkeys("ABCDE", 0.55),
+        "Duration, 95th percentile": dict.fromkeys("ABCDEF", 0.55),
         "Jobs waiting for a pass, limited jobs": {"A": 5.0, "B": 1.0},
         "Reads of telemetry (per s)": {"A ok": 3.0},
         "Internal errors": {"A the shares": 1.0},
