@@ -14,6 +14,7 @@ import queue
 import random
 import signal
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -123,6 +124,7 @@ def measure(size: Size, rounds: int) -> dict[str, list[float]]:
             operator.start()
             wait_leads(operator, timeout_s=300)
             asyncio.run(create_all(plane, JOBS, (job(number) for number in range(size.jobs))))
+            say(f"waiting until {size.jobs} jobs train")
             wait_until(lambda: ready_workers(plane)[1] == size.jobs, "all jobs to train", timeout_s=600, every_s=2)
             environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
             with api(paths.programs() / "kubectl", environment) as server:
@@ -142,7 +144,11 @@ def measure(size: Size, rounds: int) -> dict[str, list[float]]:
                         server.send("DELETE", f"/api/v1/nodes/{node}", {})
                     else:
                         warn(server, node, kind)
-                    times[kind] += plans.wait(wanted, since_s=since_s, listed=True)
+                    found = plans.wait(wanted, since_s=since_s, listed=True)
+                    times[kind] += found
+                    say(
+                        f"warning {number + 1} of {rounds} ({kind}): {len(found)} jobs, {max(found, default=0.0):.2f} s"
+                    )
                     if kind != "deletion":
                         warn(server, node, kind, is_over=True)
                         plans.wait(wanted, since_s=time.monotonic(), listed=False)
@@ -152,11 +158,17 @@ def measure(size: Size, rounds: int) -> dict[str, list[float]]:
     return times
 
 
+def say(text: str) -> None:
+    """Print a line about the progress."""
+    print(f"    {text}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """Measure, and print a table."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all programs are ended
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--pods", type=int, default=200)
+    parser.add_argument("--pods", type=int, default=200, help="in all, shared out over the jobs")
     parser.add_argument("--rounds", type=int, default=45)
     options = parser.parse_args()
     toolchain.build_programs(toolchain.SIMULATOR)
