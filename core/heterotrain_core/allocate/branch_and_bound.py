@@ -29,30 +29,44 @@ def best_choice(
     for i in range(size - 1, -1, -1):
         options = candidates[i].options
         best_after[i] = best_after[i + 1] + max(0.0, options[0].score if options else 0.0)
-    best: tuple[int, float, Choice] = (-1, 0.0, ())
-    trials = 0
+    search = _Search(candidates, occupancy, best_after)
+    return search.best[2] if search.visit(0, 0, 0.0, []) else None
 
-    def visit(i: int, admitted: int, score: float, chosen: list[Option | None]) -> bool:
-        nonlocal best, trials
-        if i == size:
-            if (admitted, score) > (best[0], best[1] + EPSILON):
-                best = (admitted, score, tuple(chosen))
+
+class _Search:
+    """One search over all choices.
+
+    A function that calls itself by its own name would be part of a cycle, and keep candidates until garbage is
+    collected.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], occupancy: Occupancy, best_after: Sequence[float]) -> None:
+        self._candidates = candidates
+        self._occupancy = occupancy
+        self._best_after = best_after
+        self._trials = 0
+        self.best: tuple[int, float, Choice] = (-1, 0.0, ())
+
+    def visit(self, i: int, admitted: int, score: float, chosen: list[Option | None]) -> bool:
+        """Try all options of the candidates from ``i`` on; return whether the trials sufficed."""
+        left = len(self._candidates) - i
+        if not left:
+            if (admitted, score) > (self.best[0], self.best[1] + EPSILON):
+                self.best = (admitted, score, tuple(chosen))
             return True
-        rest = (1 << (size - i)) - 1
-        if (admitted << (size - i) | rest, score + best_after[i]) <= (best[0], best[1] + EPSILON):
+        rest = (1 << left) - 1
+        if (admitted << left | rest, score + self._best_after[i]) <= (self.best[0], self.best[1] + EPSILON):
             return True
-        candidate = candidates[i]
+        candidate = self._candidates[i]
         for option in candidate.options:
-            trials += 1
-            if trials > MOST_TRIALS:
+            self._trials += 1
+            if self._trials > MOST_TRIALS:
                 return False
             need = candidate.need(option)
-            if occupancy.fits(need):
-                occupancy.add(need)
-                finished = visit(i + 1, admitted << 1 | 1, score + option.score, [*chosen, option])
-                occupancy.add(candidate.freed(option))
+            if self._occupancy.fits(need):
+                self._occupancy.add(need)
+                finished = self.visit(i + 1, admitted << 1 | 1, score + option.score, [*chosen, option])
+                self._occupancy.add(candidate.freed(option))
                 if not finished:
                     return False
-        return visit(i + 1, admitted << 1, score, [*chosen, None])
-
-    return best[2] if visit(0, 0, 0.0, []) else None
+        return self.visit(i + 1, admitted << 1, score, [*chosen, None])

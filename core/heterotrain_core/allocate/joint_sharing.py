@@ -122,33 +122,13 @@ class _Groups:
             for i in group:
                 occupancy.add(self._candidates[i].need(chosen[i]))
             return trials
-        best_after = [0.0] * (len(group) + 1)
-        for k in range(len(group) - 1, -1, -1):
-            best_after[k] = best_after[k + 1] + max((option.score for option in possible[k][:1]), default=0.0)
-        trials = 0
-
-        def visit(k: int, score: float, picked: tuple[Option, ...]) -> None:
-            nonlocal best, trials
-            if k == len(group):
-                best = score
-                for i, option in zip(group, picked, strict=True):
-                    chosen[i] = option
-                return
-            candidate = self._candidates[group[k]]
-            for option in possible[k]:
-                if score + option.score + best_after[k + 1] <= best + EPSILON or trials >= most_trials:
-                    return
-                trials += 1
-                need = candidate.need(option)
-                if occupancy.fits(need):
-                    occupancy.add(need)
-                    visit(k + 1, score + option.score, (*picked, option))
-                    occupancy.add(candidate.freed(option))
-
-        visit(0, 0.0, ())
+        search = _Search([self._candidates[i] for i in group], possible, occupancy, best, most_trials)
+        search.visit(0, 0.0, ())
+        for i, option in zip(group, search.found, strict=False):
+            chosen[i] = option
         for i in group:
             occupancy.add(self._candidates[i].need(chosen[i]))
-        return trials
+        return search.trials
 
     def _room(self, group: Sequence[int]) -> tuple[Ints, Ints, Ints] | None:
         """Return positions of the pools that both jobs of a pair use, in each job, and the free slots of these pools.
@@ -172,6 +152,55 @@ class _Groups:
         most = [self._occupancy.free_slots(each.pool, each.size, each.max_workers) for each in candidate.job.pools]
         within_O = (self._slack_O[i] < gain) & (candidate.arrays[0] <= np.array(most)).all(axis=1)
         return [candidate.options[k] for k in np.flatnonzero(within_O).tolist()]
+
+
+class _Search:
+    """Finds the options of a group that fit together with the best sum.
+
+    A function that calls itself by its own name would be part of a cycle, and keep candidates until garbage is
+    collected.
+
+    Attributes:
+        found: one option for each candidate; empty if no sum exceeds the one to exceed.
+        trials: options that were tried.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        possible: Sequence[Sequence[Option]],
+        occupancy: Occupancy,
+        best: float,
+        most_trials: int,
+    ) -> None:
+        self._candidates = candidates
+        self._possible = possible
+        self._occupancy = occupancy
+        self._best = best
+        self._most_trials = most_trials
+        self._best_after = [0.0] * (len(candidates) + 1)
+        for k in range(len(candidates) - 1, -1, -1):
+            most = max((option.score for option in possible[k][:1]), default=0.0)
+            self._best_after[k] = self._best_after[k + 1] + most
+        self.found: tuple[Option, ...] = ()
+        self.trials = 0
+
+    def visit(self, k: int, score: float, picked: tuple[Option, ...]) -> None:
+        """Try all options of the candidates from ``k`` on, best first."""
+        if k == len(self._candidates):
+            self._best, self.found = score, picked
+            return
+        candidate = self._candidates[k]
+        for option in self._possible[k]:
+            hopeful = score + option.score + self._best_after[k + 1] > self._best + EPSILON
+            if not hopeful or self.trials >= self._most_trials:
+                return
+            self.trials += 1
+            need = candidate.need(option)
+            if self._occupancy.fits(need):
+                self._occupancy.add(need)
+                self.visit(k + 1, score + option.score, (*picked, option))
+                self._occupancy.add(candidate.freed(option))
 
 
 def _best_pair(
