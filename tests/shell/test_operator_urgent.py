@@ -116,3 +116,28 @@ async def test_an_urgent_pass_that_needs_models_waits_for_no_thread(monkeypatch:
     finally:
         go_on.set()
         await long
+
+
+async def test_a_new_leader_answers_first_what_nobody_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spec of one of many jobs was changed while no replica led; no event tells which one."""
+    kube, order = FakeKube(), list[str]()
+    for number in range(40):
+        body = job_body(generation=2)
+        body["metadata"] |= {"name": f"job-{number}", "uid": f"uid-{number}", "generation": 2}
+        body["status"] = {"observedGeneration": 1 if number == 25 else 2}
+        kube.objects["heterotrainjobs", "ns", f"job-{number}"] = body
+    app = an_app(kube, FakeCluster(), workers=1)
+    handle = app.reconciler.handle
+
+    async def noted(key: JobKey) -> str:
+        order.append(key.name)
+        return await handle(key)
+
+    monkeypatch.setattr(app.reconciler, "handle", noted)
+    running = asyncio.create_task(app.run())
+    try:
+        await until(lambda: len(order) >= 40, "a pass over each job")
+        assert "job-25" in order[:2], "it waits for one pass at most"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -24,6 +24,7 @@ from heterotrain_operator.cluster_state.parse import (
     rfc3339_micro,
 )
 from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.cluster_state.unanswered import unanswered
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PodView
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.decide.node_interest import wants_one_of
@@ -153,6 +154,11 @@ class App:
         """Queue jobs with low priority."""
         if self.elector is None or self.elector.leads:
             self.queue.add_low_priority(keys)
+
+    def _enqueue_unanswered(self) -> None:
+        """Queue jobs first that wait for an answer to a change which no event reported."""
+        for key in unanswered(self.store):
+            self._enqueue(key, urgent=True)
 
     def note_event(self, kind: str, event_type: str | None, uid: str) -> None:
         """Note an event of a kind; type ``None`` comes from the list with which a watch starts.
@@ -301,6 +307,7 @@ class App:
                 tasks.create_task(self.publisher.run(), name="events")
                 # The previous leader may not have handled the latest changes.
                 self.queue.add_low_priority(self.store.newest_first())
+                self._enqueue_unanswered()
                 if self.settings.prometheus.url is not None:
                     tasks.create_task(self.poller.run(), name="telemetry")
                 for number in range(self.settings.workers):
@@ -344,6 +351,7 @@ class App:
             self._synced.set()
             self.reconciler.reapply()
             self._enqueue_later(known)
+            self._enqueue_unanswered()
             await wait_at_most(self._watch_gap, self.settings.relist_s)
 
     async def _list_foreign_pods(self) -> None:
