@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +13,39 @@ from heterotrain.layouts import link_speeds
 from heterotrain.layouts.link_speeds import LARGE_BYTES, LinkSpeeds
 from heterotrain.layouts.neighbours import Neighbours
 from heterotrain.layouts.part_messages import Exchange
+from heterotrain.network.gloo import bounded_wait
 from heterotrain.network.gloo.member_group import MemberGroup
+from support.waiting import wait_until
 from torch import distributed as dist
 
-pytestmark = pytest.mark.usefixtures("long_setup")
 MIB = 2**20
 LATE_S = 2.0
-"""What a rank comes late by. Half of it tells waiting for that rank from a slow link, and is the busy machine's."""
+"""What a rank comes late by, on the test's clock, which stands still otherwise: messages themselves take no time."""
+
+
+class Clock:
+    """The time of messages; it is read when the wait for one begins, and when the message has arrived or left."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self.reads: list[float] = []
+
+    def __call__(self) -> float:
+        self.reads.append(self._now_s)  # by any thread
+        return self._now_s
+
+    def come_late(self, *, reads: int) -> None:
+        """Advance the clock once it has been read so many times."""
+        wait_until(lambda: len(self.reads) >= reads, "the other rank waits", timeout_s=60.0)
+        self._now_s += LATE_S
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let messages be measured by a clock of the test."""
+    found = Clock()
+    monkeypatch.setattr(bounded_wait, "time", SimpleNamespace(perf_counter=found))
+    return found
 
 
 def test_the_fastest_messages_show_latency_and_bandwidth() -> None:
@@ -76,16 +102,18 @@ def on_two_ranks(run: Callable[[MemberGroup, int, threading.Barrier], None]) -> 
     return seen
 
 
-def test_a_tensor_between_stages_shows_the_link_whoever_waits_for_whom() -> None:
+def test_a_tensor_between_stages_shows_the_link_whoever_waits_for_whom(clock: Clock) -> None:
     """The first tensor is late, so its header waits; the second one waits for its receiver. Values never wait."""
     values = torch.ones(MIB)
 
     def run(group: MemberGroup, rank: int, barrier: threading.Barrier) -> None:
         neighbours = Neighbours(group, torch.device("cpu"))
         for late in (0, 1):
+            if barrier.wait() == 0:
+                clock.reads.clear()
             barrier.wait()
             if rank == late:
-                time.sleep(LATE_S)
+                clock.come_late(reads=1 if late == 0 else 2)  # waits for a header, or for both to leave
             if rank == 0:
                 neighbours.send(values, 1)
                 neighbours.flush()
@@ -95,24 +123,22 @@ def test_a_tensor_between_stages_shows_the_link_whoever_waits_for_whom() -> None
     _, seen = on_two_ranks(run)
     assert [size > LARGE_BYTES for _, size, _ in seen] == [False, True, False, True]
     assert all(sender == 0 for sender, *_ in seen)
-    assert seen[0][2] > LATE_S / 2, "a header waits for its sender"
-    assert seen[1][2] < LATE_S / 2
-    assert seen[2][2] < LATE_S / 2, "the sender was there"
-    assert seen[3][2] < LATE_S / 2
+    assert seen[0][2] == LATE_S, "a header waits for its sender"
+    assert [seconds for *_, seconds in seen[1:]] == [0.0] * 3, "the sender was there"
 
 
-def test_the_rank_that_comes_last_to_an_exchange_measures_the_link() -> None:
+def test_the_rank_that_comes_last_to_an_exchange_measures_the_link(clock: Clock) -> None:
     def run(group: MemberGroup, rank: int, barrier: threading.Barrier) -> None:
         barrier.wait()
         if rank == 1:
-            time.sleep(LATE_S)
+            clock.come_late(reads=2)  # of a message in each direction
         mine, theirs = torch.ones(MIB), torch.zeros(MIB)
         received: list[Any] = [theirs, theirs]
         Exchange(group, [mine, mine], received).finish()
 
     first, last = on_two_ranks(run)
-    assert first[0][2] > LATE_S / 2
-    assert last[0][2] < LATE_S / 2
+    assert first[0][2] == LATE_S
+    assert last[0][2] == 0.0
     assert first[0][1] == last[0][1] == 4 * MIB
 
 
