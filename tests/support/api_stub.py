@@ -6,6 +6,7 @@ server does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -91,8 +92,9 @@ def serve(stub: ApiStub, folder: Path, *, namespace: str = "default") -> Iterato
             self.send_header("Content-Length", str(len(raw)))
             for name, value in stub.headers.items():
                 self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(raw)
+            with contextlib.suppress(ConnectionError):  # whoever asked does not wait any longer
+                self.end_headers()
+                self.wfile.write(raw)
 
         do_GET = do_POST = do_PATCH = do_DELETE = _do  # noqa: N815  # the library's names
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,15 +106,18 @@ def test_the_wait_for_names_is_short(stub: ApiStub, monkeypatch: pytest.MonkeyPa
             asked.append(limits)
             super().__init__(target, **{**limits, "timeout_s": 0.05})
 
-    answer = stub.answer
+    answer, given_up = stub.answer, threading.Event()
 
     def late(*request: Any) -> tuple[int, Any]:
-        time.sleep(0.5)  # longer than the limit
+        assert given_up.wait(60)
         return answer(*request)
 
     monkeypatch.setattr(names, "Cluster", Watched)
     monkeypatch.setattr(stub, "answer", late)
-    assert completed("get di") == []
+    try:
+        assert completed("get di") == []
+    finally:
+        given_up.set()
     assert asked == [{"timeout_s": names.LIMIT_S, "read_tries": 1}]
 
 
