@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from heterotrain.network import connection_setup
+from heterotrain import error_output
+from heterotrain.membership import peer_service
+from heterotrain.network import connection_setup, heartbeat
+from heterotrain.torchrun import peers
+
+PATIENCE_S = 60.0
+LIMITS = (
+    (connection_setup, "SETUP_S"), (connection_setup, "CONNECT_S"), (heartbeat, "CONNECT_S"),
+    (heartbeat, "RECONNECT_S"), (peer_service, "CLOSE_S"), (peers, "_CLOSE_S"), (peers, "_QUESTION_S"),
+    (error_output, "JOIN_S"),
+)  # fmt: skip
 
 
-@pytest.fixture
-def long_setup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give ranks more time to connect: on a busy machine, threads of one process take turns for longer than ranks."""
-    monkeypatch.setattr(connection_setup, "SETUP_S", 60.0)
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give everything that is to happen a minute: a busy machine may hold up any thread for seconds.
+
+    A test of what happens after one of these limits sets the limit itself.
+    """
+    for module, limit in LIMITS:
+        assert hasattr(module, limit), limit
+        monkeypatch.setattr(module, limit, PATIENCE_S)
+    monkeypatch.setattr(heartbeat, "FROZEN_FACTOR", PATIENCE_S)  # of a second, the services' limit in these tests

@@ -21,9 +21,10 @@ from heterotrain_core.contract.plan import Rank
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.plan_source import PlanSource
+from heterotrain.network import connection_setup
 from heterotrain.network.authentication import Credentials, authenticate_streams, peer_role
 from heterotrain.network.callers import Callers
-from heterotrain.network.connection_setup import SETUP_S, HostedStore, connect_store
+from heterotrain.network.connection_setup import HostedStore, connect_store
 from heterotrain.network.frames import read_frame, write_frame
 from heterotrain.network.gloo.abort import open_sockets
 from heterotrain.network.heartbeat import CONNECT_S, Heartbeats, PeerKey, key_of
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+CLOSE_S = 2.0
+"""Limit for the end of the connections, and for that of the thread, when a service is closed."""
 
 
 class PeerService:
@@ -88,9 +91,9 @@ class PeerService:
         if self.loop.is_closed() or not self._thread.is_alive():
             return
         with contextlib.suppress(Exception):
-            self.call(self._close_all()).result(timeout=2.0)
+            self.call(self._close_all()).result(timeout=CLOSE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=2.0)
+        self._thread.join(timeout=CLOSE_S)
 
     def call(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine in the service's loop."""
@@ -167,7 +170,9 @@ class PeerService:
         """Make a store for one formation, which its other ranks reach by its number; safe from any thread."""
         table, number = KeyTable(), secrets.randbits(48)
         self._tables = {n: each for n, each in self._tables.items() if not each.is_closed} | {number: table}
-        return HostedStore(store=HostedKeyStore(table, limit_s=SETUP_S), number=number, sockets_before=open_sockets())
+        return HostedStore(
+            store=HostedKeyStore(table, limit_s=connection_setup.SETUP_S), number=number, sockets_before=open_sockets()
+        )
 
     def connect_store(self, host: Rank, number: int) -> RemoteKeyStore:
         """Connect to the store ``number`` that another rank hosts; blocks, and may be called from any thread.

@@ -86,7 +86,7 @@ def test_a_rank_of_another_job_or_without_a_secret_is_refused(victim: PeerServic
     """And a rank that has the right secret is served."""
     for secret in (b"t" * 32, b""):
         other = service_of("c", secret)
-        assert other.call(other.request(rank_of(victim), "plan", {})).result() is None
+        assert other.call(other.request(rank_of(victim), "plan", {}, timeout_s=30)).result() is None
         other.close()
     assert mate.call(mate.request(rank_of(victim), "plan", {}, timeout_s=30)).result() is not None
 

@@ -237,7 +237,6 @@ class TorchStore(c10d.Store):  # type: ignore[misc]  # torch leaves it untyped
             self._store.get(key)
 
 
-@pytest.mark.usefixtures("long_setup")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_gradients_of_gloo_travel_inside_tls(ranks: int, tap: Tap, tls: Tls) -> None:
     """The sums are right, and the tap between rank 0 and the others sees none of the numbers."""
@@ -286,7 +285,6 @@ def running(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
-@pytest.mark.usefixtures("long_setup")
 def test_a_lost_rank_ends_the_operations_of_the_others_at_once(
     tls: Tls, monkeypatch: pytest.MonkeyPatch, nothing_left: list[str]
 ) -> None:

@@ -83,7 +83,6 @@ def test_a_cut_wakes_the_rank_itself() -> None:
             waiting.result(30)
 
 
-@pytest.mark.usefixtures("long_setup")
 def test_gloo_groups_meet_in_the_store_and_then_take_no_connection() -> None:
     """A stranger's connection is dropped by the kernel: gloo would keep its descriptor for ever, and abort at 1,024."""
     before = open_sockets()

@@ -28,7 +28,6 @@ def everywhere(run: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(run, range(RANKS)))
 
 
-@pytest.mark.usefixtures("long_setup")
 def test_all_ranks_get_the_same_bits_within_the_bound_of_a_plain_sum() -> None:
     """Several sums at a time: each element has the error of at most W additions, and no rank differs in a bit."""
     store = c10d.HashStore()
