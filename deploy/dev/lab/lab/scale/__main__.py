@@ -23,6 +23,7 @@ from types import FrameType
 
 from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.engine.queue import Priority
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.client import KubeClient
@@ -156,6 +157,7 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica, *, 
             seconds(quantile(metrics, "heterotrain_operator_reconcile_duration_seconds", 0.5)),
         ),
         Row("deciding alone, p99", seconds(quantile(metrics, "heterotrain_operator_decision_duration_seconds", 0.99))),
+        Row("waiting for a pass, p99: urgent, changed, routine", waits(metrics)),
         Row(
             "an allocation over all jobs, longest", longest(metrics, "heterotrain_operator_allocation_duration_seconds")
         ),
@@ -190,6 +192,8 @@ def with_news(leader: Replica, size: Size, *, for_s: float = 60.0) -> list[Row]:
             seconds(quantile(since, "heterotrain_operator_reconcile_duration_seconds", 0.99)),
             "≤ 1 s",
         ),
+        Row("… deciding alone, p99", seconds(quantile(since, "heterotrain_operator_decision_duration_seconds", 0.99))),
+        Row("… waiting for a pass, p99: urgent, changed, routine", waits(since)),
         Row("… event loop late by, p99", seconds(quantile(since, delay, 0.99)), "≤ 0.05 s"),
         Row("… event loop late by, longest", longest(since, delay)),
     ]
@@ -275,6 +279,16 @@ def outage(plane: ControlPlane, one: Replica, size: Size, number: int, *, for_s:
 def seconds(value: float) -> str:
     """Return seconds for a table."""
     return f"{value:.3f} s" if value < 1 else f"{value:.1f} s"
+
+
+def waits(metrics: dict[str, float]) -> str:
+    """Return how long jobs wait in the queue, for each priority."""
+    name, found = "heterotrain_operator_queue_duration_seconds", []
+    for priority in Priority:
+        any_waited = metrics[f'{name}_count{{priority="{priority}"}}'] > 0
+        labels = f',priority="{priority}"'
+        found.append(seconds(quantile(metrics, name, 0.99, labels=labels)) if any_waited else "none")
+    return "; ".join(found)
 
 
 def longest(metrics: dict[str, float], name: str) -> str:

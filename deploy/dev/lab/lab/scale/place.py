@@ -170,13 +170,20 @@ def peak_mib(pid: int) -> float:
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def quantile(metrics: dict[str, float], name: str, q: float) -> float:
-    """Return a quantile of a histogram, linear within its bucket as in Prometheus; infinity beyond the last bucket."""
-    prefix = f'{name}_bucket{{le="'
+def quantile(metrics: dict[str, float], name: str, q: float, *, labels: str = "") -> float:
+    """Return a quantile of a histogram, linear within its bucket as in Prometheus; infinity beyond the last bucket.
+
+    Args:
+        metrics: by name with labels, as a scrape has them.
+        name: the histogram's name.
+        q: between 0 and 1.
+        labels: those after ``le``, such as ``,priority="urgent"``.
+    """
+    prefix, suffix = f'{name}_bucket{{le="', f'"{labels}}}'
     counts = sorted(
-        (float(label.removeprefix(prefix).rstrip('"}')), count)
+        (float(label.removeprefix(prefix).removesuffix(suffix)), count)
         for label, count in metrics.items()
-        if label.startswith(prefix)
+        if label.startswith(prefix) and label.endswith(suffix)
     )
     wanted, below, low_s = q * counts[-1][1], 0.0, 0.0
     for high_s, count in counts:
