@@ -2,6 +2,7 @@
 
 Tests on the cluster wait for pods, nodes and scrapes most of the time, and unit tests use the processors meanwhile. The
 distributed tests run alone: their limits for a silent peer are fractions of a second, which a loaded machine exceeds.
+So do the unit tests of connections between ranks (``ALONE``).
 Each lane runs its fastest tiers first. All tiers run, also after one has failed, so that one run tells everything that
 is wrong; only a cluster that does not start ends the run. ``SIDE_BY_SIDE=no`` runs the lanes one after the other. If no
 cluster is running, one is started for the tests.
@@ -26,6 +27,9 @@ from lab.lanes import Failed, Programs
 
 MAKE = ("make", "--no-print-directory")
 PARALLEL = ("-n", "auto", "--maxprocesses", "4")
+ALONE = ("tests/unit/trainer/network", "tests/unit/trainer/membership", "tests/unit/trainer/torchrun")
+"""Unit tests with real connections, threads and processes that wait for each other. They take a minute on two
+processors, and run with the distributed tests: beside a cluster, any of their threads may be held up for seconds."""
 
 
 @dataclass(slots=True)
@@ -38,11 +42,12 @@ class Tiers:
     def without_cluster(self) -> None:
         """Run the tiers that only compute; while programs and images are built, these take what is left."""
         self.programs.run("lint", *MAKE, "lint", yields=True, may_fail=True)
-        self.tests("unit", *PARALLEL, "tests/unit", "tests/shell", yields=True)
+        apart = [f"--ignore={folder}" for folder in ALONE]
+        self.tests("unit", *PARALLEL, *apart, "tests/unit", "tests/shell", yields=True)
 
     def distributed(self) -> None:
-        """Run the tests of several processes each, which wait for one another for much of the time."""
-        self.tests("distributed", "-n", "2", "tests/distributed")
+        """Run the tests of processes and threads that wait for one another for much of the time."""
+        self.tests("distributed", "-n", "2", *ALONE, "tests/distributed")
 
     def on_cluster(self) -> None:
         """Start the cluster and run the tiers that need it."""
