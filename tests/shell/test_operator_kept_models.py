@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
-from heterotrain_operator.api.lean import share_field_names
+from heterotrain_operator.api.lean import share_parts
 from heterotrain_operator.api.schema import Model
 from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
 from lab.scale.workload import Size
@@ -53,7 +53,7 @@ async def test_equal_sets_of_field_names_are_kept_once(load: LoadTest) -> None:
 
 
 def test_a_changed_copy_leaves_the_shared_set_as_it_is() -> None:
-    one, other = (share_field_names(HeteroTrainJobStatus.model_validate({"reason": text})) for text in ("a", "b"))
+    one, other = (share_parts(HeteroTrainJobStatus.model_validate({"reason": text})) for text in ("a", "b"))
     assert one.__pydantic_fields_set__ is other.__pydantic_fields_set__
     assert one.model_copy(update={"step": 7}).model_fields_set == {"reason", "step"}
     assert other.model_fields_set == {"reason"}

@@ -13,7 +13,7 @@ from heterotrain_core.contract.choices import Choice
 from pydantic import ValidationError
 
 from heterotrain_operator.api.explain import explain
-from heterotrain_operator.api.lean import share_field_names
+from heterotrain_operator.api.lean import share_parts
 from heterotrain_operator.api.parallelism import problem_with_links
 from heterotrain_operator.api.schema import Model, broken_rules
 from heterotrain_operator.api.status import HeteroTrainJobStatus
@@ -39,7 +39,7 @@ def read_spec(body: Mapping[str, Any]) -> HeteroTrainJobSpec:
     inexact = next(_inexact_choices(spec, body.get("spec"), "spec"), "")
     if problem := inexact or next(broken_rules(spec, "spec"), "") or beyond_rules(spec, body):
         raise SpecError(problem)
-    return share_field_names(spec)
+    return share_parts(spec)
 
 
 def _inexact_choices(model: Model, given: Any, path: str) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _inexact_choices(model: Model, given: Any, path: str) -> Iterator[str]:
 
 def read_status(body: Mapping[str, Any]) -> HeteroTrainJobStatus:
     """Return the job's status; values of another version that this one cannot read are left out."""
-    return share_field_names(read_tolerantly(HeteroTrainJobStatus, body.get("status") or {}))
+    return share_parts(read_tolerantly(HeteroTrainJobStatus, body.get("status") or {}))
 
 
 def managed_by_us(spec: HeteroTrainJobSpec) -> bool:

