@@ -35,7 +35,6 @@ class Candidate:
     _smallest: list[Option] = field(default_factory=list, compare=False, repr=False)
     _by_counts: dict[tuple[int, ...], Option] = field(default_factory=dict, compare=False, repr=False)
     _arrays: list[tuple[Ints, Floats]] = field(default_factory=list, compare=False, repr=False)
-    _indices: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
     _needs: dict[tuple[int, ...], dict[tuple[str, Size], int]] = field(default_factory=dict, compare=False, repr=False)
 
     def need(self, option: Option | None) -> Need:
@@ -78,10 +77,8 @@ class Candidate:
         return self._by_counts
 
     def index_of(self, option: Option) -> int:
-        """Return the position of an option among the job's options."""
-        if not self._indices:
-            self._indices.update((each.counts, k) for k, each in enumerate(self.options))
-        return self._indices[option.counts]
+        """Return the position of one of the job's options; only a few are ever looked up."""
+        return int((self.arrays[0] == option.counts).all(axis=1).argmax())
 
 
 def difference(candidate: Candidate, before: Option | None, after: Option | None) -> dict[tuple[str, Size], int]:

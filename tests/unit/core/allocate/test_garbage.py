@@ -60,3 +60,9 @@ def test_an_allocation_leaves_no_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     propose(PoolCapacity(POOLS), jobs)
     assert entered
     assert gc.collect() == 0
+
+
+def test_the_position_of_each_option_is_found() -> None:
+    for candidate in build_candidates(PoolCapacity(POOLS), [a_job(f"j{i}", 1e-3 / (i + 1)) for i in range(3)]):
+        assert len(candidate.options) > 3
+        assert [candidate.index_of(option) for option in candidate.options] == list(range(len(candidate.options)))
