@@ -6,13 +6,14 @@ import pytest
 from heterotrain import error_output
 from heterotrain.membership import peer_service
 from heterotrain.network import connection_setup, heartbeat
+from heterotrain.telemetry import report, tensorboard
 from heterotrain.torchrun import peers
 
 PATIENCE_S = 60.0
 LIMITS = (
     (connection_setup, "SETUP_S"), (connection_setup, "CONNECT_S"), (heartbeat, "CONNECT_S"),
     (heartbeat, "RECONNECT_S"), (peer_service, "CLOSE_S"), (peers, "_CLOSE_S"), (peers, "_QUESTION_S"),
-    (error_output, "JOIN_S"),
+    (error_output, "JOIN_S"), (tensorboard, "CLOSE_S"), (report, "SIBLING_S"),
 )  # fmt: skip
 
 

@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 REQUEST_S = 10.0
 """Time limit for a client to send its request or to read the response; Prometheus's own limit is ten seconds too."""
+SIBLING_S = 1.0
+"""Limit for the answer of another local rank about its readiness."""
 
 
 @dataclass(slots=True)
@@ -360,7 +362,7 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
 
 def _sibling_ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.READY_PATH}", timeout=1.0) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.READY_PATH}", timeout=SIBLING_S) as reply:
             return bool(reply.status == 200)  # noqa: PLR2004  # HTTP OK
     except (urllib.error.URLError, OSError):
         return False
