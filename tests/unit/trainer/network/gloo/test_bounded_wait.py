@@ -67,6 +67,6 @@ def test_an_abandoned_operation_that_gloo_ends_later_keeps_neither_threads_nor_d
 
     def released() -> bool:
         release_abandoned()
-        return held() <= before
+        return all(now <= then for now, then in zip(held(), before, strict=True))
 
     wait_until(released, "the group is gone", timeout_s=60.0)
