@@ -336,9 +336,11 @@ class Reconciler:
                 timed = self._timed(replace(inputs, replan=False, fault=memory.logged_fault) if fits else inputs)
                 considered = considered and not fits
         if timed is None:
-            thread = self._urgent_thread if urgent else None
             inputs = self._for_thread(inputs, memory)
-            timed = await asyncio.get_running_loop().run_in_executor(thread, self._timed, inputs)
+            if urgent:
+                timed = await asyncio.get_running_loop().run_in_executor(self._urgent_thread, self._timed, inputs)
+            else:
+                timed = await asyncio.to_thread(self._timed, inputs)
         decision, spent_s = timed
         took_s = self._clocks.monotonic() - started_s
         self._metrics.decision_seconds.observe(took_s)
