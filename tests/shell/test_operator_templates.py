@@ -68,6 +68,9 @@ async def test_a_new_leader_learns_what_admission_adds_without_haste() -> None:
         await app.reconciler.run_once(KEY)
     assert dry_runs() == 0, "the job was accepted before"
     now_s = RELEARN_S
+    app.queue.add_urgent(KEY)
+    await app.reconciler.handle(await app.queue.get_urgent())
+    assert dry_runs() == 0, "an urgent pass does not wait for it"
     for _ in range(3):
         await app.reconciler.run_once(KEY)
     assert dry_runs() == 1
