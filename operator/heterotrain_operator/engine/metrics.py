@@ -102,7 +102,7 @@ class OperatorMetrics:
         self.plans = Counter("heterotrain_operator_plans_written", "Written plans.", registry=self.registry)
         self.plan_delivery_seconds = Histogram(
             "heterotrain_operator_plan_delivery_duration_seconds",
-            "Seconds from a plan's decision until every pod's annotation was patched.",
+            "Seconds from a plan's decision until the pods that deliver it were patched.",
             buckets=_SECONDS,
             registry=self.registry,
         )

@@ -99,6 +99,8 @@ class JobTraining:
             if plan is not None and process.name in plan.drain and process.leaves_at_s is None:
                 process.leaves_at_s = now_s + 2.0
         named = frozenset(rank.worker_uid for rank in newest.ranks)
+        for uid in named & there.keys():  # a rank that has it sends it to all whom it names
+            there[uid].plan = newest
         generation, members = self.formation
         if newest.generation > generation and all(
             uid in there and (plan := there[uid].plan) is not None and plan.generation == newest.generation

@@ -88,6 +88,7 @@ class Elastic:
             on_spare=on_spare,
         )
         self._source.on_change = self._peers.notify
+        self._source.on_read = self._peers.spread
         self._peers.start()
         self._source.start()
 

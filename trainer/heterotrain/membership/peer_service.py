@@ -104,6 +104,11 @@ class PeerService:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
             self.loop.call_soon_threadsafe(self._changed.set)
 
+    def spread(self) -> None:
+        """Let every watched peer learn of this rank's plan at once; safe from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self.loop.call_soon_threadsafe(self.heartbeats.beat_now)
+
     # -- in the loop -------------------------------------------------------------------------------------------------
 
     async def wait_change(self, timeout_s: float) -> None:

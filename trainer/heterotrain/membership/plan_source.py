@@ -59,6 +59,8 @@ class PlanSource:
         self._path = Path(directory) / keys.PLAN_KEY if directory else None
         self._job_uid = job_uid
         self.on_change: Callable[[], None] = lambda: None
+        self.on_read: Callable[[], None] = lambda: None
+        """Called after a newer plan was read from the mount: few ranks' kubelets deliver it at once."""
         self._lock = threading.Lock()
         self._held: HeldPlan | None = None
         self._last_stat: tuple[int, int, int] | None = None
@@ -106,7 +108,10 @@ class PlanSource:
         except (OSError, UnicodeDecodeError):
             return  # the mount is being swapped or does not exist yet: the next poll reads it
         self._last_stat = current
+        before = self._held
         answer = self.offer(text)
+        if self._held is not before:
+            self.on_read()
         if isinstance(answer, Refused) and answer.reason != self._refusal:
             self._refusal = answer.reason
             _log.warning("refused the mounted plan: %s", answer.reason)

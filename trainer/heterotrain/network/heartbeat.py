@@ -123,6 +123,11 @@ class Heartbeats:
         for heartbeat in self._heartbeats.values():
             heartbeat.lost = ""
 
+    def beat_now(self) -> None:
+        """Send the next heartbeat to every connected peer at once."""
+        for heartbeat in self._heartbeats.values():
+            heartbeat.ping.set()
+
     async def ping_all(self, timeout_s: float) -> None:
         """Exchange a heartbeat with every connected peer now, so that ended connections are detected."""
         waiting = []

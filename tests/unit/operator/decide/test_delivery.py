@@ -1,4 +1,4 @@
-"""To whom a new plan is delivered at once: everyone, or a few members that pass it on."""
+"""To whom a new plan is delivered at once: a few members that pass it on, and those whom nobody tells."""
 
 from __future__ import annotations
 
@@ -27,12 +27,33 @@ def revised(cluster: FakeCluster, **changes: Any) -> list[str]:
     return [each.name for each in cluster.step().touch]
 
 
-def test_a_new_generation_goes_to_every_member() -> None:
+def on(cluster: FakeCluster, name: str) -> str:
+    """Return the node of a pod."""
+    node: str = cluster.pods[name]["spec"]["nodeName"]
+    return node
+
+
+def test_the_first_members_are_told_by_two_of_them_on_two_nodes() -> None:
     cluster = FakeCluster(pool("a", maxReplicas=WORKERS), spec={"training": {"globalBatchSize": 60}})
-    cluster.with_nodes("a", "a2", cpu="8").settle()
+    cluster.with_nodes("a", "a2", cpu="3").settle()
     cluster.schedule().run()
-    decision = cluster.step()
-    assert len(decision.touch) == WORKERS
+    touched = [each.name for each in cluster.step().touch]
+    assert len(touched) == MESSENGERS
+    assert len({on(cluster, name) for name in touched}) == MESSENGERS
+
+
+def test_on_one_node_two_members_are_told_as_well() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=WORKERS), spec={"training": {"globalBatchSize": 60}})
+    cluster.with_nodes("a", cpu="8").settle()
+    cluster.schedule().run()
+    assert len(cluster.step().touch) == MESSENGERS
+
+
+def test_workers_without_a_plan_with_members_are_told_each() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=3), spec={"elasticPolicy": {"minReplicas": 3}})
+    cluster.with_nodes("a", cpu="8").settle()
+    cluster.schedule().run(ready=False)
+    assert len(revised(cluster)) == 3
 
 
 def test_a_revision_goes_to_a_few_members_that_pass_it_on() -> None:
@@ -50,10 +71,13 @@ def test_another_member_is_told_when_one_of_the_few_is_gone() -> None:
     assert other != first
 
 
-def test_a_member_s_announced_end_is_told_to_everyone() -> None:
+def test_a_member_s_announced_end_is_told_to_it_and_to_two_others() -> None:
     cluster = a_job_of_six()
-    cluster.pods[cluster.members()[0]]["metadata"]["deletionTimestamp"] = rfc3339(cluster.now_s)
-    leaving = cluster.step()
-    assert leaving.plan is not None
-    assert json.loads(leaving.plan["data"][keys.PLAN_KEY])["drain"]
-    assert len(leaving.touch) == WORKERS
+    leaving = cluster.members()[0]
+    cluster.pods[leaving]["metadata"]["deletionTimestamp"] = rfc3339(cluster.now_s)
+    decision = cluster.step()
+    assert decision.plan is not None
+    assert json.loads(decision.plan["data"][keys.PLAN_KEY])["drain"]
+    touched = [each.name for each in decision.touch]
+    assert leaving in touched
+    assert len(touched) == 1 + MESSENGERS

@@ -13,7 +13,7 @@ SPOT_TAINT = "aws-node-termination-handler/spot-itn:NoSchedule"
 def test_a_new_job_gets_a_waiting_plan_before_its_pods_and_a_worker_in_each_pool() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c")
     decision = cluster.step()
-    assert [body["kind"] for body in decision.apply] == ["Service", "PodDisruptionBudget"]
+    assert [body["kind"] for body in decision.apply] == ["Service"]
     assert cluster.version() == (0, 0)
     assert cluster.members() == []
     assert [body["spec"]["nodeSelector"] for body in decision.create] == [{"pool": "a"}, {"pool": "b"}, {"pool": "c"}]
@@ -29,12 +29,6 @@ def test_ready_workers_become_generation_one_with_even_shares() -> None:
     assert cluster.status["state"] == "Running"
     assert cluster.condition("Ready") == ("True", "Training")
     assert cluster.status["ready"] == "3/3"
-
-
-def test_every_running_pod_carries_the_plan_s_version() -> None:
-    cluster = a_running_job()
-    versions = {body["metadata"]["annotations"][keys.ANNOTATION_PLAN] for body in cluster.pods.values()}
-    assert versions == {"{}.{}".format(*cluster.version())}
 
 
 def test_a_pool_without_room_delays_nothing() -> None:

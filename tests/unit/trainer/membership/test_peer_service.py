@@ -100,6 +100,16 @@ def test_plans_spread_with_heartbeats(make: Make, newer: str) -> None:
     )
 
 
+def test_a_plan_that_a_kubelet_delivers_spreads_before_the_next_heartbeat_is_due(make: Make) -> None:
+    """With this time limit, the next one is due after a quarter of an hour."""
+    (one, _), (two, other) = make("a", timeout_s=3600.0), make("b", timeout_s=3600.0)
+    watch(one, other)
+    wait_until(lambda: one.heartbeats.is_up(key_of(other)), "heartbeats are up", timeout_s=60)
+    one.source.offer(text_of(1))
+    one.spread()
+    wait_until(lambda: two.source.newest is not None, "the peer has the plan", timeout_s=60)
+
+
 def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
     """Its connection ends and cannot be established again."""
     (one, _), (two, other) = make("a"), make("b")

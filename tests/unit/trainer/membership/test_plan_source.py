@@ -41,6 +41,19 @@ def test_a_swap_is_seen(tmp_path: Path) -> None:
     assert len(changes) == 2
 
 
+def test_only_what_is_read_from_the_mount_and_newer_is_spread(tmp_path: Path) -> None:
+    source, reads = PlanSource(str(tmp_path), job_uid="j"), []
+    source.on_read = lambda: reads.append(source.newest)
+    source.offer(text_of(2))
+    mount(tmp_path, text_of(2), "v2")
+    source.poll()
+    assert reads == [], "a peer had sent it before"
+    mount(tmp_path, text_of(3), "v3")
+    source.poll()
+    source.poll()
+    assert [held.plan.revision for held in reads if held is not None] == [3]
+
+
 def test_what_is_refused_leaves_the_plan_alone(tmp_path: Path) -> None:
     """Older, foreign and broken plans, and the same one again, change nothing and trigger no callback."""
     source = PlanSource(str(tmp_path), job_uid="j")
