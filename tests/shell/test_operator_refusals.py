@@ -86,9 +86,7 @@ async def test_a_refused_service_is_not_asked_for_in_each_pass() -> None:
     assert sum(call[:2] == ("apply", "services") for call in kube.calls) == 1
 
 
-@pytest.mark.parametrize(
-    ("verb", "plural"), [("apply", "services"), ("apply", "poddisruptionbudgets"), ("create", "configmaps")]
-)
+@pytest.mark.parametrize(("verb", "plural"), [("apply", "services"), ("create", "configmaps")])
 async def test_a_missing_right_is_reported_in_the_status_and_tried_again(verb: str, plural: str) -> None:
     kube = FakeKube()
     now_s = 0.0
@@ -107,6 +105,23 @@ async def test_a_missing_right_is_reported_in_the_status_and_tried_again(verb: s
         await app.reconciler.run_once(KEY)
     assert "forbidden" not in str(kube.objects["heterotrainjobs", "ns", "job"]["status"])
     assert len([key for key in kube.objects if key[0] == "pods"]) == 3
+
+
+async def test_a_refused_budget_of_a_running_job_is_reported_and_stops_nothing() -> None:
+    kube, cluster = FakeKube(), a_running_job()
+    app = an_app(kube, cluster)
+    for body in cluster.pods.values():
+        kube.objects["pods", "ns", body["metadata"]["name"]] = body
+        app.pod_event(body, deleted=False)
+    assert cluster.plan is not None
+    kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
+    app.plan_event(cluster.plan, deleted=False)
+    kube.fail = failing("apply", "poddisruptionbudgets", Rejected("budgets are forbidden", status_code=403))
+    for _ in range(2):
+        await app.reconciler.run_once(KEY)
+    assert condition(kube, "Reconciling")[0] == "WriteRejected"
+    assert "budgets are forbidden" in condition(kube, "Reconciling")[1]
+    assert ("merge status", "heterotrainjobs") in {call[:2] for call in kube.writes}
 
 
 async def test_a_refused_plan_does_not_count_as_written_and_is_tried_again_later() -> None:

@@ -224,7 +224,9 @@ def _build_active(
     )
     status = status_of(context, newest=newest)
     planning = decided.layout is not None and decided.layout.holds is None
-    budget = build_disruption_budget(job, derived.workers, plan, planning=planning)
+    # Before the first members, an eviction stops no training: a budget would be applied twice for nothing.
+    trained = newest[0] > 0
+    budget = build_disruption_budget(job, derived.workers, plan, planning=planning) if trained else None
     group = build_pod_group(job)
     version = version_text(plan) if plan else ""
     remove = (*(worker.pod for worker, _ in replicas.remove), *unneeded_ended_pods(context))

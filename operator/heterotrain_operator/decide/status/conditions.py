@@ -104,12 +104,24 @@ def _scheduled(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=True, reason="EnoughWorkersScheduled", message=have)
     refused = context.refusal or context.inputs.blocked
     why = refused or context.replicas.reason
-    reason = "PodsRejected" if refused else ("Unschedulable" if why else "Scheduling")
+    reason = "PodsRejected" if refused else ("Unschedulable" if why and _is_stuck(context) else "Scheduling")
     if (gated := _gated(context)) and not refused:
         reason, why = "SchedulingGated", "; ".join(filter(None, (gated, why)))
     below = f"; pools below their minReplicas: {', '.join(short)}" if short else ""
     detail = f"{f': {why}' if why else ''}{_describe_hint(context, WorkerState.WAITING)}"
     return ConditionValue(type=kind, holds=False, reason=reason, message=f"{have}{below}{detail}")
+
+
+def _is_stuck(context: JobContext) -> bool:
+    """Return whether too few workers have a node, are created now, or wait for the scheduler's first answer."""
+    hopeful = [worker.pod.pool for worker in context.placed]
+    hopeful += [w.pod.pool for w in context.workers if w.state is WorkerState.WAITING and not w.pod.unschedulable]
+    hopeful += [pool.name for pool in context.replicas.create]
+    spec = context.spec
+    return spec is not None and (
+        len(hopeful) < spec.elastic_policy.min_replicas
+        or any(hopeful.count(pool.name) < pool.min_replicas for pool in spec.worker_pools)
+    )
 
 
 def _gated(context: JobContext) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
+from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects import objects
@@ -222,15 +223,40 @@ def test_the_start_is_published_once_however_many_passes_there_are() -> None:
 def test_a_drain_may_always_take_one_on_demand_worker_and_any_spot_worker(ready: int, least: int) -> None:
     """A budget that never allows an eviction would block the drain of a node for ever."""
     cluster = FakeCluster(pool("a", maxReplicas=3), pool("c", capacityType="Spot")).with_nodes("a", "c", cpu="8")
-    cluster.settle()
-    cluster.schedule().run(ready=False)
-    cluster.set_ready("job-w3")
-    for index in range(ready):
-        cluster.set_ready(f"job-w{index}")
+    cluster.start()
+    for index in range(ready, 3):
+        cluster.set_ready(f"job-w{index}", ready=False)
     budget = next(body for body in cluster.step().apply if body["kind"] == "PodDisruptionBudget")
     assert budget["spec"]["minAvailable"] == least
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     assert budget["spec"]["selector"]["matchLabels"][keys.LABEL_CAPACITY_TYPE] == "OnDemand"
+
+
+def test_a_job_has_no_budget_before_its_first_members() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=3)).with_nodes("a", cpu="8")
+    cluster.settle()
+    cluster.schedule().run(ready=False)
+    assert [body["kind"] for body in cluster.step().apply] == ["Service"]
+    cluster.set_ready("job-w0")
+    cluster.pass_time(120)
+    assert [body["kind"] for body in cluster.settle().apply] == ["Service", "PodDisruptionBudget"]
+    cluster.edit(lambda spec: spec.update(suspend=True))
+    cluster.settle()
+    cluster.edit(lambda spec: spec.update(suspend=False))
+    assert [body["kind"] for body in cluster.step().apply] == ["Service", "PodDisruptionBudget"], "the old one falls"
+
+
+def test_workers_that_the_scheduler_has_not_answered_yet_are_no_warning() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=3), spec={"elasticPolicy": {"minReplicas": 2}}).with_nodes("a", cpu="8")
+    cluster.grant = JobGrant(limits={"a": 2}, reason="starts with 2 a: speeds are not known yet")
+    cluster.settle()
+    assert cluster.condition("Scheduled") == ("False", "Scheduling")
+    assert "WorkersUnschedulable" not in cluster.events
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    cluster.pods["job-w1"]["status"] = {"phase": "Pending", "conditions": [refused]}
+    cluster.settle()
+    assert cluster.condition("Scheduled") == ("False", "Unschedulable")
+    assert "WorkersUnschedulable" in cluster.events
 
 
 def test_the_budget_falls_when_all_pools_become_spot() -> None:
