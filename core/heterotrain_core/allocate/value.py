@@ -30,6 +30,9 @@ Ints = NDArray[np.int64]
 
 LEAST_GAIN = 0.03
 """Gain that a change has to promise beyond its pause: models are no more exact, and every change is a risk."""
+LEAST_GAIN_UNMEASURED = 0.25
+"""The same for a job whose speeds are about to be measured. Without them, a worker of each pool counts the same, and
+pools differ by more than that: most changes that are made now would be undone after the first scrape."""
 LONGEST_DWELL_S = 7 * 24 * 3600.0
 """Seconds that a set of workers is expected to last at most, however rare losses are: one week."""
 BATCHES = 7
@@ -156,7 +159,8 @@ def _after_pauses(job: JobDemand, counts_OP: Ints, rate_O: Floats, loss_O: Float
     lasting_O = np.minimum(1.0 / np.maximum(loss_O, 1.0 / LONGEST_DWELL_S), LONGEST_DWELL_S)
     if job.remaining_samples is not None:
         lasting_O = np.minimum(lasting_O, job.remaining_samples / np.maximum(rate_O, 1e-300) + job.pause_s)
-    worth_O = np.maximum(1e-6, 1.0 - job.pause_s / np.maximum(lasting_O, 1e-9)) * (1.0 - LEAST_GAIN)
+    margin = LEAST_GAIN_UNMEASURED if job.measured_soon else LEAST_GAIN
+    worth_O = np.maximum(1e-6, 1.0 - job.pause_s / np.maximum(lasting_O, 1e-9)) * (1.0 - margin)
     effective_O: Floats = np.where((counts_OP == current).all(axis=1), rate_O, rate_O * worth_O)
     return effective_O
 

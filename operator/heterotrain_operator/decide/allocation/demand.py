@@ -18,6 +18,7 @@ from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
@@ -29,6 +30,8 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 LEAST_PACE, MOST_PACE = 0.25, 1.25
 """Bounds of a job's pace: values beyond them come from the measurement, not from the job."""
+MEASURED_WITHIN_S = 300.0
+"""Speeds of a new job are known this many seconds after its start, even where thousands of jobs are read in turn."""
 PAUSE_S = 1.0
 """Assumed cost of a change of membership until one is measured; docs/benchmarks.md has 0.5 s and 0.7 s."""
 
@@ -159,8 +162,17 @@ def demand_of(
         arrived_s=job.created_s,
         waited_s=max(0.0, now_s - job.created_s),
         current=current,
+        measured_soon=_measured_soon(competitor, throughput, now_s=now_s),
         layouts=layouts,
     )
+
+
+def _measured_soon(competitor: Competitor, throughput: ThroughputModel, *, now_s: float) -> bool:
+    """Return whether the job has begun a short while ago, so that its first speeds are about to be known."""
+    if throughput.members or competitor.telemetry.reason == "NotConfigured":
+        return False
+    since_s = seconds(competitor.job.status.training_since or competitor.job.status.start_time)
+    return not since_s or now_s - since_s < MEASURED_WITHIN_S
 
 
 def _batch(spec: HeteroTrainJobSpec, job_pools: Sequence[JobPool]) -> int:

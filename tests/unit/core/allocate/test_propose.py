@@ -81,6 +81,7 @@ def an_instance(seed: int) -> tuple[list[Pool], list[JobDemand]]:
                 weight=rng.choice([1.0, 1.0, 2.0]),
                 arrived_s=float(rng.randint(0, 9)),
                 current={names[0]: rng.randint(1, 3)} if rng.random() < 0.4 else {},
+                measured_soon=(seed + j) % 3 == 0,
             )
         )
     return pools, jobs
@@ -446,3 +447,25 @@ def test_losses_start_from_a_prior() -> None:
     assert losses_per_s(seen) == pytest.approx(8 / day, rel=0.05)
     calm = Pool(name="p", spot=True, losses=0, watched_s=50 * day)
     assert losses_per_s(calm) < 0.02 / day
+
+
+@pytest.mark.parametrize("soon", [False, True])
+def test_workers_of_a_job_that_is_about_to_be_measured_stay_for_a_small_gain(*, soon: bool) -> None:
+    """A measured job is faster with one more worker; without measurements, the other one seems to lose little."""
+    known = SplitMember(
+        compute=ComputeTime(per_sample_s=1e-3, fixed_s=0.0, backward_per_sample_s=2e-3, backward_fixed_s=0.0)
+    )
+    new = JobDemand(
+        key="new", pools=(JobPool(pool="p", max_workers=7),), max_workers=7, batch_samples=600,
+        current={"p": 7}, measured_soon=soon,
+    )  # fmt: skip
+    old = JobDemand(
+        key="old", pools=(JobPool(pool="p", max_workers=7, member=known),), max_workers=7, batch_samples=600,
+        current={"p": 3},
+    )  # fmt: skip
+    capacity = PoolCapacity([Pool(name="p", nodes=(1,) * 10)])
+    workers = {grant.key: dict(grant.workers) for grant in propose(capacity, [new, old]).grants}
+    assert workers == ({"new": {"p": 7}, "old": {"p": 3}} if soon else {"new": {"p": 5}, "old": {"p": 5}})
+    waiting = replace(old, key="waiting", current={}, min_workers=4)
+    workers = {grant.key: dict(grant.workers) for grant in propose(capacity, [new, old, waiting]).grants}
+    assert workers["waiting"]["p"] >= 4, "a minimum comes first"
