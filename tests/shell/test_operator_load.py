@@ -156,6 +156,18 @@ async def test_an_echo_of_a_known_state_costs_no_pass() -> None:
     assert len(load.app.queue) == 0
 
 
+async def test_the_echo_of_new_numbers_in_a_status_costs_no_pass() -> None:
+    """The echo of another status does: the next step may have waited for what was written."""
+    load = await filled_cluster(FEW)
+    key, job = next(iter(load.app.store.jobs.all().items()))
+    memory = load.app.reconciler._memory_of(job)
+    for change, passes in (({"samples": 1234}, 0), ({"restarts": job.status.restarts + 1}, 1)):
+        job = load.app.store.jobs.all()[key]
+        await load.app.actor.write_status(job, job.status.model_copy(update=change), memory)
+        load._watch()
+        assert len(load.app.queue) == passes
+
+
 async def test_memory_for_a_job_and_its_pods_is_small() -> None:
     bodies = bodies_of(await filled_cluster(FEW))
     app = App(FakeKube(), Settings(leader_election=False))

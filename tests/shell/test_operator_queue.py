@@ -130,6 +130,62 @@ async def test_a_forgotten_key_does_not_return() -> None:
     assert await ready(queue) == []
 
 
+async def test_a_routine_pass_comes_after_others_and_at_the_newest_time() -> None:
+    queue: Queue[str] = Queue()
+    queue.add_routine_after("a", 1.0)
+    queue.add_routine_after("a", 3.0)
+    await asyncio.sleep(2.0)
+    assert await ready(queue) == []
+    await asyncio.sleep(2.0)
+    queue.add("b")
+    assert await ready(queue) == ["b", "a"]
+
+
+async def test_any_pass_chooses_the_time_of_the_routine_one_anew() -> None:
+    queue: Queue[str] = Queue()
+    for key in ("a", "b", "c"):
+        queue.add_routine_after(key, 1.0)
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.done("a")
+    queue.add("b")
+    await queue.get()
+    queue.failed("b", at_least_s=30.0)
+    queue.add_routine_after("b", 1.0)
+    queue.forget("c")
+    await asyncio.sleep(5.0)
+    assert await ready(queue) == [], "b waits after its failure"
+
+
+async def test_new_keys_and_those_that_have_begun_take_turns() -> None:
+    begun = {"x", "y"}
+    queue: Queue[str] = Queue(has_begun=begun.__contains__)
+    for key in ("a", "b", "c", "d", "x", "y"):
+        queue.add(key)
+    assert await ready(queue) == ["x", "a", "y", "b", "c", "d"]
+
+
+async def test_a_new_key_that_becomes_urgent_is_processed_once() -> None:
+    queue: Queue[str] = Queue(has_begun=lambda _key: False)
+    for key in ("a", "b", "c"):
+        queue.add(key)
+    queue.add_urgent("c")
+    assert len(queue) == 3
+    assert await ready(queue) == ["c", "a", "b"]
+
+
+async def test_a_key_whose_first_pass_has_begun_it_is_among_those_that_have() -> None:
+    begun: set[str] = set()
+    queue: Queue[str] = Queue(has_begun=begun.__contains__)
+    for key in ("a", "b", "c"):
+        queue.add(key)
+    assert await queue.get() == "a"
+    begun.add("a")
+    queue.add("a")
+    queue.done("a")
+    assert await ready(queue) == ["b", "a", "c"]
+
+
 async def test_changed_keys_come_before_low_priority_ones_and_a_change_raises_a_key() -> None:
     queue: Queue[str] = Queue()
     queue.add_low_priority(["a", "b", "c"])

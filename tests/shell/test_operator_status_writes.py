@@ -11,7 +11,9 @@ from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.parse import (
     parse_job,
 )
+from heterotrain_operator.engine.act import NUMBERS_PER_S
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.memory import JobMemory
 from support.fake_cluster import FakeCluster
 from support.fakes import FakeKube
 from support.operator_app import KEY, an_app, without_competition
@@ -52,6 +54,34 @@ async def test_numbers_are_written_at_intervals_and_changes_at_once() -> None:
     assert job is not None
     assert await app.actor.write_status(job, reworded, memory) is None
     assert writes() == first + 2, "late, but written"
+
+
+async def test_jobs_take_turns_to_write_numbers_and_a_change_takes_none() -> None:
+    kube, now_s = FakeKube(), 0.0
+    app = without_competition(kube, status_interval_s=0.0, clocks=Clocks(monotonic=lambda: now_s))
+    jobs = []
+    for name in ("a", "b", "c"):
+        body = copy.deepcopy(FakeCluster().job)
+        body["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+        kube.objects["heterotrainjobs", "ns", name] = body
+        app.store.jobs.put(parse_job(body))
+        jobs.append(parse_job(body))
+    memories = [JobMemory(uid=job.uid) for job in jobs]
+
+    async def waits(**fields: object) -> list[float | None]:
+        found = []
+        for key, memory in zip([job.key for job in jobs], memories, strict=True):
+            job = app.store.jobs.get(key)
+            assert job is not None
+            found.append(await app.actor.write_status(job, replace_status(job, **fields), memory))
+        return found
+
+    turn_s = 1 / NUMBERS_PER_S
+    assert await waits(step=1) == [None, None, None], "the first status"
+    assert await waits(step=5) == [None, pytest.approx(turn_s), pytest.approx(2 * turn_s)]
+    now_s = turn_s
+    assert await waits(step=6) == [pytest.approx(2 * turn_s), None, pytest.approx(turn_s)], "each keeps its turn"
+    assert await waits(step=6, restarts=1) == [None, None, None]
 
 
 def replace_status(job: object, **fields: object) -> object:

@@ -55,6 +55,11 @@ _FAST = frozenset(
     }
 )
 
+EARLY_S = 0.001
+"""A timer may fire this much too early: then the pass does its work, instead of asking for another one."""
+NUMBERS_PER_S = 20.0
+"""Status updates a second that only bring new numbers, over all jobs: a thousand jobs write theirs each 50 s. Each goes
+to all who watch jobs, and more would keep a small API server busy for nothing."""
 _RELEASED = ""
 """Stands for the digest of an object that was deleted."""
 FIRST_BATCH, LARGEST_BATCH = 8, 32
@@ -91,6 +96,8 @@ class Actor:
         self._clocks = clocks
         self._status_interval_s = status_interval_s
         self._network_policy = network_policy
+        self._numbers_free_s = float("-inf")
+        """When the next job may reserve its turn to write numbers."""
         self._undeclared: frozenset[str] = frozenset()
         """Fields of the status that the API server's definition of jobs lacks."""
 
@@ -104,6 +111,7 @@ class Actor:
             KubeError: a call failed; earlier writes stand, and the next pass continues from there.
         """
         started_s = self._clocks.monotonic()
+        memory.numbers_wait_s = None
         created: list[str] = []
         before = {step: refusal.message for step, refusal in memory.refusals.items()}
         # 1. Write what the pods need, all at the same time: the plan, the Service and the secrets need nothing else.
@@ -138,7 +146,7 @@ class Actor:
         elif memory.may_try("pods", now_s=started_s) or not decision.apply:  # the job wants no pods
             memory.refusals.pop("pods", None)
         # 4. Update the status, then remove pods.
-        wait_s = await self.write_status(job, decision.status, memory)
+        memory.numbers_wait_s = await self.write_status(job, decision.status, memory)
         removals = [partial(self._remove, pod) for pod in decision.remove]
         removals += [partial(self._force, pod) for pod in decision.force]
         removals += [partial(self._unhold, pod) for pod in decision.unhold]
@@ -152,7 +160,7 @@ class Actor:
             await self._kube.delete(JOBS, job.key.namespace, job.key.name, uid=job.uid)
         refused = {step: refusal.message for step, refusal in memory.refusals.items()}
         report_s = self._status_interval_s if refused != before else None
-        return min((each for each in (wait_s, report_s, decision.again_s) if each is not None), default=None)
+        return min((each for each in (report_s, decision.again_s) if each is not None), default=None)
 
     async def _try(
         self, step: str, memory: JobMemory, calls: Sequence[_Call], *, first_batch: int | None = None
@@ -345,9 +353,9 @@ class Actor:
             return None
         if _without_messages(desired) == _without_messages(stored):
             changed.discard("conditions")  # only numbers in messages differ
-        left_s = memory.status_written_s + self._status_interval_s - self._clocks.monotonic()
-        if changed <= _FAST and left_s > 0:
+        if changed <= _FAST and (left_s := self._numbers_wait_s(memory)) > EARLY_S:
             return left_s
+        memory.numbers_slot_s = None
         before, desired = (
             {name: value for name, value in each.items() if name not in self._undeclared} for each in (stored, desired)
         )
@@ -357,11 +365,21 @@ class Actor:
         answer = await self._kube.merge(JOBS, job.key.namespace, job.key.name, patch, subresource="status")
         self._note_undeclared(desired, answer)
         memory.status_written_s = self._clocks.monotonic()
+        if changed <= _FAST:
+            memory.numbers_version = answer["metadata"]["resourceVersion"]
         self._metrics.failures.inc(max(0, status.restarts - job.status.restarts))
         self._metrics.disruptions.inc(max(0, status.disruptions - job.status.disruptions))
         if (known := self._store.jobs.get(job.key)) is not None:
             self._store.jobs.put(parse_job(answer, known))
         return None
+
+    def _numbers_wait_s(self, memory: JobMemory) -> float:
+        """Return the seconds until the job may write new numbers; it keeps its turn among all jobs."""
+        now_s = self._clocks.monotonic()
+        if memory.numbers_slot_s is None:
+            memory.numbers_slot_s = max(now_s, self._numbers_free_s)
+            self._numbers_free_s = memory.numbers_slot_s + 1 / NUMBERS_PER_S
+        return max(memory.numbers_slot_s, memory.status_written_s + self._status_interval_s) - now_s
 
     async def unhold(self, pods: Sequence[PodView]) -> None:
         """Remove Kueue's finalizer from deleted pods of a group whose job is gone.

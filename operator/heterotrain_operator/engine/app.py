@@ -77,6 +77,7 @@ class App:
             jitter=lambda: random.uniform(0.8, 1.2),  # noqa: S311  # spreads retries
             waited=self.metrics.note_queued,
             monotonic=clocks.monotonic,
+            has_begun=self.store.pods.has_any,
         )
         self.publisher = Publisher(kube, clocks=clocks)
         self.actor = Actor(
@@ -179,10 +180,11 @@ class App:
 
     def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Store the newest state of a job."""
-        if not deleted and self.store.jobs.is_stored(key_of(body), body["metadata"]["resourceVersion"]):
-            self._enqueue(
-                key_of(body)
-            )  # an echo of the status that was just written: the next step may have waited for it
+        key, version = key_of(body), body["metadata"]["resourceVersion"]
+        if not deleted and self.store.jobs.is_stored(key, version):
+            # An echo of the status that was just written: unless it brought numbers only, the next step waits for it.
+            if not self.reconciler.wrote_numbers(key, version):
+                self._enqueue(key)
             return
         before = self.store.jobs.get(key_of(body))
         view = parse_job(body, before)

@@ -43,6 +43,9 @@ class JobMemory:
         taken_indices: worker indices whose names foreign pods have.
         saved: the newest checkpoint in the outcomes of pods that are gone; ``None`` for none.
         status_written_s: time of the last status update.
+        numbers_slot_s: when new numbers may be written, by all jobs' turns; ``None`` when there are none.
+        numbers_wait_s: seconds until that, after the last pass.
+        numbers_version: resource version of the job with the last status update that brought numbers only.
         logged_reason: reason of the last decision that was logged.
         logged_fault: sentence of the last unexpected error that was logged; empty after a pass without one.
         planned_for: generation of the spec and sequence number of the telemetry behind the last shares.
@@ -68,6 +71,9 @@ class JobMemory:
     taken_indices: set[int] = field(default_factory=set)
     saved: SavedCheckpoint | None = None
     status_written_s: float = float("-inf")
+    numbers_slot_s: float | None = None
+    numbers_wait_s: float | None = None
+    numbers_version: str = ""
     logged_reason: str = ""
     logged_fault: str = ""
     planned_for: tuple[int, int] = (0, 0)

@@ -5,6 +5,9 @@ during its processing is processed once more afterwards. A failing key waits lon
 Urgent keys come first: training waits for their pass, or a node is about to end. Keys without a known change have low
 priority, and so have those with no more than new telemetry: they come after the others. None is starved by others, for
 whoever changes jobs makes keys urgent. Some workers take urgent keys only, so that these wait for no pass over others.
+
+Changed keys are in two lines that take turns: of those that have begun, and of those that have not. A thousand new jobs
+would otherwise each get workers before the first of them trains.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ class Queue(Generic[_Key]):
         jitter: returns a factor near 1 for each back-off, so that keys that failed together return apart.
         waited: is told the priority with which a key was taken, and the seconds since it could have been taken.
         monotonic: seconds that never go back.
+        has_begun: whether resources are in use for a key, which wait for its next pass.
     """
 
     def __init__(
@@ -50,13 +54,18 @@ class Queue(Generic[_Key]):
         jitter: Callable[[], float] = lambda: 1.0,
         waited: Callable[[Priority, float], None] = lambda _priority, _seconds: None,
         monotonic: Callable[[], float] = time.monotonic,
+        has_begun: Callable[[_Key], bool] = lambda _key: True,
     ) -> None:
         self._jitter = jitter
+        self._has_begun = has_begun
         self._waited = waited
         self._monotonic = monotonic
         self._urgent: dict[_Key, None] = {}
         """Dirty keys that come first. One that is being processed has to wait for its end."""
         self._ready: deque[_Key] = deque()
+        """Keys that have begun; ``_new`` has those that have not."""
+        self._new: dict[_Key, None] = {}
+        self._new_is_next = False
         self._low_priority: dict[_Key, None] = {}
         self._served = self._urgent_in_a_row = 0
         self._dirty: set[_Key] = set()
@@ -66,13 +75,14 @@ class Queue(Generic[_Key]):
         """Keys in processing, and whether they came as urgent ones."""
         self._failures: dict[_Key, int] = {}
         self._timers: dict[_Key, asyncio.TimerHandle] = {}
+        self._routine_timers: dict[_Key, asyncio.TimerHandle] = {}
         self._urgent_later: set[_Key] = set()
         """Keys that wait after an urgent pass has failed: whatever makes them dirty makes them urgent."""
         self._wake = asyncio.Event()
         self._wake_urgent = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._low_priority) + sum(key not in self._processing for key in self._urgent)
+        return len(self._ready) + len(self._new) + len(self._low_priority) + sum(key not in self._processing for key in self._urgent)
 
     def add(self, key: _Key) -> None:
         """Mark a key dirty at once; one whose urgent pass has failed is urgent still."""
@@ -87,7 +97,7 @@ class Queue(Generic[_Key]):
         self._dirty.add(key)
         self._count_from_now(key)
         if key not in self._processing:
-            self._ready.append(key)
+            self._line_up(key)
             self._wake.set()
 
     def add_urgent(self, key: _Key) -> None:
@@ -97,7 +107,7 @@ class Queue(Generic[_Key]):
             if key in self._low_priority:
                 del self._low_priority[key]
             elif key in self._dirty and key not in self._processing:
-                self._ready.remove(key)
+                self._leave_line(key)
             self._urgent[key] = None
             self._count_from_now(key)
         self._dirty.add(key)
@@ -143,6 +153,16 @@ class Queue(Generic[_Key]):
             timer.cancel()
         self._timers[key] = loop.call_later(delay_s, self.add, key)
 
+    def add_routine_after(self, key: _Key, delay_s: float) -> None:
+        """Mark a key dirty with low priority after a delay, as ``add_news`` does; the newest delay counts."""
+        self._cancel_routine(key)
+        loop = asyncio.get_running_loop()
+        self._routine_timers[key] = loop.call_later(delay_s, self._add_routine, key)
+
+    def _add_routine(self, key: _Key) -> None:
+        del self._routine_timers[key]
+        self.add_news(key)
+
     async def get(self) -> _Key:
         """Wait for a dirty key and return it; the caller gives it back with ``done`` or ``failed``."""
         while not len(self):
@@ -150,13 +170,14 @@ class Queue(Generic[_Key]):
             await self._wake.wait()
         self._served += 1
         urgent = self._first_urgent()
-        if self._low_priority and ((urgent is None and not self._ready) or self._served % LOW_PRIORITY_EVERY == 0):
+        changed = bool(self._ready or self._new)
+        if self._low_priority and ((urgent is None and not changed) or self._served % LOW_PRIORITY_EVERY == 0):
             key = next(iter(self._low_priority))
             del self._low_priority[key]
             return self._take(key, Priority.ROUTINE)
-        if urgent is None or (self._ready and self._urgent_in_a_row >= READY_EVERY - 1):
+        if urgent is None or (changed and self._urgent_in_a_row >= READY_EVERY - 1):
             self._urgent_in_a_row = 0
-            return self._take(self._ready.popleft(), Priority.CHANGED)
+            return self._take(self._first_changed(), Priority.CHANGED)
         self._urgent_in_a_row += 1
         return self._take(urgent, Priority.URGENT)
 
@@ -174,9 +195,31 @@ class Queue(Generic[_Key]):
     def _first_urgent(self) -> _Key | None:
         return next((key for key in self._urgent if key not in self._processing), None)
 
+    def _first_changed(self) -> _Key:
+        """Take the first key of one of the two lines out of it."""
+        new, self._new_is_next = self._new_is_next, not self._new_is_next
+        if self._new and (new or not self._ready):
+            key = next(iter(self._new))
+            del self._new[key]
+            return key
+        return self._ready.popleft()
+
+    def _line_up(self, key: _Key) -> None:
+        if self._has_begun(key):
+            self._ready.append(key)
+        else:
+            self._new[key] = None
+
+    def _leave_line(self, key: _Key) -> None:
+        if key in self._new:
+            del self._new[key]
+        else:
+            self._ready.remove(key)
+
     def _take(self, key: _Key, priority: Priority) -> _Key:
         self._urgent.pop(key, None)
         self._dirty.discard(key)
+        self._cancel_routine(key)  # this pass chooses the time of the next one
         self._processing[key] = priority is Priority.URGENT
         self._waited(priority, self._monotonic() - self._since_s.pop(key))
         return key
@@ -206,6 +249,11 @@ class Queue(Generic[_Key]):
         """Drop the failures and delays of a key that no longer exists."""
         self._failures.pop(key, None)
         self._cancel_timer(key)
+        self._cancel_routine(key)
+
+    def _cancel_routine(self, key: _Key) -> None:
+        if timer := self._routine_timers.pop(key, None):
+            timer.cancel()
 
     def _cancel_timer(self, key: _Key) -> None:
         self._urgent_later.discard(key)
@@ -217,7 +265,7 @@ class Queue(Generic[_Key]):
         if key in self._dirty:
             self._count_from_now(key)
             if key not in self._urgent:
-                self._ready.append(key)
+                self._line_up(key)
             self._wake_all()
 
     def _count_from_now(self, key: _Key) -> None:

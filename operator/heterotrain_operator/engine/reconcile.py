@@ -31,7 +31,7 @@ from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary
 from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, FreeSlots, Shape, admitted_pod
-from heterotrain_operator.engine.act import Actor
+from heterotrain_operator.engine.act import EARLY_S, Actor
 from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.allocator import shapes_of
 from heterotrain_operator.engine.clocks import Clocks
@@ -53,8 +53,6 @@ FAULT_RETRY_S = 60.0
 """Seconds until a part of a pass that failed by a bug is computed again, if nothing changes before."""
 LARGE_JOB = 200
 """A job with more pods is decided in a thread: that takes 0.03 ms a pod, and the event loop should wait for less."""
-EARLY_S = 0.001
-"""A timer may fire this much too early: then the pass does its work, instead of asking for another one."""
 ACCEPTED_S = 300.0
 """Seconds for which the answer to a dry run holds for pods of other jobs that are the same otherwise."""
 RELEARN_S = 60.0
@@ -249,12 +247,20 @@ class Reconciler:
             if self._store.jobs.get(key) is None or job.deleting or await self._is_gone(job):
                 return None  # the job was deleted in the meantime
             raise
-        # 6. Choose the time of the next pass.
+        # 6. Choose the time of the next pass; what brings only new numbers or shares comes after all other jobs.
+        routine_s = min((wait_s for wait_s in (memory.numbers_wait_s, planning_s) if wait_s is not None), default=None)
+        if routine_s is not None:
+            self._queue.add_routine_after(key, routine_s)
         due_s = memory.retry_due_s()
         refused_s = None if due_s is None else max(0.0, due_s - self._clocks.monotonic())
         fault_s = FAULT_RETRY_S if decision.faults else None
-        waits_s = (again_s, dry_run_s, look_s, planning_s, refused_s, fault_s)
+        waits_s = (again_s, dry_run_s, look_s, refused_s, fault_s)
         return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
+
+    def wrote_numbers(self, key: JobKey, version: str) -> bool:
+        """Return whether this state of a job is one that a pass wrote, and nothing but numbers changed by it."""
+        memory = self._memories.get(key)
+        return memory is not None and memory.numbers_version == version
 
     def note_gone(self, pod: PodView) -> None:
         """Note what a deleted pod reported at its end: it may be gone before a pass has seen that it ended."""

@@ -38,7 +38,7 @@ from lab.scale.place import Replica, cpu_s, exporters, peak_mib, quantile, repli
 from lab.scale.workload import Size, job, nodes, teams
 
 PARALLEL_CREATES = 16
-LOOK_S = 5.0
+LOOK_S = 10.0
 LONGEST_S = 1800.0
 SETTLED = 0.99
 """Part of all places and jobs that have to be ready and training at the same time. With telemetry, the allocation goes
