@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.allocation import competition as competition_module
 from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import Competition
-from heterotrain_operator.decide.grants.grant import UNLIMITED
+from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.workers.capacity import Shape
 from heterotrain_operator.engine import allocator
@@ -92,6 +93,26 @@ async def test_a_decision_queues_the_jobs_that_it_changes_and_only_once() -> Non
     await bench.allocator.run_once()
     assert len(bench.queue) == 0, "nothing changed, so no job is queued"
     assert bench.metrics.limited_jobs._value.get() == 2
+
+
+async def test_other_words_for_the_same_grant_come_after_all_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the distance from the best allocation, which every grant states."""
+    bench, one, two = two_competing_jobs()
+    for job in (one, two):
+        assert bench.limits(job) == "undecided"
+    await bench.allocator.run_once()
+    for _ in range(2):
+        bench.queue.done(await bench.queue.get())
+    decide = allocator.decide_allocation
+
+    def reworded(*args: Any, **kwargs: Any) -> dict[JobKey, JobGrant]:
+        return {key: replace(grant, lacks="other words") for key, grant in decide(*args, **kwargs).items()}
+
+    monkeypatch.setattr(allocator, "decide_allocation", reworded)
+    await bench.allocator.run_once()
+    other = JobKey("ns", "other")
+    bench.queue.add(other)
+    assert [await bench.queue.get() for _ in range(3)] == [other, one, two]
 
 
 async def test_workers_that_have_to_leave_are_counted_by_reason() -> None:

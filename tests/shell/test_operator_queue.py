@@ -157,26 +157,26 @@ async def test_any_pass_chooses_the_time_of_the_routine_one_anew() -> None:
     assert await ready(queue) == [], "b waits after its failure"
 
 
-async def test_new_keys_and_those_that_have_begun_take_turns() -> None:
-    begun = {"x", "y"}
-    queue: Queue[str] = Queue(has_begun=begun.__contains__)
-    for key in ("a", "b", "c", "d", "x", "y"):
+async def test_lines_of_changed_keys_take_turns() -> None:
+    queue: Queue[str] = Queue(line_of=lambda key: ord(key[0]))
+    for key in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
         queue.add(key)
-    assert await ready(queue) == ["x", "a", "y", "b", "c", "d"]
+    assert await ready(queue) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
 
 
-async def test_a_new_key_that_becomes_urgent_is_processed_once() -> None:
-    queue: Queue[str] = Queue(has_begun=lambda _key: False)
-    for key in ("a", "b", "c"):
+async def test_a_changed_key_that_becomes_urgent_leaves_its_line() -> None:
+    queue: Queue[str] = Queue(line_of=lambda key: ord(key[0]))
+    for key in ("a1", "a2", "b1"):
         queue.add(key)
-    queue.add_urgent("c")
+    queue.add_urgent("b1")
     assert len(queue) == 3
-    assert await ready(queue) == ["c", "a", "b"]
+    assert await ready(queue) == ["b1", "a1", "a2"]
 
 
-async def test_a_key_whose_first_pass_has_begun_it_is_among_those_that_have() -> None:
+async def test_a_key_gets_its_line_when_it_lines_up() -> None:
+    """Such as a new job whose first pass creates its pods: the next pass is that of a job with pods."""
     begun: set[str] = set()
-    queue: Queue[str] = Queue(has_begun=begun.__contains__)
+    queue: Queue[str] = Queue(line_of=lambda key: int(key in begun))
     for key in ("a", "b", "c"):
         queue.add(key)
     assert await queue.get() == "a"

@@ -210,6 +210,8 @@ class Allocator:
             self._count_moves(specs[key], before, grant)
             if _relevant(grant) != _relevant(before):
                 self._queue.add(key)
+            elif grant.message != before.message:  # other words for the same, often in the grant of every job at once
+                self._queue.add_news(key)
             if grant.limits != before.limits and grant.reason:
                 log.info("allocated", job=key.name, namespace=key.namespace, reason=grant.message)
 
@@ -288,7 +290,7 @@ def _declared_shape(job: ValidJob, pool: WorkerPool) -> Shape:
 def _relevant(grant: JobGrant) -> tuple[object, ...]:
     """Return the parts of a grant that a job's pass acts on."""
     late = grant.spare_s is not None and grant.spare_s < 0
-    return (grant.limits, grant.leave, grant.may_wait, grant.undecided, grant.message, late)
+    return (grant.limits, grant.leave, grant.may_wait, grant.undecided, late)
 
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:

@@ -77,7 +77,7 @@ class App:
             jitter=lambda: random.uniform(0.8, 1.2),  # noqa: S311  # spreads retries
             waited=self.metrics.note_queued,
             monotonic=clocks.monotonic,
-            has_begun=self.store.pods.has_any,
+            line_of=lambda key: self.reconciler.line_of(key),
         )
         self.publisher = Publisher(kube, clocks=clocks)
         self.actor = Actor(

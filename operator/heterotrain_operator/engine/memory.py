@@ -46,6 +46,7 @@ class JobMemory:
         numbers_slot_s: when new numbers may be written, by all jobs' turns; ``None`` when there are none.
         numbers_wait_s: seconds until that, after the last pass.
         numbers_version: resource version of the job with the last status update that brought numbers only.
+        trains: whether it has begun to train since it was started or resumed.
         logged_reason: reason of the last decision that was logged.
         logged_fault: sentence of the last unexpected error that was logged; empty after a pass without one.
         planned_for: generation of the spec and sequence number of the telemetry behind the last shares.
@@ -74,6 +75,7 @@ class JobMemory:
     numbers_slot_s: float | None = None
     numbers_wait_s: float | None = None
     numbers_version: str = ""
+    trains: bool = False
     logged_reason: str = ""
     logged_fault: str = ""
     planned_for: tuple[int, int] = (0, 0)

@@ -6,15 +6,14 @@ Urgent keys come first: training waits for their pass, or a node is about to end
 priority, and so have those with no more than new telemetry: they come after the others. None is starved by others, for
 whoever changes jobs makes keys urgent. Some workers take urgent keys only, so that these wait for no pass over others.
 
-Changed keys are in two lines that take turns: of those that have begun, and of those that have not. A thousand new jobs
-would otherwise each get workers before the first of them trains.
+Changed keys are in lines that take turns: a thousand new jobs would otherwise each get workers before the first of them
+trains, and jobs that train and trade workers would hold up those that have not begun.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -45,7 +44,7 @@ class Queue(Generic[_Key]):
         jitter: returns a factor near 1 for each back-off, so that keys that failed together return apart.
         waited: is told the priority with which a key was taken, and the seconds since it could have been taken.
         monotonic: seconds that never go back.
-        has_begun: whether resources are in use for a key, which wait for its next pass.
+        line_of: a number for each line of changed keys; the lines take turns.
     """
 
     def __init__(
@@ -54,18 +53,18 @@ class Queue(Generic[_Key]):
         jitter: Callable[[], float] = lambda: 1.0,
         waited: Callable[[Priority, float], None] = lambda _priority, _seconds: None,
         monotonic: Callable[[], float] = time.monotonic,
-        has_begun: Callable[[_Key], bool] = lambda _key: True,
+        line_of: Callable[[_Key], int] = lambda _key: 0,
     ) -> None:
         self._jitter = jitter
-        self._has_begun = has_begun
+        self._line_of = line_of
         self._waited = waited
         self._monotonic = monotonic
         self._urgent: dict[_Key, None] = {}
         """Dirty keys that come first. One that is being processed has to wait for its end."""
-        self._ready: deque[_Key] = deque()
-        """Keys that have begun; ``_new`` has those that have not."""
-        self._new: dict[_Key, None] = {}
-        self._new_is_next = False
+        self._changed: dict[_Key, int] = {}
+        """Keys of all lines, with their line."""
+        self._lines: dict[int, dict[_Key, None]] = {}
+        """Keys of each line that is not empty. The line whose turn comes next is the first one."""
         self._low_priority: dict[_Key, None] = {}
         self._served = self._urgent_in_a_row = 0
         self._dirty: set[_Key] = set()
@@ -82,7 +81,7 @@ class Queue(Generic[_Key]):
         self._wake_urgent = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._new) + len(self._low_priority) + sum(key not in self._processing for key in self._urgent)
+        return len(self._changed) + len(self._low_priority) + sum(key not in self._processing for key in self._urgent)
 
     def add(self, key: _Key) -> None:
         """Mark a key dirty at once; one whose urgent pass has failed is urgent still."""
@@ -170,12 +169,11 @@ class Queue(Generic[_Key]):
             await self._wake.wait()
         self._served += 1
         urgent = self._first_urgent()
-        changed = bool(self._ready or self._new)
-        if self._low_priority and ((urgent is None and not changed) or self._served % LOW_PRIORITY_EVERY == 0):
+        if self._low_priority and ((urgent is None and not self._changed) or self._served % LOW_PRIORITY_EVERY == 0):
             key = next(iter(self._low_priority))
             del self._low_priority[key]
             return self._take(key, Priority.ROUTINE)
-        if urgent is None or (changed and self._urgent_in_a_row >= READY_EVERY - 1):
+        if urgent is None or (self._changed and self._urgent_in_a_row >= READY_EVERY - 1):
             self._urgent_in_a_row = 0
             return self._take(self._first_changed(), Priority.CHANGED)
         self._urgent_in_a_row += 1
@@ -196,25 +194,23 @@ class Queue(Generic[_Key]):
         return next((key for key in self._urgent if key not in self._processing), None)
 
     def _first_changed(self) -> _Key:
-        """Take the first key of one of the two lines out of it."""
-        new, self._new_is_next = self._new_is_next, not self._new_is_next
-        if self._new and (new or not self._ready):
-            key = next(iter(self._new))
-            del self._new[key]
-            return key
-        return self._ready.popleft()
+        """Take the first key of the line whose turn it is out of it; the other lines come next."""
+        line, keys = next(iter(self._lines.items()))
+        key = next(iter(keys))
+        self._leave_line(key)
+        if keys:
+            self._lines[line] = self._lines.pop(line)
+        return key
 
     def _line_up(self, key: _Key) -> None:
-        if self._has_begun(key):
-            self._ready.append(key)
-        else:
-            self._new[key] = None
+        line = self._changed[key] = self._line_of(key)
+        self._lines.setdefault(line, {})[key] = None
 
     def _leave_line(self, key: _Key) -> None:
-        if key in self._new:
-            del self._new[key]
-        else:
-            self._ready.remove(key)
+        line = self._changed.pop(key)
+        del self._lines[line][key]
+        if not self._lines[line]:
+            del self._lines[line]
 
     def _take(self, key: _Key, priority: Priority) -> _Key:
         self._urgent.pop(key, None)

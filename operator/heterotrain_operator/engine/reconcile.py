@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 import structlog
 
@@ -83,6 +84,16 @@ class JobInputSources:
     gather_s: float
     force_delete_s: float | None = None
     admitted: AdmittedPods = field(default_factory=AdmittedPods)
+
+
+class Line(IntEnum):
+    """How far a job has come: those in one line wait for each other, and the lines take turns."""
+
+    NEW = 0
+    """It has no pods."""
+    STARTING = 1
+    """It has pods and has not trained yet, as far as this operator knows."""
+    TRAINING = 2
 
 
 class Reconciler:
@@ -236,6 +247,7 @@ class Reconciler:
         if decision.faults or planning_s is None:  # otherwise the part that failed may have been left out
             self._note_faults(job, decision.faults, memory)
         # 4. Show the decision.
+        memory.trains = decision.status is not None and decision.status.training_since is not None
         self._metrics.job_gauges.show(key, job.uid, decision.status, job.spec)
         if decision.reason and decision.reason != memory.logged_reason:
             log.info("decided", job=key.name, namespace=key.namespace, reason=decision.reason)
@@ -256,6 +268,13 @@ class Reconciler:
         fault_s = FAULT_RETRY_S if decision.faults else None
         waits_s = (again_s, dry_run_s, look_s, refused_s, fault_s)
         return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
+
+    def line_of(self, key: JobKey) -> Line:
+        """Return how far a job has come."""
+        if not self._store.pods.has_any(key):
+            return Line.NEW
+        memory = self._memories.get(key)
+        return Line.TRAINING if memory is not None and memory.trains else Line.STARTING
 
     def wrote_numbers(self, key: JobKey, version: str) -> bool:
         """Return whether this state of a job is one that a pass wrote, and nothing but numbers changed by it."""
