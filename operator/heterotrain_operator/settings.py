@@ -76,7 +76,11 @@ class Settings:
         default=5.0, metadata=_about("Longest time in seconds that a ready worker waits for starting ones.")
     )
     status_interval_s: float = field(
-        default=2.0, metadata=_about("Least seconds between two status updates that only bring new numbers.")
+        default=2.0,
+        metadata=_about(
+            "Least seconds between two status updates of a job that only bring new numbers; all jobs together write 20 a "
+            "second."
+        ),
     )
     namespace_weights: str = field(
         default="",

@@ -120,6 +120,22 @@ async def test_edits_of_the_operator_s_objects_are_reverted() -> None:
     assert kube.objects["services", "ns", "job-workers"]["spec"]["clusterIP"] == "None"
 
 
+async def test_fields_that_the_api_server_or_others_add_cause_no_write() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    await app.reconciler.run_once(KEY)
+    kube.objects["services", "ns", "job-workers"]["spec"] |= {"sessionAffinity": "None"}
+    kube.calls.clear()
+    app.reconciler.reapply()
+    await app.reconciler.run_once(KEY)
+    assert ("get", "services") in {call[:2] for call in kube.calls}
+    assert "apply" not in {call[0] for call in kube.calls}
+    kube.objects["services", "ns", "job-workers"]["spec"]["ports"].append({"name": "more", "port": 1})
+    app.reconciler.reapply()
+    await app.reconciler.run_once(KEY)
+    assert ("apply", "services") in {call[:2] for call in kube.calls}
+
+
 async def test_a_plan_without_labels_gets_them_back_and_is_read_before_it_is_overwritten() -> None:
     kube = FakeKube()
     app = an_app(kube)

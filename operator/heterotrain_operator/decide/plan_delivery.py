@@ -29,7 +29,9 @@ def pods_to_touch(workers: Sequence[Worker], plan: Plan | None) -> tuple[PodView
     named = {rank.worker_uid for rank in plan.ranks}
     members = {w.pod.uid: w for w in running if w.state is WorkerState.READY and w.pod.uid in named}
     told = [w for w in members.values() if w.pod.plan_version == version]
-    messengers = _on_several_nodes([w for w in outdated if w.pod.uid in members], told)[: max(0, MESSENGERS - len(told))]
+    messengers = _on_several_nodes([w for w in outdated if w.pod.uid in members], told)[
+        : max(0, MESSENGERS - len(told))
+    ]
     return tuple(w.pod for w in (*messengers, *(w for w in outdated if w.pod.uid not in members)))
 
 

@@ -207,7 +207,9 @@ class Actor:
                 raise Conflict(f"{metadata['name']} belongs to a deleted job of the same name")
             if not _controls(job, found):
                 raise _name_in_use(body)
-            await self._kube.apply(resource, body)  # overwrite edits of the operator's fields
+            # A body that has changed since may lack a field that it had.
+            if body["kind"] in memory.applied or not _has_all(found, body):
+                await self._kube.apply(resource, body)  # overwrite edits of the operator's fields
         memory.applied[body["kind"]] = digest
 
     async def _apply_new(self, resource: Resource, body: dict[str, Any]) -> None:
@@ -436,6 +438,17 @@ def _controls(job: JobView, body: Mapping[str, Any]) -> bool:
     """Return whether the job controls an object."""
     owners = body["metadata"].get("ownerReferences") or ()
     return any(each["uid"] == job.uid and each.get("controller") for each in owners)
+
+
+def _has_all(found: Any, wanted: Any) -> bool:
+    """Return whether an object has all fields of another one with the same values; it may have more."""
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and all(
+            name in found and _has_all(found[name], wanted[name]) for name in wanted
+        )
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(_has_all, found, wanted))
+    return bool(found == wanted)
 
 
 def _left_by_predecessor(job: JobView, body: Mapping[str, Any]) -> bool:

@@ -1,0 +1,130 @@
+"""Workers that the allocation moves while the speeds of new jobs become known one after another, by its margin.
+
+Jobs of the kinds of ``lab.scale.workload`` fill a cluster without known speeds. In each round, a part of them becomes
+known, as scrapes make them, and the allocation decides anew. A moved worker is a pod that ends and another one that
+starts. The alternative is the margin that measured jobs have. The objective is that of the true speeds, relative to
+the allocation that knows all of them from the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from heterotrain_core.allocate import value
+from heterotrain_core.allocate.capacity import PoolCapacity
+from heterotrain_core.allocate.problem import JobDemand, JobPool, Pool, Proposal
+from heterotrain_core.allocate.propose import propose
+from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.split.member import SplitMember
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
+from lab.scale import workload
+
+SECONDS = {"a100": 0.003, "v100": 0.006, "t4-spot": 0.012}
+"""Seconds of a rank for one sample."""
+FIXED_S, BATCH = 0.03, 512
+MARGINS = (value.LEAST_GAIN, 0.1, value.LEAST_GAIN_UNMEASURED, 0.5)
+
+
+def job(number: int) -> JobDemand:
+    """Return a job without known speeds, which has just begun."""
+    spec = workload.job(number)["spec"]
+    pools = {each["name"]: each["maxReplicas"] for each in spec["workerPools"]}
+    return JobDemand(
+        key=f"job-{number}",
+        pools=tuple(JobPool(pool=name, max_workers=most) for name, most in pools.items()),
+        min_workers=spec["elasticPolicy"]["minReplicas"],
+        max_workers=sum(pools.values()),
+        batch_samples=BATCH,
+        arrived_s=float(number),
+        measured_soon=True,
+    )
+
+
+def measured(demand: JobDemand) -> JobDemand:
+    """Return a job with its true speeds."""
+
+    def member(pool: str) -> SplitMember:
+        third = SECONDS[pool] / 3
+        times = ComputeTime(
+            per_sample_s=third, fixed_s=FIXED_S / 2, backward_per_sample_s=2 * third, backward_fixed_s=FIXED_S / 2
+        )
+        return SplitMember(compute=times)
+
+    return replace(
+        demand, pools=tuple(replace(each, member=member(each.pool)) for each in demand.pools), measured_soon=False
+    )
+
+
+def carried_out(demands: Sequence[JobDemand], proposal: Proposal) -> tuple[list[JobDemand], int]:
+    """Return the jobs with their new workers, and how many workers were taken from jobs."""
+    taken, after = 0, []
+    for demand, grant in zip(demands, proposal.grants, strict=True):
+        taken += sum(max(0, count - grant.workers.get(key, 0)) for key, count in demand.current.items())
+        after.append(replace(demand, current=dict(grant.workers)))
+    return after, taken
+
+
+def objective(demands: Sequence[JobDemand]) -> float:
+    """Return the mean logarithm of the true rates of the jobs' current workers."""
+    logarithms = []
+    for demand in demands:
+        known = measured(demand)
+        counts = [[demand.current.get(each.key, 0) for each in known.pools]]
+        logarithms.append(math.log(float(value.rates(known, np.array(counts))[0])))
+    return sum(logarithms) / len(logarithms)
+
+
+def run(jobs: int, rounds: int, margin: float, *, seed: int) -> tuple[int, float, float]:
+    """Return the moved workers, and the mean rate over the rounds and after them, as parts of the best one."""
+    size = workload.Size(jobs=jobs, pods=10 * jobs)
+    each_node = (workload.GPUS_PER_NODE,)
+    capacity = PoolCapacity([Pool(name=name, nodes=each_node * count) for name, count in size.nodes.items()])
+    demands: list[JobDemand] = [job(number) for number in range(jobs)]
+    best, _ = carried_out([measured(each) for each in demands], propose(capacity, [measured(each) for each in demands]))
+    vars(value)["LEAST_GAIN_UNMEASURED"] = margin
+    demands, _ = carried_out(demands, propose(capacity, demands))
+    order = list(range(jobs))
+    random.Random(seed).shuffle(order)  # noqa: S311  # an order of scrapes
+    moved, rates = 0, []
+    for start in range(rounds + 2):
+        for number in order[start * jobs // rounds : (start + 1) * jobs // rounds]:
+            demands[number] = measured(demands[number])
+        demands, taken = carried_out(demands, propose(capacity, demands))
+        moved += taken
+        rates.append(objective(demands))
+    ceiling = objective(best)
+    return moved, math.exp(sum(rates) / len(rates) - ceiling), math.exp(rates[-1] - ceiling)
+
+
+def rows(jobs: int, rounds: int, seeds: int) -> Mapping[float, tuple[float, float, float]]:
+    """Return by margin the means over all seeds."""
+    found = {}
+    for margin in MARGINS:
+        each = [run(jobs, rounds, margin, seed=seed) for seed in range(seeds)]
+        found[margin] = tuple(sum(column) / seeds for column in zip(*each, strict=True))
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    print("| margin of unmeasured jobs | moved workers, of all | rate meanwhile | rate in the end |")
+    print("| ---: | ---: | ---: | ---: |")
+    for margin, (moved, meanwhile, end) in rows(options.jobs, options.rounds, options.seeds).items():
+        print(f"| {margin:.0%} | {moved / (10 * options.jobs):.1%} | {meanwhile:.4f} | {end:.4f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
