@@ -78,8 +78,8 @@ class Settings:
     status_interval_s: float = field(
         default=2.0,
         metadata=_about(
-            "Least seconds between two status updates of a job that only bring new numbers; all jobs together write 20 a "
-            "second."
+            "Least seconds between two status updates of a job that only bring new numbers; all jobs together write 20 "
+            "a second."
         ),
     )
     namespace_weights: str = field(

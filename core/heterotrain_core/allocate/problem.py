@@ -141,6 +141,7 @@ class JobDemand:
         waited_s: seconds since its arrival, for a job that waits; decides when nodes are kept for it.
         least: workers by ``JobPool.key`` that it keeps in any case; ``propose`` sets it (see ``reservation``).
         current: current workers by ``JobPool.key``; empty when it does not run.
+        granted: workers by ``JobPool.key`` that the last proposal gave it, while it has none yet.
         measured_soon: whether it has just begun, so that its first speeds are about to be measured.
         layouts: rates of a job whose members are planned, by devices of the kinds that ``JobPool.label`` names; they
             take the place of the members' times.
@@ -171,6 +172,7 @@ class JobDemand:
     waited_s: float = 0.0
     least: Mapping[str, int] = field(default_factory=dict)
     current: Mapping[str, int] = field(default_factory=dict)
+    granted: Mapping[str, int] = field(default_factory=dict)
     measured_soon: bool = False
     layouts: LayoutRates | None = None
 

@@ -147,14 +147,23 @@ def timed(job: JobDemand) -> bool:
 
 def _current(job: JobDemand) -> Ints:
     """Return the job's current workers in each of its pools, ``_P``."""
-    return np.array([job.current.get(job_pool.key, 0) for job_pool in job.pools], dtype=np.int64)
+    return _counts_of(job, job.current)
+
+
+def _counts_of(job: JobDemand, workers: Mapping[str, int]) -> Ints:
+    return np.array([workers.get(job_pool.key, 0) for job_pool in job.pools], dtype=np.int64)
 
 
 def _after_pauses(job: JobDemand, counts_OP: Ints, rate_O: Floats, loss_O: Floats) -> Floats:
     """Return the rates less the cost of a change and a margin; the current workers cost nothing."""
     current = _current(job)
     if not current.any():
-        return rate_O
+        granted = _counts_of(job, job.granted)
+        if not (job.measured_soon and granted.any()):
+            return rate_O
+        # Its first workers are about to be created: jobs that are measured meanwhile should not trade with it.
+        kept: Floats = np.where((counts_OP == granted).all(axis=1), rate_O, rate_O * (1.0 - LEAST_GAIN_UNMEASURED))
+        return kept
     # The pause is spread over the time that the new workers are expected to last, or that the job still needs.
     lasting_O = np.minimum(1.0 / np.maximum(loss_O, 1.0 / LONGEST_DWELL_S), LONGEST_DWELL_S)
     if job.remaining_samples is not None:

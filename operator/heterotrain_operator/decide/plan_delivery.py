@@ -17,9 +17,9 @@ MESSENGERS = 2
 def pods_to_touch(workers: Sequence[Worker], plan: Plan | None) -> tuple[PodView, ...]:
     """Return running pods whose kubelets have to deliver the plan.
 
-    ``MESSENGERS`` ready members suffice for the others: a rank sends a newer plan to every rank that the plan names, and
-    the vote of the next step passes it on as well. Nobody tells the workers that leave or that the plan does not name,
-    so each of them gets it from its kubelet. So does every worker while there are no members.
+    ``MESSENGERS`` ready members suffice for the others: a rank sends a newer plan to every rank that the plan names,
+    and the vote of the next step passes it on as well. Nobody tells the workers that leave or that the plan does not
+    name, so each of them gets it from its kubelet. So does every worker while there are no members.
     """
     version = version_text(plan) if plan else ""
     running = [w for w in workers if w.placed or w.state is WorkerState.LEAVING]

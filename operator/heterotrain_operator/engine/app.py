@@ -40,7 +40,7 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
+from heterotrain_operator.engine.reconcile import JobInputSources, Line, Reconciler
 from heterotrain_operator.engine.responsiveness import keep_responsive
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.engine.serve import METRICS_PATH
@@ -77,7 +77,7 @@ class App:
             jitter=lambda: random.uniform(0.8, 1.2),  # noqa: S311  # spreads retries
             waited=self.metrics.note_queued,
             monotonic=clocks.monotonic,
-            line_of=lambda key: self.reconciler.line_of(key),
+            line_of=self._line_of,
         )
         self.publisher = Publisher(kube, clocks=clocks)
         self.actor = Actor(
@@ -143,6 +143,9 @@ class App:
         self._listed: dict[str, set[str]] = {}
         """By kind, the uids of the objects in the list with which its watch started."""
         self._watch_gap = asyncio.Event()
+
+    def _line_of(self, key: JobKey) -> Line:
+        return self.reconciler.line_of(key)
 
     # --- watch events ------------------------------------------------------------------------------------------------
 

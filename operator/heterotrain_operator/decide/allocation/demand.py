@@ -162,9 +162,21 @@ def demand_of(
         arrived_s=job.created_s,
         waited_s=max(0.0, now_s - job.created_s),
         current=current,
+        granted=_granted(competitor, groups_of),
         measured_soon=_measured_soon(competitor, throughput, now_s=now_s),
         layouts=layouts,
     )
+
+
+def _granted(competitor: Competitor, groups_of: Mapping[str, Sequence[NodeGroup]]) -> dict[str, int]:
+    """Return the granted workers of a job without any, where it is known on which node group each of them is."""
+    limits = competitor.before.limits
+    if limits is None or competitor.workers or any(len(groups_of[name]) > 1 for name, n in limits.items() if n):
+        return {}
+    pools = {pool.name: pool for pool in competitor.spec.worker_pools}
+    return {
+        job_pool_key(pools[name], groups_of[name][0].name): n for name, n in limits.items() if n and groups_of.get(name)
+    }
 
 
 def _measured_soon(competitor: Competitor, throughput: ThroughputModel, *, now_s: float) -> bool:

@@ -469,3 +469,21 @@ def test_workers_of_a_job_that_is_about_to_be_measured_stay_for_a_small_gain(*, 
     waiting = replace(old, key="waiting", current={}, min_workers=4)
     workers = {grant.key: dict(grant.workers) for grant in propose(capacity, [new, old, waiting]).grants}
     assert workers["waiting"]["p"] >= 4, "a minimum comes first"
+
+
+@pytest.mark.parametrize("granted", [{}, {"p": 7}])
+def test_a_granted_job_that_is_about_to_get_its_workers_keeps_its_grant(granted: dict[str, int]) -> None:
+    known = SplitMember(
+        compute=ComputeTime(per_sample_s=1e-3, fixed_s=0.0, backward_per_sample_s=2e-3, backward_fixed_s=0.0)
+    )
+    pool = JobPool(pool="p", max_workers=7)
+    new = JobDemand(
+        key="new", pools=(pool,), max_workers=7, batch_samples=600, granted=granted, measured_soon=True, arrived_s=1.0
+    )
+    old = JobDemand(key="old", pools=(replace(pool, member=known),), max_workers=7, batch_samples=600, current={"p": 3})
+    capacity = PoolCapacity([Pool(name="p", nodes=(1,) * 10)])
+    workers = [dict(grant.workers) for grant in propose(capacity, [new, old]).grants]
+    assert workers == ([{"p": 7}, {"p": 3}] if granted else [{"p": 5}, {"p": 5}])
+    late = replace(new, measured_soon=False)
+    workers = [dict(grant.workers) for grant in propose(capacity, [late, old]).grants]
+    assert workers == [{"p": 5}, {"p": 5}], "a job that could have begun long ago holds nothing"

@@ -20,6 +20,7 @@ from heterotrain_operator.decide.allocation.allocate import (
     MOST_PRIORITIES,
     PRIORITY_FACTOR,
     RETRY_S,
+    AllocationProblem,
     priority_weights,
     problem_of,
 )
@@ -306,6 +307,29 @@ def test_a_granted_worker_counts_while_it_waits_for_its_node() -> None:
         competition, {competitor.job.key: ThroughputModel() for competitor in competition.competitors}, now_s=NOW_S
     )
     assert [sum(demand.current.values()) for demand in problem.demands] == [2, 2]
+
+
+def test_a_grant_is_remembered_until_it_is_carried_out_and_a_new_job_is_measured_soon() -> None:
+    multi = a_cluster("a", cpu="4")
+    for name in ("one", "two"):
+        multi.add(name, pool("a", maxReplicas=4))
+
+    def problem(*, after_s: float) -> AllocationProblem:
+        (competition,) = multi.competitions()
+        throughput = {competitor.job.key: ThroughputModel() for competitor in competition.competitors}
+        return problem_of(competition, throughput, now_s=NOW_S + after_s)
+
+    assert [dict(demand.granted) for demand in problem(after_s=0).demands] == [{}, {}]
+    for name, grant in multi.allocate().items():
+        multi.jobs[name].grant = grant
+    demands = problem(after_s=0).demands
+    assert [list(demand.granted.values()) for demand in demands] == [[2], [2]]
+    assert all(set(demand.granted) <= {each.key for each in demand.pools} for demand in demands)
+    assert [demand.measured_soon for demand in demands] == [True, True]
+    multi.settle()
+    assert [dict(demand.granted) for demand in problem(after_s=0).demands] == [{}, {}], "they have their workers"
+    late = [demand.measured_soon for demand in problem(after_s=3600).demands]
+    assert late == [False, False]
 
 
 def test_the_speed_of_a_pool_is_kept_when_its_workers_are_gone() -> None:
