@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from support.fake_cluster import FakeCluster, a_running_job, pool
 
