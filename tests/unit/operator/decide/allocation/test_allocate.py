@@ -229,6 +229,20 @@ def test_an_exhausted_pool_goes_to_other_jobs_and_is_tried_again() -> None:
     assert not blocked.grant.exhausted
 
 
+def test_a_grant_that_waits_for_its_pass_exhausts_no_pool() -> None:
+    """Among a thousand new jobs, that takes minutes. Their pools seemed exhausted, and stayed empty for ten more."""
+    multi = a_cluster("a", cpu="4")
+    for name in ("one", "two"):
+        multi.add(name, pool("a", maxReplicas=4))
+    for _ in range(4):
+        for name, grant in multi.allocate().items():
+            assert (grant.limits, dict(grant.exhausted)) == ({"a": 2}, {})
+            multi.jobs[name].grant = grant
+        multi.now_s += EXHAUSTED_AFTER_S
+    multi.settle()
+    assert multi.placed() == {"one": {"a": 2}, "two": {"a": 2}}
+
+
 def test_a_worker_that_moves_leaves_once_its_replacement_is_ready() -> None:
     """A job with objective Cost moves to the cheaper pool as soon as that has nodes, and trains without a break."""
     multi = a_cluster("a")
