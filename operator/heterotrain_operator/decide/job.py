@@ -234,7 +234,7 @@ def _build_active(
         apply=(build_service(job), *([budget] if budget else []), *([group] if group else [])),
         plan=decided.planned.body,
         plan_version=version,
-        touch=pods_to_touch(derived.workers, plan),
+        touch=pods_to_touch(derived.workers, plan, job.spec.runtime),
         secret=decided.with_secret and bool(decided.create),
         certificate=decided.with_secret and bool(decided.create) and is_encrypted(job.spec),
         create=decided.create,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.cluster_state.views import PodView
@@ -14,8 +15,11 @@ MESSENGERS = 2
 """Members whose kubelets deliver a plan at once, on two nodes where there are: one of them may be about to end."""
 
 
-def pods_to_touch(workers: Sequence[Worker], plan: Plan | None) -> tuple[PodView, ...]:
+def pods_to_touch(workers: Sequence[Worker], plan: Plan | None, runtime: Runtime) -> tuple[PodView, ...]:
     """Return running pods whose kubelets have to deliver the plan.
+
+    Launchers of scripts for torchrun have no connections by which they could pass a plan on: each gets it from its
+    kubelet. With the library's own runtime, few members suffice.
 
     ``MESSENGERS`` ready members suffice for the others: a rank sends a newer plan to every rank that the plan names,
     and the vote of the next step passes it on as well. Nobody tells the workers that leave or that the plan does not
@@ -24,7 +28,7 @@ def pods_to_touch(workers: Sequence[Worker], plan: Plan | None) -> tuple[PodView
     version = version_text(plan) if plan else ""
     running = [w for w in workers if w.placed or w.state is WorkerState.LEAVING]
     outdated = [w for w in running if w.pod.plan_version != version]
-    if plan is None or not plan.members:
+    if plan is None or not plan.members or runtime is Runtime.TORCHRUN:
         return tuple(w.pod for w in outdated)
     named = {rank.worker_uid for rank in plan.ranks}
     members = {w.pod.uid: w for w in running if w.state is WorkerState.READY and w.pod.uid in named}

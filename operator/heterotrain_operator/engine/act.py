@@ -147,6 +147,8 @@ class Actor:
             memory.refusals.pop("pods", None)
         # 4. Update the status, then remove pods.
         memory.numbers_wait_s = await self.write_status(job, decision.status, memory)
+        if decision.plan is not None or decision.create or decision.remove or decision.touch:
+            memory.numbers_version = ""  # the next pass looks at what has been done
         removals = [partial(self._remove, pod) for pod in decision.remove]
         removals += [partial(self._force, pod) for pod in decision.force]
         removals += [partial(self._unhold, pod) for pod in decision.unhold]

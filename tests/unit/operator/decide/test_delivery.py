@@ -42,6 +42,16 @@ def test_the_first_members_are_told_by_two_of_them_on_two_nodes() -> None:
     assert len({on(cluster, name) for name in touched}) == MESSENGERS
 
 
+def test_every_launcher_of_a_script_for_torchrun_is_told() -> None:
+    """Launchers have no connections with each other by which they could pass a plan on."""
+    spec = {"runtime": "Torchrun", "training": {"globalBatchSize": None}}
+    cluster = FakeCluster(pool("a", maxReplicas=WORKERS), spec=spec).with_nodes("a", "a2", cpu="3")
+    cluster.settle()
+    cluster.schedule().run()
+    assert len(cluster.step().touch) == WORKERS
+    assert len(revised(cluster)) == WORKERS
+
+
 def test_on_one_node_two_members_are_told_as_well() -> None:
     cluster = FakeCluster(pool("a", maxReplicas=WORKERS), spec={"training": {"globalBatchSize": 60}})
     cluster.with_nodes("a", cpu="8").settle()
