@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from heterotrain_core.contract import keys
@@ -289,8 +290,10 @@ async def test_deleted_objects_are_created_again_after_the_next_full_list(
     operator = Operator(namespace, tmp_path / "operator.log", "--relist-seconds", "0.5")
     await operator.start()
     try:
+        await cluster.add_node("a")
+        await cluster.add_node("b")
         await cluster.create(cluster.job())
-        await cluster.kube.get(JOBS, namespace, "job")
+        await cluster.started(2)
         for resource, name in (
             (SERVICES, keys.service_name("job")),
             (DISRUPTION_BUDGETS, keys.disruption_budget_name("job")),
@@ -304,7 +307,11 @@ async def test_deleted_objects_are_created_again_after_the_next_full_list(
 
             uid = await until(there, f"{name} exists")
             await cluster.kube.delete(resource, namespace, name, uid=uid)
-            await until(there, f"{name} exists again")
+
+            async def new(there: Callable[[], Awaitable[str]] = there, uid: str = uid) -> bool:
+                return await there() not in ("", uid)
+
+            await until(new, f"{name} exists again")
     finally:
         await operator.stop()
 
