@@ -15,7 +15,6 @@ from heterotrain_core.allocate.propose import propose
 from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_core.allocate.value import timed
 
-from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.pools import CapacityType
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import JobKey
@@ -172,7 +171,7 @@ def _update_exhausted(competitor: Competitor, *, making_room: bool, now_s: float
             rest_s = RETRY_S * 2.0 ** min(tries.get(name, 1) - 1, MOST_DOUBLINGS)
             if placed <= known.placed and now_s - known.since_s < rest_s:
                 exhausted[name] = Exhausted(known.since_s, placed)
-        elif placed < limit and _finds_no_node(competitor, name):
+        elif placed < limit and _is_carried_out(competitor, name):
             short_since_s[name] = now_s if making_room else competitor.before.short_since_s.get(name, now_s)
             if now_s - short_since_s[name] >= EXHAUSTED_AFTER_S:
                 exhausted[name], tries[name] = Exhausted(now_s, placed), tries.get(name, 0) + 1
@@ -184,15 +183,13 @@ def _update_exhausted(competitor: Competitor, *, making_room: bool, now_s: float
     )
 
 
-def _finds_no_node(competitor: Competitor, pool: str) -> bool:
-    """Return whether workers of a pool wait for nodes, or may not be created.
+def _is_carried_out(competitor: Competitor, pool: str) -> bool:
+    """Return whether a pass has acted on the grant for a pool: the status then states it.
 
-    A grant that no pass has carried out yet says nothing about nodes: where a thousand jobs begin, passes take minutes.
+    Before, missing workers say nothing about nodes: where a thousand jobs begin, passes take minutes.
     """
-    if any(worker.state is WorkerState.WAITING and worker.pod.pool == pool for worker in competitor.workers):
-        return True
-    scheduled = find_condition(competitor.job.status.conditions, ConditionType.SCHEDULED)
-    return scheduled is not None and scheduled.reason == "PodsRejected"
+    limit = (competitor.before.limits or {}).get(pool)
+    return any(each.name == pool and each.granted == limit for each in competitor.job.status.pools)
 
 
 def _all_fit(competition: Competition, problem: AllocationProblem) -> bool:

@@ -466,6 +466,25 @@ def test_only_the_order_of_priorities_counts_and_weights_are_bounded() -> None:
     assert [many[priority] for priority in range(-50, 50)] == sorted(many.values())
 
 
+def test_a_running_job_whose_further_pods_a_quota_refuses_leaves_those_nodes_to_others() -> None:
+    multi = a_cluster("a1", "a2", "a3", "a4")
+    full = multi.add("full", pool("a", maxReplicas=4))
+    multi.settle()
+    multi.add("other", pool("a", maxReplicas=4))
+    multi.settle()
+    assert multi.placed() == {"full": {"a": 2}, "other": {"a": 2}}
+    full.may_create, full.refusal = False, "exceeded quota: training"
+    kept = multi.placed_pods("full")[0]
+    for name in set(full.pods) - {kept}:
+        full.vanish(name)
+    for _ in range(3):
+        multi.settle()
+        multi.now_s += EXHAUSTED_AFTER_S
+    multi.settle()
+    assert full.condition("Running")[0] == "True"
+    assert multi.placed() == {"full": {"a": 1}, "other": {"a": 3}}
+
+
 def test_a_job_whose_pods_a_quota_refuses_leaves_its_nodes_to_others_after_a_minute() -> None:
     multi = a_cluster("a1", "a2", "a3", "a4")
     full = multi.add("full", pool("a", maxReplicas=4))
