@@ -12,6 +12,7 @@ from heterotrain_operator.settings import Settings
 from support.exported_counters import three_pools
 from support.fake_cluster import JOB_UID, FakeCluster, pool
 from support.fakes import FakeKube
+from support.operator_app import deliver_pods_and_plan
 from support.simulated_training import Training
 
 KEY = JobKey("ns", "job")
@@ -30,12 +31,7 @@ def an_operator(cluster: FakeCluster) -> App:
         app.store.nodes.put(parse_node(body))
     kube.objects["heterotrainjobs", "ns", "job"] = cluster.job
     app.store.jobs.put(parse_job(cluster.job))
-    for body in cluster.pods.values():
-        kube.objects["pods", "ns", body["metadata"]["name"]] = body
-        app.pod_event(body, deleted=False)
-    assert cluster.plan is not None
-    kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
-    app.plan_event(cluster.plan, deleted=False)
+    deliver_pods_and_plan(app, kube, cluster)
     return app
 
 

@@ -11,7 +11,7 @@ from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.kube.errors import KubeError, Rejected, Unavailable
 from support.fake_cluster import a_running_job
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, condition, failing, many_workers
+from support.operator_app import KEY, an_app, condition, deliver_pods_and_plan, failing, many_workers
 
 
 async def test_a_refused_pod_is_reported_in_the_status_and_tried_again() -> None:
@@ -110,12 +110,7 @@ async def test_a_missing_right_is_reported_in_the_status_and_tried_again(verb: s
 async def test_a_refused_budget_of_a_running_job_is_reported_and_stops_nothing() -> None:
     kube, cluster = FakeKube(), a_running_job()
     app = an_app(kube, cluster)
-    for body in cluster.pods.values():
-        kube.objects["pods", "ns", body["metadata"]["name"]] = body
-        app.pod_event(body, deleted=False)
-    assert cluster.plan is not None
-    kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
-    app.plan_event(cluster.plan, deleted=False)
+    deliver_pods_and_plan(app, kube, cluster)
     kube.fail = failing("apply", "poddisruptionbudgets", Rejected("budgets are forbidden", status_code=403))
     for _ in range(2):
         await app.reconciler.run_once(KEY)

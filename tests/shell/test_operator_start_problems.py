@@ -12,7 +12,7 @@ from heterotrain_operator.engine.start_problems import EVERY_S, PATIENCE_S
 from heterotrain_operator.kube.errors import Rejected
 from support.fake_cluster import NOW_S, FakeCluster
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, failing
+from support.operator_app import KEY, an_app, deliver_pods_and_plan, failing
 
 
 class Time:
@@ -38,12 +38,7 @@ def starting(kube: FakeKube, time: Time) -> tuple[App, FakeCluster]:
     cluster.settle()
     cluster.schedule()
     app = an_app(kube, cluster, time.clocks())
-    for body in cluster.pods.values():
-        kube.objects["pods", "ns", body["metadata"]["name"]] = body
-        app.pod_event(body, deleted=False)
-    assert cluster.plan is not None
-    kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
-    app.plan_event(cluster.plan, deleted=False)
+    deliver_pods_and_plan(app, kube, cluster)
     return app, cluster
 
 

@@ -35,6 +35,16 @@ def an_app(kube: FakeKube, cluster: FakeCluster | None = None, clocks: Clocks | 
     return app
 
 
+def deliver_pods_and_plan(app: App, kube: FakeKube, cluster: FakeCluster) -> None:
+    """Put a job's pods and plan into the API server, and let the operator see them."""
+    for body in cluster.pods.values():
+        kube.objects["pods", "ns", body["metadata"]["name"]] = body
+        app.pod_event(body, deleted=False)
+    assert cluster.plan is not None
+    kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
+    app.plan_event(cluster.plan, deleted=False)
+
+
 def without_competition(
     kube: FakeKube, *, status_interval_s: float, clocks: Clocks | None = None, **settings: Any
 ) -> App:

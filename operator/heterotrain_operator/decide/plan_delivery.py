@@ -18,12 +18,10 @@ MESSENGERS = 2
 def pods_to_touch(workers: Sequence[Worker], plan: Plan | None, runtime: Runtime) -> tuple[PodView, ...]:
     """Return running pods whose kubelets have to deliver the plan.
 
-    Launchers of scripts for torchrun have no connections by which they could pass a plan on: each gets it from its
-    kubelet. With the library's own runtime, few members suffice.
-
-    ``MESSENGERS`` ready members suffice for the others: a rank sends a newer plan to every rank that the plan names,
-    and the vote of the next step passes it on as well. Nobody tells the workers that leave or that the plan does not
-    name, so each of them gets it from its kubelet. So does every worker while there are no members.
+    ``MESSENGERS`` ready members are enough: a rank sends a newer plan to every rank that the plan names, and the vote
+    of the next step passes it on as well. Each other worker gets the plan from its own kubelet: those that leave, that
+    the plan does not name, or that are not ready; all of them while there are no members; and launchers of scripts for
+    torchrun, which have no connections for it.
     """
     version = version_text(plan) if plan else ""
     running = [w for w in workers if w.placed or w.state is WorkerState.LEAVING]
