@@ -16,6 +16,7 @@ import pytest
 import structlog
 from heterotrain_operator.cluster_state.store import Kind
 from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.status.events import JobEvent
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.publisher import MOST_WAITING
@@ -166,6 +167,19 @@ async def test_the_echo_of_new_numbers_in_a_status_costs_no_pass() -> None:
         await load.app.actor.write_status(job, job.status.model_copy(update=change), memory)
         load._watch()
         assert len(load.app.queue) == passes
+
+
+async def test_the_echo_of_new_numbers_causes_a_pass_where_something_else_was_done() -> None:
+    load = await filled_cluster(1)
+    ((key, job),) = load.app.store.jobs.all().items()
+    decision = Decision(
+        status=job.status.model_copy(update={"samples": 1234}),
+        touch=load.app.store.pods.of_job(key)[:1],
+        plan_version="9.9",
+    )
+    await load.app.actor.act(job, decision, load.app.reconciler._memory_of(job))
+    load._watch()
+    assert len(load.app.queue) == 1
 
 
 async def test_memory_for_a_job_and_its_pods_is_small() -> None:
