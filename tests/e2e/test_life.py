@@ -99,7 +99,7 @@ def test_jobs_in_two_namespaces_are_independent_of_each_other_and_of_a_crashing_
     limits = {"a100": "200m", "v100": "200m", "t4": "200m"}
     broken = start("broken", namespace="-a", limits=limits, arguments=["--no-such-option"], spec={"backoffLimit": 2})
     one = start("job", namespace="-a", limits=limits, epochs=2)
-    network = {"ipFamilies": ["IPv6"]}
+    network = {"ipFamilies": ["IPv6"], "dnsNames": True}
     other = start("job", namespace="-b", limits=limits, epochs=2, disk="64Ki", spec={"network": network})
     one.wait_succeeded()
     other.wait_succeeded()

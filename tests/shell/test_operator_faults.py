@@ -21,14 +21,14 @@ from heterotrain_operator.engine.queue import LONGEST_BACKOFF_S
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Unavailable
 from support.fake_cluster import a_running_job, job_body
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app
+from support.operator_app import KEY, an_app, with_service
 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("error", [Unavailable("down"), Conflict("changed"), NotFound("gone"), RuntimeError("a bug")])
 async def test_an_error_with_one_job_does_not_delay_another(error: Exception) -> None:
     kube = FakeKube()
-    app = an_app(kube)
+    app = an_app(kube, with_service())
     other = job_body()
     other["metadata"] |= {"name": "good", "uid": "other"}
     kube.objects["heterotrainjobs", "ns", "good"] = other

@@ -15,7 +15,7 @@ from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import Conflict
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, condition, labelled_config_map, many_workers
+from support.operator_app import KEY, an_app, condition, labelled_config_map, many_workers, with_service
 
 
 async def test_a_foreign_pod_with_a_worker_s_name_costs_the_job_no_worker() -> None:
@@ -40,7 +40,7 @@ async def test_a_foreign_object_with_the_job_s_name_stays_as_it_is_and_is_report
     plural: str, kind: str, name: str
 ) -> None:
     kube = FakeKube()
-    app = an_app(kube)
+    app = an_app(kube, with_service())
     foreign = {"kind": kind, "metadata": {"name": name, "namespace": "ns", "uid": "foreign"}, "spec": {"a": "b"}}
     kube.objects[plural, "ns", name] = foreign
     before = copy.deepcopy(foreign)
@@ -110,7 +110,7 @@ async def test_a_job_waits_briefly_for_the_removal_of_its_predecessor_s_plan() -
 
 async def test_edits_of_the_operator_s_objects_are_reverted() -> None:
     kube = FakeKube()
-    app = an_app(kube)
+    app = an_app(kube, with_service())
     await app.reconciler.run_once(KEY)
     service = kube.objects["services", "ns", "job-workers"]
     service["spec"] = {"clusterIP": "edited"}
@@ -122,7 +122,7 @@ async def test_edits_of_the_operator_s_objects_are_reverted() -> None:
 
 async def test_fields_that_the_api_server_or_others_add_cause_no_write() -> None:
     kube = FakeKube()
-    app = an_app(kube)
+    app = an_app(kube, with_service())
     await app.reconciler.run_once(KEY)
     kube.objects["services", "ns", "job-workers"]["spec"] |= {"sessionAffinity": "None"}
     kube.calls.clear()
@@ -153,10 +153,11 @@ async def test_a_plan_without_labels_gets_them_back_and_is_read_before_it_is_ove
 async def test_a_foreign_object_with_equal_values_is_not_taken_over() -> None:
     """The API server reports no conflict then, and applying would make the job its owner."""
     kube = FakeKube()
-    app = an_app(kube)
+    app = an_app(kube, with_service())
     job = app.store.jobs.get(KEY)
     assert isinstance(job, ValidJob)
     foreign = build_service(job)
+    assert foreign is not None
     foreign["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "other", "uid": "u", "controller": True}]
     kube.objects["services", "ns", foreign["metadata"]["name"]] = foreign
     await app.reconciler.run_once(KEY)

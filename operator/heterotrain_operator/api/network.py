@@ -1,4 +1,4 @@
-"""``spec.network``: the workers' ports, and the IP families of their addresses."""
+"""``spec.network``: the workers' ports, their DNS names, and the IP families of their addresses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Network(
         ),
     ),
 ):
-    """Ports and IP families of the workers."""
+    """Ports, DNS names and IP families of the workers."""
 
     metrics_port: int = Field(
         default=keys.METRICS_PORT,
@@ -73,16 +73,22 @@ class Network(
         description="Port at which a worker's first process listens for other workers; the others use the ports above "
         f"it. With runtime: Torchrun, MASTER_PORT is one of the {keys.PEER_PORTS} ports from here on. Example: 29400.",
     )
+    dns_names: bool = Field(
+        default=False,
+        description="true: a headless Service named JOB-workers, so that every worker has the DNS name "
+        "JOB-wN.JOB-workers. Training does not need it: workers learn each other's addresses from the plan. It cannot "
+        "change later.",
+    )
     ip_family_policy: IPFamilyPolicy | None = Field(
         default=None,
-        description="SingleStack, PreferDualStack or RequireDualStack, for the job's Service. Unset: the cluster's "
-        "default. It cannot change later.",
+        description="SingleStack, PreferDualStack or RequireDualStack, for the Service of dnsNames. Unset: the "
+        "cluster's default. It cannot change later.",
     )
     ip_families: tuple[IPFamily, ...] = Field(
         default=(),
         max_length=2,
-        description="IP families of the job's Service. Workers talk to each other by addresses of the first one. "
-        "Unset: the cluster's first family. It cannot change later. Example: [IPv6].",
+        description="Workers talk to each other by addresses of the first IP family. The Service of dnsNames has all "
+        "of them. Unset: the cluster's first family. It cannot change later. Example: [IPv6].",
     )
 
     @property
@@ -144,9 +150,10 @@ NETWORK_RULES = (
         cel="has(self.network.ipFamilies) == has(oldSelf.network.ipFamilies) && "
         "(!has(self.network.ipFamilies) || self.network.ipFamilies == oldSelf.network.ipFamilies) && "
         "has(self.network.ipFamilyPolicy) == has(oldSelf.network.ipFamilyPolicy) && "
-        "(!has(self.network.ipFamilyPolicy) || self.network.ipFamilyPolicy == oldSelf.network.ipFamilyPolicy)",
-        message="network.ipFamilies and network.ipFamilyPolicy are immutable, because a Service keeps its first "
-        "family: delete the job and create it again",
+        "(!has(self.network.ipFamilyPolicy) || self.network.ipFamilyPolicy == oldSelf.network.ipFamilyPolicy) && "
+        "self.network.dnsNames == oldSelf.network.dnsNames",
+        message="network.dnsNames, network.ipFamilies and network.ipFamilyPolicy are immutable, because a Service "
+        "keeps its first family, and a pod its name: delete the job and create it again",
     ),
 )
 """Rules of a whole job about its network."""

@@ -16,7 +16,8 @@ class Decision:
     """What to do, in the order of the fields.
 
     Attributes:
-        apply: objects to apply (Service, disruption budget, PodGroup).
+        active: whether the job trains or may begin to.
+        apply: objects to apply (Service, disruption budget, PodGroup), if the job has any.
         plan: ConfigMap to write: a replacement for its ``resourceVersion`` or, without one, only if there is none yet.
         plan_version: version that the pods in ``touch`` have to name.
         touch: pods whose annotation gets ``plan_version``, so that the kubelet refreshes their mounted plan at once.
@@ -36,6 +37,7 @@ class Decision:
         faults: parts of the pass that met an unexpected error; the rest of the decision does not depend on them.
     """
 
+    active: bool = False
     apply: tuple[dict[str, Any], ...] = ()
     plan: dict[str, Any] | None = None
     plan_version: str = ""

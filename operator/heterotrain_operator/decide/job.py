@@ -227,11 +227,11 @@ def _build_active(
     # Before the first members, an eviction stops no training: a budget would be applied twice for nothing.
     trained = newest[0] > 0
     budget = build_disruption_budget(job, derived.workers, plan, planning=planning) if trained else None
-    group = build_pod_group(job)
     version = version_text(plan) if plan else ""
     remove = (*(worker.pod for worker, _ in replicas.remove), *unneeded_ended_pods(context))
     return Decision(
-        apply=(build_service(job), *([budget] if budget else []), *([group] if group else [])),
+        active=True,
+        apply=tuple(body for body in (build_service(job), budget, build_pod_group(job)) if body is not None),
         plan=decided.planned.body,
         plan_version=version,
         touch=pods_to_touch(derived.workers, plan, job.spec.runtime),

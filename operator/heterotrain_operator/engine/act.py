@@ -114,8 +114,8 @@ class Actor:
         memory.numbers_wait_s = None
         created: list[str] = []
         before = {step: refusal.message for step, refusal in memory.refusals.items()}
-        # 1. Write what the pods need, all at the same time: the plan, the Service and the secrets need nothing else.
-        policy = [build_network_policy(job)] if self._network_policy and decision.apply else []
+        # 1. Write what the pods need, all at the same time: the plan, the objects and the secrets need nothing else.
+        policy = [build_network_policy(job)] if self._network_policy and decision.active else []
         bodies = [*decision.apply, *policy]
         objects = [partial(self._apply, job, body, memory) for body in bodies]
         objects += [partial(self._release, job, body, memory) for body in decision.release]
@@ -143,7 +143,7 @@ class Actor:
         elif decision.create:
             creations = [partial(self._create, job, pod, memory, created) for pod in decision.create]
             await self._try("pods", memory, creations, first_batch=FIRST_BATCH)
-        elif memory.may_try("pods", now_s=started_s) or not decision.apply:  # the job wants no pods
+        elif memory.may_try("pods", now_s=started_s) or not decision.active:  # the job wants no pods
             memory.refusals.pop("pods", None)
         # 4. Update the status, then remove pods.
         memory.numbers_wait_s = await self.write_status(job, decision.status, memory)

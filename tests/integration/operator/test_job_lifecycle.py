@@ -263,7 +263,7 @@ async def test_nothing_is_written_while_nothing_changes(cluster: Cluster, namesp
     operator = Operator(namespace, tmp_path / "operator.log", "--relist-seconds", "0.5")
     await operator.start()
     try:
-        await cluster.create(cluster.job(cluster.pool("a")))
+        await cluster.create(cluster.job(cluster.pool("a"), network={"dnsNames": True}))
         (name,) = await cluster.started(1)
         await state_is(cluster, "Running")
         await passes(operator, 2)
@@ -292,7 +292,7 @@ async def test_deleted_objects_are_created_again_after_the_next_full_list(
     try:
         await cluster.add_node("a")
         await cluster.add_node("b")
-        await cluster.create(cluster.job())
+        await cluster.create(cluster.job(network={"dnsNames": True}))
         await cluster.started(2)
         for resource, name in (
             (SERVICES, keys.service_name("job")),
@@ -358,7 +358,7 @@ async def test_names_in_use_are_reported_and_their_objects_are_left_alone(cluste
     left = {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: "job", keys.LABEL_WORKER_INDEX: "0"}
     orphan = {**pod, "metadata": {**pod["metadata"], "name": keys.worker_name("job", 0), "labels": left}}
     await cluster.kube.create(PODS, orphan)
-    await cluster.create(cluster.job(cluster.pool("a")))
+    await cluster.create(cluster.job(cluster.pool("a"), network={"dnsNames": True}))
 
     async def reported(kind: str, words: str) -> bool:
         return words in (await cluster.condition(kind))[2]
@@ -408,7 +408,7 @@ async def test_suspend_removes_workers_and_resume_goes_on(cluster: Cluster, oper
 async def test_deleting_a_job_leaves_nothing(cluster: Cluster, operator: Operator) -> None:
     """The garbage collector follows owner references, with or without an operator."""
     await cluster.add_node("a")
-    body = await cluster.create(cluster.job(cluster.pool("a")))
+    body = await cluster.create(cluster.job(cluster.pool("a"), network={"dnsNames": True}))
     await cluster.started(1)
     await operator.stop()
     await cluster.kube.delete(JOBS, cluster.namespace, "job", uid=body["metadata"]["uid"])

@@ -121,10 +121,12 @@ async def test_the_operator_writes_its_own_objects_only(
 async def test_the_operator_can_do_its_work(cluster: Cluster, account: str, as_user: As) -> None:
     operator = await as_user(account)
     await refused(lambda: operator.create(CONFIG_MAPS, config_map(cluster.namespace)), "only objects with the label")
-    job = parse_job(await cluster.create(cluster.job()))
+    job = parse_job(await cluster.create(cluster.job(network={"dnsNames": True})))
     assert isinstance(job, ValidJob)
-    await operator.apply(SERVICES, build_service(job))
-    await operator.apply(SERVICES, build_service(job))
+    service = build_service(job)
+    assert service is not None
+    await operator.apply(SERVICES, service)
+    await operator.apply(SERVICES, service)
     pod = await operator.create(PODS, build_pod(job, job.spec.worker_pools[0], 0, plan_version="0.0"))
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     await operator.merge(PODS, cluster.namespace, name, {"metadata": {"annotations": {keys.ANNOTATION_PLAN: "1.1"}}})

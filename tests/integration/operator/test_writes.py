@@ -6,6 +6,7 @@ import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import Plan
 from heterotrain_operator.cluster_state.parse import parse_job
+from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.objects.objects import build_disruption_budget, build_plan_object, build_service
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.kube.client import KubeClient
@@ -20,11 +21,19 @@ async def a_job(cluster: Cluster) -> Body:
     return await cluster.create(cluster.job())
 
 
+async def a_job_with_names(cluster: Cluster) -> ValidJob:
+    """Create a job that has a Service."""
+    job = parse_job(await cluster.create(cluster.job(network={"dnsNames": True})))
+    assert isinstance(job, ValidJob)
+    return job
+
+
 async def test_applying_twice_changes_nothing(cluster: Cluster, kube: KubeClient) -> None:
-    job = parse_job(await a_job(cluster))
-    budget = build_disruption_budget(job, ())
+    job = await a_job_with_names(cluster)
+    budget, service = build_disruption_budget(job, ()), build_service(job)
     assert budget is not None
-    for resource, body in ((SERVICES, build_service(job)), (DISRUPTION_BUDGETS, budget)):
+    assert service is not None
+    for resource, body in ((SERVICES, service), (DISRUPTION_BUDGETS, budget)):
         first = await kube.apply(resource, body)
         second = await kube.apply(resource, body)
         # Not by resourceVersion: the budget's controller writes its status at any time.
@@ -38,11 +47,12 @@ async def test_applying_twice_changes_nothing(cluster: Cluster, kube: KubeClient
 
 
 async def test_an_apply_reverts_a_changed_field(cluster: Cluster, kube: KubeClient) -> None:
-    job = parse_job(await a_job(cluster))
-    await kube.apply(SERVICES, build_service(job))
+    service = build_service(await a_job_with_names(cluster))
+    assert service is not None
+    await kube.apply(SERVICES, service)
     name = keys.service_name("job")
     await kube.merge(SERVICES, cluster.namespace, name, {"spec": {"publishNotReadyAddresses": False}})
-    again = await kube.apply(SERVICES, build_service(job))
+    again = await kube.apply(SERVICES, service)
     assert again["spec"]["publishNotReadyAddresses"] is True
 
 

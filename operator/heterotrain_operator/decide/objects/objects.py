@@ -61,9 +61,15 @@ def network_of(job: JobView) -> Network:
     return job.spec.network if job.spec is not None else Network()
 
 
-def build_service(job: JobView) -> dict[str, Any]:
-    """Return the headless Service, which gives every worker a DNS name even before it is ready."""
+def build_service(job: JobView) -> dict[str, Any] | None:
+    """Return the headless Service that gives every worker a DNS name, ready or not; ``None`` without ``dnsNames``.
+
+    Workers find each other by the plan's addresses. For each pod that changes, a Service costs writes of its Endpoints
+    and EndpointSlices, and each of these reaches all programs of the cluster that watch them.
+    """
     network = network_of(job)
+    if not network.dns_names:
+        return None
     policy, families, port = network.ip_family_policy, network.ip_families, network.peer_port
     return {
         "apiVersion": "v1",

@@ -248,7 +248,8 @@ def build_pod(
         spec.setdefault("dnsPolicy", _DNS_ON_HOST)
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("hostname", name)
-    spec.setdefault("subdomain", keys.service_name(job.key.name))
+    if job.spec.network.dns_names:
+        spec.setdefault("subdomain", keys.service_name(job.key.name))
     spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **pool.node_selector}
     spec["tolerations"] = _tolerations(spec, pool)
     if avoid:

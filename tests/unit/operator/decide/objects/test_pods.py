@@ -10,7 +10,7 @@ import pytest
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import decode_config
 from heterotrain_operator.cluster_state.parse import parse_job, parse_pod
-from heterotrain_operator.cluster_state.views import ValidJob
+from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.objects import build_network_policy, build_service
 from heterotrain_operator.decide.objects.pods import (
     build_pod,
@@ -368,20 +368,31 @@ def values_of(pod: Body) -> dict[str, Any]:
 
 def test_ports_are_those_of_the_job_everywhere() -> None:
     """Environment, container ports, probe, Service, NetworkPolicy, and the plan's port by way of the pod."""
-    job = parse_job(job_body(pool("a", numProcPerWorker=2), spec={"network": {"metricsPort": 9500, "peerPort": 20000}}))
+    job = parse_job(
+        job_body(
+            pool("a", numProcPerWorker=2), spec={"network": {"metricsPort": 9500, "peerPort": 20000, "dnsNames": True}}
+        )
+    )
     assert isinstance(job, ValidJob)
     pod = build_pod(job, job.spec.worker_pools[0], 0, plan_version="1.1")
     found = values_of(pod)
     assert (found[env.METRICS_PORT], found[env.PEER_PORT]) == ("9500", "20000")
     assert [port["containerPort"] for port in main_of(pod)["ports"]] == [9500, 9501]
     assert main_of(pod)["readinessProbe"]["httpGet"]["port"] == 9500
-    assert build_service(job)["spec"]["ports"][0]["port"] == 20000
+    assert service_of(job)["ports"][0]["port"] == 20000
     assert build_network_policy(job)["spec"]["ingress"][1]["ports"] == [
         {"protocol": "TCP", "port": 9500, "endPort": 9515}
     ]
     view = parse_pod(as_stored(pod))
     assert view is not None
     assert view.peer_port == 20000
+
+
+def service_of(job: JobView) -> Body:
+    service = build_service(job)
+    assert service is not None
+    spec: Body = service["spec"]
+    return spec
 
 
 def as_stored(pod: Body, **status: Any) -> Body:
@@ -428,9 +439,20 @@ def test_workers_are_reached_at_an_address_of_the_job_s_first_family(family: str
 def test_the_service_has_the_families_of_the_job() -> None:
     """Without them it has neither field, so that the API server chooses, and an earlier Service stays as it is."""
     given = {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"}
-    service = build_service(parse_job(job_body(pool("a"), spec={"network": given})))["spec"]
+    service = service_of(parse_job(job_body(pool("a"), spec={"network": {"dnsNames": True, **given}})))
     assert {name: service[name] for name in given} == given
-    assert not given.keys() & build_service(parse_job(job_body(pool("a"))))["spec"].keys()
+    assert not given.keys() & service_of(parse_job(job_body(pool("a"), spec={"network": {"dnsNames": True}}))).keys()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_workers_have_dns_names_only_where_the_job_wants_them(wanted: bool) -> None:
+    """A pod needs both for it: the Service, and the Service's name as its subdomain."""
+    job = parse_job(job_body(pool("a"), spec={"network": {"dnsNames": wanted}}))
+    assert isinstance(job, ValidJob)
+    assert (build_service(job) is not None) is wanted
+    spec = build_pod(job, job.spec.worker_pools[0], 0, plan_version="1.1")["spec"]
+    assert spec["hostname"] == "job-w0"
+    assert ("subdomain" in spec) is wanted
 
 
 def test_on_the_node_s_network_the_scheduler_knows_all_ports() -> None:
