@@ -87,8 +87,6 @@ class Elastic:
             on_broken=self._on_broken,
             on_spare=on_spare,
         )
-        self._source.on_change = self._peers.notify
-        self._source.on_read = self._peers.spread
         self._peers.start()
         self._source.start()
 

@@ -47,7 +47,7 @@ class PeerService:
 
         Args:
             identity: this rank.
-            source: the plans.
+            source: the plans; a new one wakes all waits, and one from the mount goes to the peers at once.
             timeout_s: silence of a host after which its ranks count as lost.
             credentials: of the job.
         """
@@ -74,6 +74,7 @@ class PeerService:
         self._tables: dict[int, KeyTable] = {}
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
+        source.on_change, source.on_read = self.notify, self.spread
 
     # -- from other threads ------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ def _size_and_checksum(text: str) -> tuple[int, int]:
 class PlanSource:
     """The newest plan that this process has received, from its mount or from a peer. Safe to use from any thread."""
 
-    def __init__(self, directory: str | None, *, job_uid: str) -> None:
+    def __init__(self, directory: Path | str | None, *, job_uid: str) -> None:
         self._path = Path(directory) / keys.PLAN_KEY if directory else None
         self._job_uid = job_uid
         self.on_change: Callable[[], None] = lambda: None

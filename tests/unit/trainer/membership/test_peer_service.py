@@ -11,6 +11,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from heterotrain.errors import UsageError
@@ -21,6 +22,7 @@ from heterotrain.network import heartbeat
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.gloo.abort import connected, cut, interface_of, open_sockets
 from heterotrain.network.heartbeat import key_of, loss_reason
+from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan, Rank
 from support.ports import free_port
@@ -34,11 +36,11 @@ def make() -> Iterator[Make]:
     """Make peer services of one job, each with its own plan source."""
     made: list[PeerService] = []
 
-    def one(name: str, *, timeout_s: float = 1.0) -> tuple[PeerService, Rank]:
+    def one(name: str, *, timeout_s: float = 1.0, mount: Path | None = None) -> tuple[PeerService, Rank]:
         port = free_port()
         identity = Identity(mode=Mode.OPERATED, job_uid="j", worker=name, worker_uid=f"{name}-uid", peer_port=port)
         service = PeerService(
-            identity, PlanSource(None, job_uid="j"), timeout_s=timeout_s, credentials=Credentials(secret=b"")
+            identity, PlanSource(mount, job_uid="j"), timeout_s=timeout_s, credentials=Credentials(secret=b"")
         )
         service.start()
         made.append(service)
@@ -100,13 +102,13 @@ def test_plans_spread_with_heartbeats(make: Make, newer: str) -> None:
     )
 
 
-def test_a_plan_that_a_kubelet_delivers_spreads_before_the_next_heartbeat_is_due(make: Make) -> None:
+def test_a_plan_that_a_kubelet_delivers_spreads_before_the_next_heartbeat_is_due(make: Make, tmp_path: Path) -> None:
     """With this time limit, the next one is due after a quarter of an hour."""
-    (one, _), (two, other) = make("a", timeout_s=3600.0), make("b", timeout_s=3600.0)
+    (one, _), (two, other) = make("a", timeout_s=3600.0, mount=tmp_path), make("b", timeout_s=3600.0)
     watch(one, other)
     wait_until(lambda: one.heartbeats.is_up(key_of(other)), "heartbeats are up", timeout_s=60)
-    one.source.offer(text_of(1))
-    one.spread()
+    (tmp_path / keys.PLAN_KEY).write_text(text_of(1))
+    one.source.poll()
     wait_until(lambda: two.source.newest is not None, "the peer has the plan", timeout_s=60)
 
 
