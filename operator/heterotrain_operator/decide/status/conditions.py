@@ -113,15 +113,19 @@ def _scheduled(context: JobContext) -> ConditionValue:
 
 
 def _is_stuck(context: JobContext) -> bool:
-    """Return whether too few workers have a node, are created now, or wait for the scheduler's first answer."""
-    hopeful = [worker.pod.pool for worker in context.placed]
-    hopeful += [w.pod.pool for w in context.workers if w.state is WorkerState.WAITING and not w.pod.unschedulable]
-    hopeful += [pool.name for pool in context.replicas.create]
-    spec = context.spec
+    """Return whether the workers that have a node, or may get one at once, are too few to train."""
+    spec, hopeful = context.spec, _hopeful(context)
     return spec is not None and (
         len(hopeful) < spec.elastic_policy.min_replicas
         or any(hopeful.count(pool.name) < pool.min_replicas for pool in spec.worker_pools)
     )
+
+
+def _hopeful(context: JobContext) -> list[str]:
+    """Return the pools of all workers that have a node, are created now, or wait for the scheduler's first answer."""
+    waiting = [w for w in context.workers if w.state is WorkerState.WAITING and not w.pod.unschedulable]
+    found = [worker.pod.pool for worker in (*context.placed, *waiting)]
+    return found + [pool.name for pool in context.replicas.create]
 
 
 def _gated(context: JobContext) -> str:
@@ -200,7 +204,9 @@ def _degraded(context: JobContext) -> ConditionValue:
         message = f"{message}; {worker.pod.name}: {worker.reason}"
         return ConditionValue(type=kind, holds=True, reason=worker.pod.waiting_reason, message=message)
     why = context.refusal or context.replicas.reason
-    reason = "InsufficientCapacity" if why else "WorkersStarting"
+    # A job that only grows has a reason for it as well, but lacks nothing.
+    lacks = context.refusal or len(_hopeful(context)) < context.desired
+    reason = "InsufficientCapacity" if why and lacks else "WorkersStarting"
     if (gated := _gated(context)) and not context.refusal:
         reason, why = "SchedulingGated", "; ".join(filter(None, (gated, why)))
     message = f"{message}{f'; {why}' if why else ''}"

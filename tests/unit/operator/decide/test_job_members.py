@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from heterotrain_core.contract.outcome import Ending
+from heterotrain_operator.decide.grants.grant import JobGrant
 from support.fake_cluster import FakeCluster, a_running_job, pool
 
 SPOT_TAINT = "aws-node-termination-handler/spot-itn:NoSchedule"
@@ -40,6 +41,26 @@ def test_a_pool_without_room_delays_nothing() -> None:
     cluster.settle()
     assert cluster.members() == ["job-w0", "job-w1", "job-w2"]
     assert cluster.status["state"] == "Running"
+
+
+def test_a_job_that_grows_is_no_warning_until_a_worker_finds_no_node() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=3)).with_nodes("a", cpu="8")
+    cluster.grant = JobGrant(limits={"a": 2}, reason="starts with 2 a")
+    cluster.start()
+    assert cluster.members() == ["job-w0", "job-w1"]
+    cluster.grant = JobGrant(limits={"a": 3}, reason="+1 a: +20% speed")
+    cluster.settle()
+    for _ in range(2):  # created, then with a node
+        assert cluster.condition("Degraded") == ("True", "WorkersStarting")
+        cluster.schedule()
+        cluster.settle()
+    assert "Degraded" not in cluster.events
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    del cluster.pods["job-w2"]["spec"]["nodeName"]
+    cluster.pods["job-w2"]["status"] = {"phase": "Pending", "conditions": [refused]}
+    cluster.settle()
+    assert cluster.condition("Degraded") == ("True", "InsufficientCapacity")
+    assert "Degraded" in cluster.events
 
 
 def test_training_waits_below_the_minimum() -> None:
