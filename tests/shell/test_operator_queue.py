@@ -186,6 +186,29 @@ async def test_a_key_gets_its_line_when_it_lines_up() -> None:
     assert await ready(queue) == ["b", "a", "c"]
 
 
+async def test_a_key_waits_in_a_chosen_line_once() -> None:
+    """Whether it is in another line already, is in processing, or comes with low priority."""
+    queue: Queue[str] = Queue()
+    for key in ("a", "b", "c", "d"):
+        queue.add(key)
+    queue.add_low_priority(["low"])
+    queue.add("d", line=1)
+    queue.add("low", line=1)
+    assert await queue.get() == "a"
+    queue.add("a", line=1)
+    queue.done("a")
+    assert await ready(queue) == ["d", "b", "low", "c", "a"]
+    for key in ("a", "b", "c"):
+        queue.done(key)
+    queue.add("c", line=1)
+    queue.add_urgent("c")
+    assert await queue.get() == "c"
+    queue.done("c")
+    for key in ("a", "b", "c"):
+        queue.add(key)
+    assert await ready(queue) == ["a", "b", "c"], "the line was for the pass that the key has had"
+
+
 async def test_changed_keys_come_before_low_priority_ones_and_a_change_raises_a_key() -> None:
     queue: Queue[str] = Queue()
     queue.add_low_priority(["a", "b", "c"])

@@ -31,7 +31,7 @@ from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.engine.queue import Line, Queue
 from heterotrain_operator.engine.turns import Turns
 
 SETTLE_S = 2.0
@@ -184,8 +184,7 @@ class Allocator:
         self._metrics.internal_errors.labels(part="the allocation").inc()
 
     async def _decide(self, competition: Competition) -> None:
-        keys = [competitor.job.key for competitor in competition.competitors]
-        specs = {competitor.job.key: competitor.spec for competitor in competition.competitors}
+        competitors = {competitor.job.key: competitor for competitor in competition.competitors}
         try:
             grants = await asyncio.to_thread(
                 decide_allocation,
@@ -196,7 +195,8 @@ class Allocator:
                 layout_values=self._layouts,
             )
         except Exception:
-            log.exception("allocation failed by a bug: these jobs keep their grants", jobs=["/".join(k) for k in keys])
+            names = ["/".join(key) for key in competitors]
+            log.exception("allocation failed by a bug: these jobs keep their grants", jobs=names)
             self._count_bug()
             return
         self._metrics.allocations.labels(result="ok").inc()
@@ -207,9 +207,10 @@ class Allocator:
             if entry is None:
                 continue
             before, entry.grant = entry.grant, grant
-            self._count_moves(specs[key], before, grant)
+            self._count_moves(competitors[key].spec, before, grant)
             if _relevant(grant) != _relevant(before):
-                self._queue.add(key)
+                moved = grant.limits != before.limits and competitors[key].job.status.training_since is not None
+                self._queue.add(key, line=Line.MOVING if moved else None)
             elif grant.message != before.message:  # other words for the same, often in the grant of every job at once
                 self._queue.add_news(key)
             if grant.limits != before.limits and grant.reason:

@@ -39,8 +39,8 @@ from heterotrain_operator.engine.loop_delay import watch_delay
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.publisher import Publisher
-from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.engine.reconcile import JobInputSources, Line, Reconciler
+from heterotrain_operator.engine.queue import Line, Queue
+from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
 from heterotrain_operator.engine.responsiveness import keep_responsive
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.engine.serve import METRICS_PATH

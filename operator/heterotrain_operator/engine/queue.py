@@ -7,7 +7,7 @@ priority, and so have those with no more than new telemetry: they come after the
 whoever changes jobs makes keys urgent. Some workers take urgent keys only, so that these wait for no pass over others.
 
 Changed keys are in lines that take turns: a thousand new jobs would otherwise each get workers before the first of them
-trains, and jobs that train and trade workers would hold up those that have not begun.
+trains, and jobs that train would hold up those that have not begun, and those that wait for each other's nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Generic, TypeVar
 
 FIRST_BACKOFF_S = 0.5
@@ -35,6 +35,19 @@ class Priority(StrEnum):
     URGENT = "urgent"
     CHANGED = "changed"
     ROUTINE = "routine"
+
+
+class Line(IntEnum):
+    """Lines of jobs: those in one line wait for each other, and the lines take turns."""
+
+    NEW = 0
+    """It has no pods."""
+    STARTING = 1
+    """It has pods and has not trained yet, as far as this operator knows."""
+    TRAINING = 2
+    MOVING = 3
+    """It trains, and the allocation has just changed its workers. Until its pass, nodes that it gains stand empty, and
+    jobs that get its nodes wait."""
 
 
 class Queue(Generic[_Key]):
@@ -65,6 +78,8 @@ class Queue(Generic[_Key]):
         """Keys of all lines, with their line."""
         self._lines: dict[int, dict[_Key, None]] = {}
         """Keys of each line that is not empty. The line whose turn comes next is the first one."""
+        self._chosen_line: dict[_Key, int] = {}
+        """Lines that keys enter next, in place of their own."""
         self._low_priority: dict[_Key, None] = {}
         self._served = self._urgent_in_a_row = 0
         self._dirty: set[_Key] = set()
@@ -83,15 +98,25 @@ class Queue(Generic[_Key]):
     def __len__(self) -> int:
         return len(self._changed) + len(self._low_priority) + sum(key not in self._processing for key in self._urgent)
 
-    def add(self, key: _Key) -> None:
-        """Mark a key dirty at once; one whose urgent pass has failed is urgent still."""
+    def add(self, key: _Key, *, line: int | None = None) -> None:
+        """Mark a key dirty at once; one whose urgent pass has failed is urgent still.
+
+        Args:
+            key: the key.
+            line: where it waits this time, even if it is in another line already; ``None`` for its own.
+        """
         if key in self._urgent_later:
             self.add_urgent(key)
             return
         self._cancel_timer(key)
+        if line is not None:
+            self._chosen_line[key] = line
         if key in self._low_priority:
             del self._low_priority[key]
         elif key in self._dirty:
+            if line is not None and key in self._changed:
+                self._leave_line(key)
+                self._line_up(key)
             return
         self._dirty.add(key)
         self._count_from_now(key)
@@ -203,7 +228,8 @@ class Queue(Generic[_Key]):
         return key
 
     def _line_up(self, key: _Key) -> None:
-        line = self._changed[key] = self._line_of(key)
+        line = self._chosen_line.pop(key, None)
+        line = self._changed[key] = self._line_of(key) if line is None else line
         self._lines.setdefault(line, {})[key] = None
 
     def _leave_line(self, key: _Key) -> None:
@@ -215,6 +241,7 @@ class Queue(Generic[_Key]):
     def _take(self, key: _Key, priority: Priority) -> _Key:
         self._urgent.pop(key, None)
         self._dirty.discard(key)
+        self._chosen_line.pop(key, None)
         self._cancel_routine(key)  # this pass chooses the time of the next one
         self._processing[key] = priority is Priority.URGENT
         self._waited(priority, self._monotonic() - self._since_s.pop(key))
@@ -244,6 +271,7 @@ class Queue(Generic[_Key]):
     def forget(self, key: _Key) -> None:
         """Drop the failures and delays of a key that no longer exists."""
         self._failures.pop(key, None)
+        self._chosen_line.pop(key, None)
         self._cancel_timer(key)
         self._cancel_routine(key)
 

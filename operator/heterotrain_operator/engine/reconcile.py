@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 
 import structlog
 
@@ -40,7 +39,7 @@ from heterotrain_operator.engine.device_reader import DeviceReader
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.planning import UNKNOWN_S, PlanningSlots
-from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.engine.queue import Line, Queue
 from heterotrain_operator.engine.slot_index import SlotIndex
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
@@ -84,16 +83,6 @@ class JobInputSources:
     gather_s: float
     force_delete_s: float | None = None
     admitted: AdmittedPods = field(default_factory=AdmittedPods)
-
-
-class Line(IntEnum):
-    """How far a job has come: those in one line wait for each other, and the lines take turns."""
-
-    NEW = 0
-    """It has no pods."""
-    STARTING = 1
-    """It has pods and has not trained yet, as far as this operator knows."""
-    TRAINING = 2
 
 
 class Reconciler:
