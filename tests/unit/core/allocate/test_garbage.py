@@ -35,7 +35,7 @@ def a_job(key: str, per_sample_s: float, **more: object) -> JobDemand:
         )
     )
     pools = tuple(JobPool(pool=pool.name, max_workers=4, member=member) for pool in POOLS)
-    return JobDemand(key=key, pools=pools, max_workers=6, batch_samples=2048, **more)  # type: ignore[arg-type]  # fields of any type
+    return JobDemand(key=key, pools=pools, max_workers=6, batch_samples=2048, **more)  # type: ignore[arg-type]  # any field
 
 
 def test_branch_and_bound_leaves_no_cycle() -> None:
