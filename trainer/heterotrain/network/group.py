@@ -267,7 +267,10 @@ class Group:
             PeerLost: the group is broken.
         """
         gradients = self._gradients if owners is None else self._owners.get(owners, self._gradients)
-        work: Reduction = self._guarded(lambda: gradients.allreduce([flat], c10d.AllreduceOptions()), RuntimeError)
+        # Gloo's thread writes a GPU's sum with ``copy_``, at any time, and torch counts that as a change. The alias
+        # has a count of its own, so that the guards against changes by the script do not see it.
+        alias = flat.data
+        work: Reduction = self._guarded(lambda: gradients.allreduce([alias], c10d.AllreduceOptions()), RuntimeError)
         return work
 
     def gather(self, data: bytes, purpose: Purpose = Purpose.LIBRARY) -> AllGather:

@@ -187,3 +187,16 @@ def test_ranks_need_no_more_groups_than_the_plan_counts(seed: int) -> None:
         ]
     pieces = pieces_of(sizes, holdings)
     assert len(owners_to_connect([piece.owners for piece in pieces], len(holdings))) <= owner_groups(layouts)
+
+
+def test_a_sum_does_not_count_as_a_change_by_the_script() -> None:
+    """Gloo's thread copies a GPU's sum into the buffer at any time; the guards against scripts count such changes."""
+    flat = torch.ones(3)
+
+    def add(tensors: list[torch.Tensor], _options: object) -> None:
+        tensors[0].add_(1.0)
+
+    version = flat._version
+    group_with(SimpleNamespace(allreduce=add), backend="gloo").all_reduce(flat)
+    assert flat.tolist() == [2.0] * 3
+    assert flat._version == version
