@@ -30,6 +30,7 @@ LEAST_FREE_PART: Final = 0.9
 _RIGHT = 1e-2
 """Largest relative error of a product of matrices in any format that a GPU uses by default."""
 _SIZE = 512
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def versions() -> Check:
@@ -46,6 +47,10 @@ def driver(devices: Path = Path("/dev")) -> Check:
         return Check(name="driver", verdict=Verdict.OK, message=text)
     if not present:
         return Check(name="driver", verdict=Verdict.SKIPPED, message="there is no NVIDIA GPU; training uses the CPU")
+    visible = os.environ.get(_VISIBLE)
+    if visible is not None and visible.strip() in {"", "-1"}:
+        text = f"{', '.join(present)} is hidden by {_VISIBLE}={visible}; training uses the CPU"
+        return Check(name="driver", verdict=Verdict.SKIPPED, message=text)
     if torch.version.cuda is None:
         why = "this PyTorch is built without CUDA: use an image with CUDA"
     else:

@@ -36,6 +36,7 @@ def test_a_cpu_has_nothing_to_check_for_gpus() -> None:
 def test_a_gpu_that_pytorch_does_not_reach_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert machine.driver(tmp_path).verdict is Verdict.SKIPPED
     (tmp_path / "nvidia0").touch()
     found = machine.driver(tmp_path)
@@ -43,6 +44,18 @@ def test_a_gpu_that_pytorch_does_not_reach_is_a_failure(tmp_path: Path, monkeypa
     assert "update the driver" in found.message
     monkeypatch.setattr(torch.version, "cuda", None)
     assert "use an image with CUDA" in machine.driver(tmp_path).message
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_a_gpu_that_is_hidden_on_purpose_is_not_a_failure(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    (tmp_path / "nvidia0").touch()
+    found = machine.driver(tmp_path)
+    assert found.verdict is Verdict.SKIPPED
+    assert f"hidden by CUDA_VISIBLE_DEVICES={value}; training uses the CPU" in found.message
 
 
 def test_a_device_that_computes_wrongly_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
