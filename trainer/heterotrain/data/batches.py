@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.utils.data import default_collate
 
 Collate = Callable[[list[Any]], Any]
+_IMAGES: Final = 4
+_LAST: Final = torch.channels_last
+"""A memory format of tensors with ``_IMAGES`` dimensions."""
 
 
 class MapDataset(Protocol):
@@ -63,11 +66,28 @@ def emptied(value: Any) -> Any:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return the batch with all its tensors on the device; copies from page-locked memory are asynchronous.
+    """Return the batch with all its tensors on the device; the host does not wait for what the device has still to do.
 
     Mappings (returned as dictionaries), lists, tuples and named tuples are traversed; other objects stay unchanged.
     """
-    return _mapped(value, lambda tensor: tensor.to(device, non_blocking=True))
+    return _mapped(pinned(value, device), lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def pinned(value: Any, device: torch.device) -> Any:
+    """Return a batch for a device: for a GPU with its tensors in page-locked memory, traversed as in ``to_device``.
+
+    A copy from other memory begins when the GPU has finished its earlier work, and the host waits for it. Tensors of
+    other layouts and types stay where they are, because torch's copy would change their strides or type.
+    """
+    return _mapped(value, _pinned) if device.type == "cuda" else value
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_pinned()
+    if not plain or not tensor.numel():
+        return tensor
+    is_dense = tensor.is_contiguous() or (tensor.dim() == _IMAGES and tensor.is_contiguous(memory_format=_LAST))
+    return tensor.detach().pin_memory() if is_dense else tensor
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

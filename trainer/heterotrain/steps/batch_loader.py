@@ -66,6 +66,8 @@ class BatchLoader:
                 _log.info("the data set can only be iterated, so one process reads it instead of %d", workers.count)
         elif workers.count:
             self._prefetcher = Prefetcher(source, workers=workers, pin=device.type == "cuda")
+        self._looks_ahead = device.type == "cuda" and self._prefetcher is None and self._stream is None
+        self._ahead: tuple[EpochSlice, Any] | None = None
         self._reported_epoch = -1
         self._expected: tuple[ActiveGroup, Progress, int | None] | None = None
         folder = identity.sample_log_dir
@@ -99,11 +101,38 @@ class BatchLoader:
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
         part = EpochSlice(task.epoch, task.position + offset, task.position + offset + size)
-        if self._prefetcher is None or not task.micro_batches:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == part:
+            batch = ahead[1]
+        elif self._prefetcher is None or not task.micro_batches:
             batch = self._source.load(part)
         else:
             batch = self._prefetcher.take(part, lambda: self._following(task, part))
         return batches.to_device(batch, self._device)
+
+    def look_ahead(self, task: Task) -> bool:
+        """Load the first micro-batch of the step after ``task``, if the training process loads samples itself.
+
+        Call this while the device computes: before the next step, the host waits for it, and then it for the host.
+
+        Returns:
+            Whether samples were loaded. They are dropped if the next step turns out to need others.
+        """
+        if not self._looks_ahead or self._expected is None:
+            return False
+        active_group, progress, cap_samples = self._expected
+        progress = self.advanced(progress, task)
+        if progress.epoch != task.epoch:
+            return False  # hooks come first
+        following = self._task(active_group, progress, cap_samples)
+        if not following.micro_batches:
+            return False
+        part = EpochSlice(following.epoch, following.position, following.position + following.micro_batches[0])
+        try:
+            self._ahead = part, batches.pinned(self._source.load(part), self._device)
+        except Exception:  # noqa: BLE001  # the next step meets it as well, and there it belongs
+            return False
+        return True
 
     def example(self, samples: int) -> Any:
         """Return the first samples of the first epoch as a batch on the device, of which only shapes matter."""

@@ -376,6 +376,10 @@ class Loop:
             )
         return self._require_loader().fetch(task, offset, size)
 
+    def look_ahead(self, task: Task) -> bool:
+        """Load samples of the next step while the device computes; return whether any were loaded."""
+        return self.shutdown.left_s is None and self._require_loader().look_ahead(task)
+
     def is_broken(self) -> bool:
         """Return whether the formation is broken."""
         return self._formations.is_broken

@@ -24,6 +24,7 @@ from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.all_gather import Gathered, all_gather
 from heterotrain.numerics.gradients import Gradients
+from heterotrain.numerics.host_copy import HostCopy
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.piece_reducer import PieceReducer
@@ -75,7 +76,7 @@ class Step:
     more: bool = False
     passes: int = 0
     weight: float = 0.0
-    loss_sum: torch.Tensor | float = 0.0
+    loss_sum: torch.Tensor | HostCopy | float = 0.0
     logged: dict[str, float] = field(default_factory=dict)
     _applied: bool = False
     _skip_reason: str = ""
@@ -249,8 +250,11 @@ class Step:
         self.weight += counted
         value = loss.item() if loss.is_cpu else loss.detach().double()  # do not wait for an accelerator here
         if not is_padding:
-            self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
+            before: Any = self.loss_sum  # a number or a tensor: it becomes a copy with the last micro-batch
+            self.loss_sum = before + (value * samples if weight is None else value)
         if last:
+            if isinstance(self.loss_sum, torch.Tensor):
+                self.loss_sum = HostCopy(self.loss_sum)
             self.reducer.arm(self.group)
         factor = 0.0 if is_padding else (samples if weight is None else 1.0) / self.task.batch_samples
         # Equal to backward of the loss times the factor, but autograd does not have to keep the product.
@@ -543,6 +547,7 @@ class Step:
             return self._decision
         if not self._counts.handed_out:
             self._reduce_nothing()
+        self._look_ahead()
         began = self.clock.now()
         self.reducer.check_untouched()
         decision = self._vote(ok=True)
@@ -550,6 +555,7 @@ class Step:
         check_same_pass(step=self.number, same=decision.same_pass)
         if not decision.committed:
             raise RepeatStep("another rank could not finish its part")
+        self.context.reduced()
         if self.more:
             self.context.keep_weights()
         self._skip_reason = self._skip_reason or self._check_finite(decision)  # a step is skipped as a whole
@@ -561,9 +567,15 @@ class Step:
                 self.reducer.scale(factor)
             self._squared = None if self.measurement is None else self.measurement.reduced()
         self.reducer.remember()
-        self.context.reduced()
         self._decision = decision
         return decision
+
+    def _look_ahead(self) -> None:
+        """Load samples of the next step, while the device computes this one's gradients."""
+        if self.more or self.context.stage is not None or not self.context.look_ahead(self.task):
+            return
+        if self.clock.last_backward is not None:  # the device has waited only if it has passed this meanwhile
+            self.clock.spent(Phase.LOAD, self.clock.last_backward)
 
     def _reduce_nothing(self) -> None:
         """Take part in the reductions with zeros, discarding the gradients of a sample with weight zero."""

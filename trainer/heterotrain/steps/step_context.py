@@ -57,6 +57,9 @@ class StepContext(Protocol):
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
 
+    def look_ahead(self, task: Task) -> bool:
+        """Load samples of the next step while the device computes; return whether any were loaded."""
+
     def forward(self, step: Step, start: int, inputs: Any) -> Any:
         """Return the model's output for a micro-batch that begins at the step's sample ``start``."""
 
