@@ -1,14 +1,13 @@
-"""Divided models on a GPU: two stages, and two shards, on one card; gradients and messages travel by gloo.
-
-Not run yet: there was no GPU where these tests were written.
-"""
+"""Divided models on a GPU: two stages, and two shards, on one card; gradients and messages travel by gloo."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from distributed.harness import Operator, assert_same_weights
+from cuda.shared_card import card
+from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.test_pipeline_jobs import plan_members, start
 from distributed.test_pipeline_jobs import reference as reference_of_stages
 from distributed.test_pipeline_jobs import weights_of as weights_of_stages
@@ -80,3 +79,62 @@ def test_the_whole_member_goes_on_when_a_shard_is_lost(operate: Operate) -> None
     expected = reference_of_shards(epochs=2, samples=96, batch_samples=17)
     for pod in (pods[0], pods[2]):
         assert_same_weights(weights_of(operator, pod), expected)
+
+
+def start_shards(operator: Operator, number: int, shards: int, *, fault: dict[str, Any] | None = None) -> list[Worker]:
+    """Start the ranks of a worker, which connect by NCCL; the last one has the fault."""
+    metrics_port = free_ports(shards)
+    return [
+        operator.start(
+            f"w{number}", script="cuda.shared_card:train_shards", local_rank=shard, ranks=shards,
+            metrics_port=metrics_port + shard, fault=fault if shard == shards - 1 else None,
+            **card(2 * number + shard, ranks=4),
+        )
+        for shard in range(shards)
+    ]  # fmt: skip
+
+
+def test_shards_by_nccl_have_the_weights_of_one_process(operate: Operate) -> None:
+    """Gathers and sums inside the member, and its gradients to a whole member, all by NCCL."""
+    operator = operate(batch_samples=17, parallelism="Sharded")
+    pods = [start_shards(operator, 0, 2), start_shards(operator, 1, 1)]
+    for pod in pods:
+        operator.until_ready(*pod)
+    plan_pods(operator, pods, (11, 6), micro=(3, 0))
+    finish_pods(operator, pods)
+    expected = reference_of_shards(epochs=2, samples=96, batch_samples=17)
+    for pod in pods:
+        assert_same_weights(weights_of(operator, pod), expected)
+
+
+@pytest.mark.parametrize("place", ["in forward", "backward"])
+def test_a_shard_by_nccl_is_lost(operate: Operate, place: str) -> None:
+    """The other shard waits in a collective of NCCL and leaves it; the whole member goes on."""
+    operator = operate(batch_samples=17, parallelism="Sharded")
+    pods = [start_shards(operator, 0, 2, fault={"place": place, "step": 3}), start_shards(operator, 1, 1)]
+    for pod in pods:
+        operator.until_ready(*pod)
+    plan_pods(operator, pods, (11, 6), micro=(3, 0))
+    finish_pods(operator, pods[1:])
+    assert pods[0][0].poll() is None, operator.evidence()
+    expected = reference_of_shards(epochs=2, samples=96, batch_samples=17)
+    assert_same_weights(weights_of(operator, pods[1]), expected)
+
+
+def test_pipelines_add_up_by_nccl(operate: Operate) -> None:
+    """Two equal pipelines and a whole member: each stage adds up with the other owners of its units."""
+    operator = operate(batch_samples=17, parallelism="Pipeline")
+    workers = [
+        operator.start(f"w{number}", script="cuda.shared_card:train_stages", **card(number, ranks=5))
+        for number in range(5)
+    ]
+    operator.until_ready(*workers)
+    members = [workers[:2], workers[2:4], workers[4:]]
+    plan_members(operator, [(members[0], (3,), 6, 2), (members[1], (3,), 7, 3), (members[2], (), 4, 4)])
+    operator.finish(workers)
+    assert all(worker.code == 0 for worker in workers), operator.evidence()
+    assert "gradients travel by gloo" not in workers[0].log(), workers[0].log()
+    expected, _ = reference_of_stages()
+    for member in members:
+        found = {name: weight.cpu() for name, weight in weights_of_stages(operator, member).items()}
+        assert_same_weights(found, expected)

@@ -1,7 +1,4 @@
-"""Device-only behaviour in one process: the device's own time, its memory, and asynchronous copies.
-
-Not run yet: there was no GPU where these tests were written.
-"""
+"""Device-only behaviour in one process: the device's own time, its memory, and asynchronous copies."""
 
 from __future__ import annotations
 
@@ -11,10 +8,12 @@ import heterotrain
 import pytest
 import torch
 from distributed.scripts import net, optimizer_of, problem
+from heterotrain.data.batches import to_device
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.prefetch import Prefetcher
 from heterotrain.data.slices import EpochSlice
 from heterotrain.data.sources import source_of
+from heterotrain.numerics.host_copy import HostCopy
 from heterotrain.numerics.timeline import CudaTimeline
 from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.steps.clock import Clock, Phase
@@ -70,6 +69,44 @@ def test_weights_on_the_device_equal_those_on_the_cpu(workers: int) -> None:
             plain.step()
     for found, expected in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert float((found.cpu() - expected).norm() / expected.norm()) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+def test_batches_go_to_the_device_unchanged_and_without_a_wait() -> None:
+    """Also those that page-locked memory cannot hold as they are; torch raises at each wait."""
+    images = torch.arange(2.0 * 3 * 4 * 5).view(2, 3, 4, 5)
+    batch = {
+        "plain": torch.arange(6), "last": images.to(memory_format=torch.channels_last), "empty": torch.ones(0, 3),
+        "nested": [torch.ones(()), ("text", torch.ones(2, 2))],
+    }  # fmt: skip
+    to_device(batch, torch.device("cuda"))  # gets page-locked memory, which is kept
+    torch.cuda.synchronize()
+    torch.cuda._sleep(500_000_000)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = to_device(batch, torch.device("cuda"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not torch.cuda.current_stream().query(), "the host has waited"
+    assert torch.equal(found["plain"].cpu(), batch["plain"])
+    assert torch.equal(found["last"].cpu(), images)
+    assert found["last"].is_contiguous(memory_format=torch.channels_last)
+    assert found["empty"].shape == (0, 3)
+    assert found["nested"][1][0] == "text"
+    odd = [torch.ones(3, 1).expand(3, 4), torch.eye(3).to_sparse(), torch.nn.Parameter(torch.ones(2))]
+    for there, here in zip(to_device(odd, torch.device("cuda")), odd, strict=True):
+        assert torch.equal(there.cpu().to_dense(), here.to_dense())
+
+
+def test_the_loss_is_read_while_the_device_still_computes() -> None:
+    """Reading it does not wait for what was queued after it."""
+    value = torch.full((), 2.5, dtype=torch.float64, device="cuda")
+    copy = HostCopy(value)
+    torch.cuda._sleep(500_000_000)
+    value.fill_(7.0)
+    assert float(copy) == 2.5
+    assert not torch.cuda.current_stream().query(), "the host has waited for later work"
+    torch.cuda.synchronize()
 
 
 @pytest.fixture

@@ -1,15 +1,16 @@
-"""Ranks on a GPU: NCCL if each rank has its own, gloo if two ranks share one.
-
-Not run yet: there was no GPU where these tests were written.
-"""
+"""Ranks on a GPU: NCCL if each rank has its own, gloo if two ranks share one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
+import torch
 from distributed.harness import Operator, Worker, assert_same_weights, reference
 from heterotrain.data.sample_log import lineage
+from heterotrain.network.connection_setup import c10d, gloo_group
+from heterotrain.network.group import Group
+from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain_core.contract.outcome import Ending
 
 Operate = Callable[..., Operator]
@@ -39,7 +40,7 @@ def test_one_rank_by_nccl(operate: Operate, backend: str) -> None:
 
 def test_two_ranks_on_one_gpu_by_gloo_and_a_third_joins(operate: Operate) -> None:
     """Two ranks have uneven shares on one device; the joining rank's state comes from the donors' device memory."""
-    operator = operate(epochs=3)
+    operator = operate(epochs=3, peer_timeout_s=30.0)  # nobody writes a plan for a lone survivor
     workers = [operator.start(f"w{i}", slow_s=0.02) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(11, 5))
@@ -61,4 +62,20 @@ def test_nccl_for_two_ranks_on_one_gpu_is_refused_with_a_remedy(operate: Operate
     for worker in workers:
         assert worker.outcome is not None, worker.log()
         assert worker.outcome.ending is Ending.FAILED
-        assert "set it to auto or gloo, or give each rank a GPU of its own" in worker.outcome.reason
+        assert "set it to Auto or Gloo, or give each rank a GPU of its own" in worker.outcome.reason
+
+
+def test_a_sum_by_gloo_does_not_count_as_a_change_by_the_script() -> None:
+    """Gloo's thread writes the sum with ``copy_``, at any time; the guards against scripts count such changes."""
+    group = Group(rank=0, world_size=1, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
+    group._backend = "gloo"
+    group._gradients = gloo_group(c10d.HashStore(), "alone", rank=0, world_size=1, route=None)
+    flat = torch.ones(8, device="cuda")
+    raw, counts = flat.clone(), []
+    for tensor, start in ((raw, lambda: group._gradients.allreduce([raw])), (flat, lambda: group.all_reduce(flat))):
+        before = tensor._version
+        start().wait()
+        counts.append(tensor._version - before)
+    assert counts[0] > 0, "gloo no longer counts, so the alias in Group.all_reduce can go"
+    assert counts[1] == 0
+    group.close()

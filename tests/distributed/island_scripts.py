@@ -1,8 +1,7 @@
-"""Workers whose gradients travel in two levels, with or without GPUs."""
+"""Workers whose gradients travel in two levels, without GPUs."""
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,4 @@ def train(*, out: str, gpu: str, **arguments: Any) -> None:
     """Train as ``scripts.train`` on a CPU that passes for this GPU (none if empty), with gloo in the place of NCCL."""
     elastic.device_ids = lambda _device: (gpu,) if gpu else ()
     devices.Levels = partial(Levels, inner="gloo")  # type: ignore[assignment,misc]  # a deliberate stand-in
-    scripts.train(out=out, **arguments)
-
-
-def train_on(*, out: str, gpu: str, **arguments: Any) -> None:
-    """Train as ``scripts.train`` on the GPU with this number; on a CPU if it is empty."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before this process uses CUDA
     scripts.train(out=out, **arguments)
