@@ -16,6 +16,8 @@ class Case:
     share_samples: int
     make: Callable[[], torch.nn.Module]
     shape: tuple[int, ...]
+    vocabulary: int = 0
+    """Samples are integers below this; numbers of a normal distribution if it is 0."""
 
 
 def mlp(width: int, depth: int) -> torch.nn.Module:
@@ -45,6 +47,11 @@ def transformer(width: int, depth: int) -> torch.nn.Module:
     return torch.nn.Sequential(encoder, Mean(), torch.nn.Linear(width, 10))
 
 
+def language_model(width: int, depth: int, vocabulary: int) -> torch.nn.Module:
+    """Return the transformer with an embedding of integers before it."""
+    return torch.nn.Sequential(torch.nn.Embedding(vocabulary, width), transformer(width, depth))
+
+
 class Mean(torch.nn.Module):
     """The mean over a sequence."""
 
@@ -62,3 +69,16 @@ CASES = (
     Case(name="transformer, 6 layers of 384", share_samples=8, make=lambda: transformer(384, 6), shape=(48, 384)),
 )
 """Steps of two to some hundred milliseconds; the fourth and the last have gradients of 34 and 43 MB to exchange."""
+
+GPU_CASES = (
+    Case(name="MLP, 8 layers of 1024", share_samples=64, make=lambda: mlp(1024, 8), shape=(1024,)),
+    Case(name="convolutions, 128 channels", share_samples=512, make=lambda: convolutions(128), shape=(3, 32, 32)),
+    Case(
+        name="language model, 12 layers of 768",
+        share_samples=32,
+        make=lambda: language_model(768, 12, 50_257),
+        shape=(512,),
+        vocabulary=50_257,
+    ),
+)
+"""For a data-centre GPU: one whose steps are mostly the start of kernels, and two that keep the device busy."""

@@ -3,7 +3,7 @@
 A state of weights and momentum is saved repeatedly, alternately by this trainer's writer and by ``torch.save`` with
 fsync. The trainer's writer copies the state to host memory; a thread then writes, checksums and forces it to disk.
 Meanwhile a loop of matrix products stands for training. Its loss is the time of the missing steps, measured against its
-pace just before.
+pace just before. On a machine with a GPU, state and matrices are in its memory.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.writer import CheckpointWriter
 from machine import machine
 
-SIDE = 700
-"""Of the matrices that are multiplied: some ten milliseconds of one core."""
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SIDE = 8192 if DEVICE.type == "cuda" else 700
+"""Of the matrices that are multiplied: some ten milliseconds of a large GPU, or of one core."""
 
 
 class Training:
     """A loop of equal steps."""
 
     def __init__(self) -> None:
-        self._matrix = torch.randn(SIDE, SIDE)
+        self._matrix = torch.randn(SIDE, SIDE, device=DEVICE)
 
     def pace_s(self, seconds: float) -> float:
         """Train undisturbed for some time; return the mean seconds of a step."""
@@ -46,6 +47,8 @@ class Training:
         steps = 0
         while steps == 0 or time.perf_counter() < end_s:
             torch.mm(self._matrix, self._matrix)
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
             steps += 1
         return steps
 
@@ -54,7 +57,7 @@ def state_of(size_bytes: int) -> dict[str, Any]:
     """Return weights and momentum that together take this many bytes."""
     count = 8
     side = size_bytes // 4 // 2 // count
-    return {name: {str(i): torch.randn(side) for i in range(count)} for name in ("model", "optimizer")}
+    return {name: {str(i): torch.randn(side, device=DEVICE) for i in range(count)} for name in ("model", "optimizer")}
 
 
 def saved_s(state: dict[str, Any], path: Path) -> float:

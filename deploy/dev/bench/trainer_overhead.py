@@ -4,6 +4,9 @@ Needs torch, heterotrain and two otherwise idle cores. Two processes with one th
 with DistributedDataParallel (gradients as bucket views, a DataLoader in the process) and with this trainer. A few steps
 of each alternate in the same processes in the order ABBA, so that other load and slow changes affect both.
 
+On a machine with GPUs, each of them has a process, which trains other models in bf16, with batches from pinned memory.
+A turn ends when its device has finished. With one GPU there is nothing to exchange.
+
 Each block gives one ratio. The figure is the median of the ratios with its 95 % interval, which is valid for any
 distribution. A median may miss the cost of steps that measure gradients. Therefore the ratio of the sums over all
 blocks is printed as well, with twice its standard error. The processor time of rank 0 (all its threads) follows,
@@ -42,7 +45,7 @@ from heterotrain.numerics.noise import Measurement
 from heterotrain.steps.observer import LEARN_STEPS, Observer
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from machine import free_port, machine
-from models import CASES, Case
+from models import CASES, GPU_CASES, Case
 from prometheus_client import generate_latest
 from ratios import median_interval, ratio_of_sums
 from torch.distributed.distributed_c10d import GroupName
@@ -52,7 +55,10 @@ TURN_S = 0.1
 SAMPLES = 4096
 GUARDED_STEPS = 40
 """Steps in which the guards are timed."""
-
+GPUS = torch.cuda.device_count()
+DEVICE = torch.device("cuda" if GPUS else "cpu")
+RANKS = GPUS or 2
+MODELS = GPU_CASES if GPUS else CASES
 
 TELEMETRY = {
     Observer: ("begin", "committed", "cost"),
@@ -65,9 +71,12 @@ TELEMETRY = {
 class Numbers(torch.utils.data.Dataset[Any]):
     """Random inputs and classes; returns several samples at once, as data sets of tensors can."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], vocabulary: int = 0) -> None:
         generator = torch.Generator().manual_seed(5)
-        self.x = torch.randn(512, *shape, generator=generator)
+        if vocabulary:
+            self.x = torch.randint(vocabulary, (512, *shape), generator=generator)
+        else:
+            self.x = torch.randn(512, *shape, generator=generator)
         self.y = torch.randint(10, (512,), generator=generator)
 
     def __len__(self) -> int:
@@ -84,40 +93,49 @@ def ready(batch: Any) -> Any:
 
 
 def own_group() -> dist.ProcessGroup:
-    """Return a group of both ranks that has nothing to do with the job's, which allows scripts no further groups."""
+    """Return a group of all ranks that has nothing to do with the job's, which allows scripts no further groups."""
     file, rank = str(Path(os.environ["FOLDER"]) / "bare"), int(os.environ["RANK"])
-    store = dist.FileStore(file, 2)  # type: ignore[attr-defined]  # torch's __init__ does not list it
+    store = dist.FileStore(file, RANKS)  # type: ignore[attr-defined]  # torch's __init__ does not list it
     group, _ = dist.distributed_c10d._new_process_group_helper(  # noqa: SLF001  # new_group takes the job's store
-        2, rank, [0, 1], "gloo", store, group_name=GroupName("bare"), timeout=timedelta(minutes=5)
-    )
+        RANKS, rank, list(range(RANKS)), "nccl" if GPUS else "gloo", store,
+        group_name=GroupName("bare"), timeout=timedelta(minutes=5),
+    )  # fmt: skip
     assert isinstance(group, dist.ProcessGroup)  # noqa: S101  # an integer stands for no group
-    dist.distributed_c10d._world.pg_group_ranks[group] = {0: 0, 1: 1}  # noqa: SLF001  # as above
+    dist.distributed_c10d._world.pg_group_ranks[group] = {each: each for each in range(RANKS)}  # noqa: SLF001  # as above
     return group
 
 
-def bare(case: Case, group: dist.ProcessGroup) -> Iterator[None]:
+def bare(case: Case, group: dist.ProcessGroup, workers: int) -> Iterator[None]:
     """Train with DistributedDataParallel; one step a turn."""
     torch.manual_seed(0)
-    model = torch.nn.parallel.DistributedDataParallel(case.make(), process_group=group, gradient_as_bucket_view=True)
+    model = torch.nn.parallel.DistributedDataParallel(
+        case.make().to(DEVICE), process_group=group, gradient_as_bucket_view=True
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    dataset = Numbers(case.shape)
+    dataset = Numbers(case.shape, case.vocabulary)
     sampler: torch.utils.data.DistributedSampler[object] = torch.utils.data.DistributedSampler(dataset)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=case.share_samples, sampler=sampler, collate_fn=ready)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=case.share_samples, sampler=sampler, collate_fn=ready, pin_memory=GPUS > 0,
+        num_workers=workers, persistent_workers=workers > 0,
+    )  # fmt: skip
     for epoch in range(10**9):
         sampler.set_epoch(epoch)
-        for x, y in loader:
+        for batch in loader:
+            x, y = (part.to(DEVICE, non_blocking=True) for part in batch)
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=GPUS > 0):
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()
             optimizer.step()
             yield
 
 
-def ours(case: Case, job: heterotrain.Job) -> Iterator[None]:
+def ours(case: Case, job: heterotrain.Job, workers: int) -> Iterator[None]:
     """Train with this trainer; one step a turn."""
     torch.manual_seed(0)
     model = job.wrap(case.make())
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9))
-    for step in job.steps(Numbers(case.shape), collate=ready):
+    for step in job.steps(Numbers(case.shape, case.vocabulary), collate=ready, workers=workers):
         with step:
             for x, y in step.micro_batches():
                 step.backward(torch.nn.functional.cross_entropy(model(x), y))
@@ -168,22 +186,28 @@ def seconds_of(turns: Iterator[None], steps: int) -> tuple[float, float]:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     for _ in range(steps):
         next(turns)
+    if GPUS:
+        torch.cuda.synchronize()
     return (time.perf_counter() - began_s) / steps, (time.process_time() - began_cpu_s) / steps
 
 
-def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
+def work(number: int, seconds: float, workers: int, tensorboard_dir: str) -> dict[str, Any]:
     """Measure one case in this rank, for about so many seconds."""
     torch.set_num_threads(1)
-    case = CASES[number]
-    world = int(os.environ["WORLD_SIZE"])
-    job = heterotrain.init(epochs=10**9, batch_samples=case.share_samples * world, tensorboard_dir=tensorboard_dir)
-    turns = {"ours": ours(case, job)}
+    case = MODELS[number]
+    if GPUS:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    job = heterotrain.init(
+        epochs=10**9, batch_samples=case.share_samples * RANKS, tensorboard_dir=tensorboard_dir,
+        precision="bf16" if GPUS else "fp32",
+    )  # fmt: skip
+    turns = {"ours": ours(case, job, workers)}
     next(turns["ours"])  # makes the default group, without which torch has no further ones
     group = own_group()
-    turns["bare"] = bare(case, group)
-    pace_s = torch.tensor([max(seconds_of(turns[name], 5)[0] for name in turns for _ in range(2))])
+    turns["bare"] = bare(case, group, workers)
+    pace_s = torch.tensor([max(seconds_of(turns[name], 5)[0] for name in turns for _ in range(2))], device=DEVICE)
     dist.all_reduce(pace_s, op=dist.ReduceOp.SUM, group=group)
-    step_s = float(pace_s) / world
+    step_s = float(pace_s) / RANKS
     steps = max(1, round(TURN_S / step_s))
     while job._training.progress.steps < 2 * LEARN_STEPS:  # noqa: SLF001  # in its first steps it measures everything
         next(turns["ours"])
@@ -221,13 +245,13 @@ def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measure(number: int, seconds: float) -> dict[str, Any]:
-    """Start two ranks for one case; return what rank 0 measured."""
+def measure(number: int, seconds: float, workers: int) -> dict[str, Any]:
+    """Start all ranks for one case; return what rank 0 measured."""
     port = free_port()
-    command = [sys.executable, __file__, "--seconds", str(seconds), "--case", str(number)]
+    command = [sys.executable, __file__, "--seconds", str(seconds), "--workers", str(workers), "--case", str(number)]
     with tempfile.TemporaryDirectory() as folder:
         environ = os.environ | {
-            "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
+            "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
             "FOLDER": folder, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
             "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736",  # as in the trainer's image
         }  # fmt: skip
@@ -235,7 +259,7 @@ def measure(number: int, seconds: float) -> dict[str, Any]:
             subprocess.Popen(
                 command, env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
             )
-            for rank in range(2)
+            for rank in range(RANKS)
         ]
         outputs = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
@@ -267,17 +291,18 @@ def median_difference_s(found: dict[str, Any]) -> float:
 
 def main() -> None:
     """Print one row for each model."""
-    rows = "; ".join(f"{row} is {case.name}, {case.share_samples} samples a rank" for row, case in enumerate(CASES))
-    known = range(len(CASES))
+    rows = "; ".join(f"{row} is {case.name}, {case.share_samples} samples a rank" for row, case in enumerate(MODELS))
+    known = range(len(MODELS))
     parser = argparse.ArgumentParser(description=__doc__, epilog=f"Rows: {rows}.")
     parser.add_argument("--seconds", type=float, default=60.0, help="alternate for about so long with each model (60)")
     parser.add_argument("--models", type=int, nargs="+", default=known, choices=known, help="which rows (all)")
+    parser.add_argument("--workers", type=int, default=0, help="processes of each side that load samples ahead (0)")
     parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not 0 < arguments.seconds < math.inf:
         parser.error(f"--seconds has to be a number above 0, not {arguments.seconds:g}")
     if arguments.case is not None:
-        print(json.dumps(work(arguments.case, arguments.seconds, os.environ["FOLDER"])), flush=True)
+        print(json.dumps(work(arguments.case, arguments.seconds, arguments.workers, os.environ["FOLDER"])), flush=True)
         os._exit(0)  # the job is not finished, and its termination message would report a failure
     print(machine())
     heads = (
@@ -287,8 +312,8 @@ def main() -> None:
     )  # fmt: skip
     print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for number in arguments.models:
-        case = CASES[number]
-        found = measure(number, arguments.seconds)
+        case = MODELS[number]
+        found = measure(number, arguments.seconds, arguments.workers)
         bare_s, ours_s = (statistics.median(wall for wall, _ in found[name]) for name in ("bare", "ours"))
         cells = (
             f"{case.name}, {case.share_samples}", f"{found['elements'] / 1e6:.2f} M", f"{bare_s * 1e3:.2f} ms",
