@@ -88,7 +88,10 @@ class Act:
                 time.sleep(0.02)
             if joins or not self.living or rng.random() < 0.5:
                 self.add(None)
-            self.living = [pod for pod in self.living if all(code is None for code in pod.codes)] or self.living
+            gone = [pod for pod in self.living if any(code is not None for code in pod.codes)]
+            if len(gone) < len(self.living):  # else the next look finds them
+                self.remove(gone)
+                self.living = [pod for pod in self.living if pod not in gone]
             self.plan()
         return True
 

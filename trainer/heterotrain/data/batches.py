@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -83,11 +84,14 @@ def pinned(value: Any, device: torch.device) -> Any:
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_pinned()
-    if not plain or not tensor.numel():
+    plain = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.layout is torch.strided
+    if not plain or tensor.requires_grad or not tensor.numel() or tensor.is_pinned():
         return tensor
     is_dense = tensor.is_contiguous() or (tensor.dim() == _IMAGES and tensor.is_contiguous(memory_format=_LAST))
-    return tensor.detach().pin_memory() if is_dense else tensor
+    if is_dense:
+        with contextlib.suppress(RuntimeError):  # no page-locked memory is left: the copy takes longer
+            return tensor.pin_memory()
+    return tensor
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -124,11 +124,11 @@ class BatchLoader:
         progress = self.advanced(progress, task)
         if progress.epoch != task.epoch:
             return False  # hooks come first
-        following = self._task(active_group, progress, cap_samples)
-        if not following.micro_batches:
-            return False
-        part = EpochSlice(following.epoch, following.position, following.position + following.micro_batches[0])
         try:
+            following = self._task(active_group, progress, cap_samples)
+            if not following.micro_batches:
+                return False
+            part = EpochSlice(following.epoch, following.position, following.position + following.micro_batches[0])
             self._ahead = part, batches.pinned(self._source.load(part), self._device)
         except Exception:  # noqa: BLE001  # the next step meets it as well, and there it belongs
             return False
