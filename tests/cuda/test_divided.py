@@ -46,10 +46,31 @@ def test_a_whole_model_and_two_stages_train_together(operate: Operate) -> None:
         assert_same_weights(found, expected)
 
 
-def test_two_shards_on_one_gpu_have_the_weights_of_one_process(operate: Operate) -> None:
+def start_shards(operator: Operator, number: int, shards: int, *, fault: dict[str, Any] | None = None) -> list[Worker]:
+    """Start the ranks of a worker, which connect by NCCL; the last one has the fault."""
+    metrics_port = free_ports(shards)
+    return [
+        operator.start(
+            f"w{number}", script="cuda.shared_card:train_shards", local_rank=shard, ranks=shards,
+            metrics_port=metrics_port + shard, fault=fault if shard == shards - 1 else None,
+            **card(2 * number + shard, ranks=4),
+        )
+        for shard in range(shards)
+    ]  # fmt: skip
+
+
+def start_over_gloo(operator: Operator, number: int, shards: int) -> list[Worker]:
+    """Start the ranks of a worker, which see that they share the card."""
+    return start_pod(operator, f"w{number}", shards)
+
+
+@pytest.mark.parametrize("start_worker", [start_over_gloo, start_shards])
+def test_two_shards_on_one_gpu_have_the_weights_of_one_process(
+    operate: Operate, start_worker: Callable[[Operator, int, int], list[Worker]]
+) -> None:
     """``fully_shard`` on CUDA tensors, beside a member that holds the whole model."""
     operator = operate(batch_samples=17, parallelism="Sharded")
-    pods = [start_pod(operator, "w0", 2), start_pod(operator, "w1", 1)]
+    pods = [start_worker(operator, 0, 2), start_worker(operator, 1, 1)]
     for pod in pods:
         operator.until_ready(*pod)
     plan_pods(operator, pods, (11, 6), micro=(3, 0))
@@ -78,32 +99,6 @@ def test_the_whole_member_goes_on_when_a_shard_is_lost(operate: Operate) -> None
     assert broken[0].poll() is None, broken[0].log()
     expected = reference_of_shards(epochs=2, samples=96, batch_samples=17)
     for pod in (pods[0], pods[2]):
-        assert_same_weights(weights_of(operator, pod), expected)
-
-
-def start_shards(operator: Operator, number: int, shards: int, *, fault: dict[str, Any] | None = None) -> list[Worker]:
-    """Start the ranks of a worker, which connect by NCCL; the last one has the fault."""
-    metrics_port = free_ports(shards)
-    return [
-        operator.start(
-            f"w{number}", script="cuda.shared_card:train_shards", local_rank=shard, ranks=shards,
-            metrics_port=metrics_port + shard, fault=fault if shard == shards - 1 else None,
-            **card(2 * number + shard, ranks=4),
-        )
-        for shard in range(shards)
-    ]  # fmt: skip
-
-
-def test_shards_by_nccl_have_the_weights_of_one_process(operate: Operate) -> None:
-    """Gathers and sums inside the member, and its gradients to a whole member, all by NCCL."""
-    operator = operate(batch_samples=17, parallelism="Sharded")
-    pods = [start_shards(operator, 0, 2), start_shards(operator, 1, 1)]
-    for pod in pods:
-        operator.until_ready(*pod)
-    plan_pods(operator, pods, (11, 6), micro=(3, 0))
-    finish_pods(operator, pods)
-    expected = reference_of_shards(epochs=2, samples=96, batch_samples=17)
-    for pod in pods:
         assert_same_weights(weights_of(operator, pod), expected)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """Return date, processor, cores, versions and the load of the last minute as one line."""
+    """Return date, processor, cores, GPUs, versions and the load of the last minute as one line."""
     import torch  # noqa: PLC0415  # some callers never load it
 
     model = next(
@@ -22,8 +22,9 @@ def machine() -> str:
         platform.machine(),
     )
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, " if torch.cuda.is_available() else ""
     return (
-        f"{at} UTC, {os.cpu_count()} cores ({model}), {platform.system()} {platform.release()}, "
+        f"{at} UTC, {os.cpu_count()} cores ({model}), {gpus}{platform.system()} {platform.release()}, "
         f"PyTorch {torch.__version__}, load {os.getloadavg()[0]:.1f}"
     )
 

@@ -113,7 +113,7 @@ class BatchLoader:
     def look_ahead(self, task: Task) -> bool:
         """Load the first micro-batch of the step after ``task``, if the training process loads samples itself.
 
-        Call this while the device computes: before the next step, the host waits for it, and then it for the host.
+        Call this while the device computes. After the step, the device would have to wait for the samples.
 
         Returns:
             Whether samples were loaded. They are dropped if the next step turns out to need others.

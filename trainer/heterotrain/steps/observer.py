@@ -285,7 +285,7 @@ def _peak_bytes() -> int | None:
     """Return the peak memory of tensors since the last call; ``None`` on CPUs."""
     if _device_bytes() is None:
         return None
-    # ``max_memory_allocated`` sorts all 160 statistics for the same number, which takes longer than all else in here.
+    # ``max_memory_allocated`` sorts all 160 statistics to find this one, which takes 0.4 ms.
     every: Any = torch.cuda.memory_stats_as_nested_dict()
     torch.cuda.reset_peak_memory_stats()
     return int(every["allocated_bytes"]["all"]["peak"])

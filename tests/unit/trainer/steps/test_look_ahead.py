@@ -7,8 +7,21 @@ from typing import Any
 import heterotrain
 import pytest
 import torch
-from heterotrain.errors import RepeatStep
+from heterotrain.data.batches import pinned
+from heterotrain.errors import RepeatStep, UsageError
 from heterotrain.steps.batch_loader import BatchLoader
+
+
+class Shrinking(torch.utils.data.Dataset[Any]):
+    """A data set of which samples disappear."""
+
+    samples = 20
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(3, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
 
 
 class Recorded(torch.utils.data.Dataset[Any]):
@@ -100,3 +113,32 @@ def test_an_error_ahead_of_time_appears_in_its_own_step(ahead: bool) -> None:
         events.clear()
         train(Recorded(events, fails=9, times=1), events)
         assert events[-1] == "step 5"
+
+
+def train_while_it_shrinks(dataset: Shrinking, committed: list[int]) -> None:
+    """Train in steps of 8 samples; 4 samples are left when the first step is computed."""
+    job = heterotrain.init(epochs=1, batch_samples=8)
+    model = job.wrap(torch.nn.Linear(3, 1).double())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.001))
+    for step in job.steps(dataset, shuffle=False):
+        with step:
+            for x, y in step.micro_batches():
+                dataset.samples = 4
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer)
+            committed.append(step.number)
+
+
+def test_a_data_set_that_shrinks_ends_the_step_that_needs_it(ahead: bool) -> None:
+    """The step that is being computed is committed, because its samples were there."""
+    committed: list[int] = []
+    with pytest.raises(UsageError, match="epoch 0 has 4 samples, but 8 are already committed"):
+        train_while_it_shrinks(Shrinking(), committed)
+    assert committed == [0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here page-locked memory can be had")
+def test_a_batch_for_which_there_is_no_page_locked_memory_stays_as_it_is() -> None:
+    """It is copied more slowly."""
+    batch = [torch.ones(2, 3)]
+    assert pinned(batch, torch.device("cuda"))[0] is batch[0]
