@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
 LIMIT_S = 120.0
+LIMIT_OF_SCRIPT_S = 240.0
+"""Below pytest's own limit. The script and its fork server import torch, which takes minutes on a loaded machine."""
 
 
 def test_work_for_earlier_shares_is_dropped_before_the_next_sample(tmp_path: Path) -> None:
@@ -72,8 +77,9 @@ def test_a_function_that_cannot_be_sent_is_named(tmp_path: Path, what: str, fiel
 
 
 SCRIPT = """
-import multiprocessing, os, pathlib, signal, torch
+import faulthandler, multiprocessing, os, pathlib, signal, torch
 import heterotrain
+faulthandler.dump_traceback_later({limit_s}, exit=True)
 {setup}
 def main():
     job = {job}
@@ -89,15 +95,34 @@ def main():
 """
 
 
-def run(folder: Path, *, setup: str = "", job: str = "heterotrain.init()", each_step: str = "", call: str) -> Any:
-    """Run a script with two loader processes in an interpreter of its own, and return how it ended."""
-    path = folder / "train.py"
-    path.write_text(SCRIPT.format(setup=setup, job=job, each_step=each_step or "pass", call=call))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a script ended; processes that it started may still be running and writing to the same file."""
+
+    returncode: int
+    output: Path
+
+    @property
+    def text(self) -> str:
+        """What the script and its processes have printed so far."""
+        return self.output.read_text()
+
+
+def run(folder: Path, *, setup: str = "", job: str = "heterotrain.init()", each_step: str = "", call: str) -> Ended:
+    """Run a script with two loader processes in an interpreter of its own, and return how it ended.
+
+    It prints to a file, because a pipe ends only with the last process that has it. After ``LIMIT_OF_SCRIPT_S`` it
+    prints where it hangs, and ends.
+    """
+    path, output = folder / "train.py", folder / "output"
+    limit_s = LIMIT_OF_SCRIPT_S
+    path.write_text(SCRIPT.format(setup=setup, job=job, each_step=each_step or "pass", call=call, limit_s=limit_s))
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     environ |= {"PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}", "OMP_NUM_THREADS": "1", "FOLDER": str(folder)}
-    return subprocess.run(
-        [sys.executable, str(path)], env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    environ |= {"PYTHONFAULTHANDLER": "1"}  # so that a process that hangs can be asked where
+    with output.open("w") as file:
+        done = subprocess.run([sys.executable, str(path)], env=environ, stdout=file, stderr=file, check=False)
+    return Ended(returncode=done.returncode, output=output)
 
 
 def test_loader_processes_end_with_a_rank_that_is_killed(tmp_path: Path) -> None:
@@ -109,19 +134,27 @@ def test_loader_processes_end_with_a_rank_that_is_killed(tmp_path: Path) -> None
         f"{listed}; os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = run(tmp_path, each_step=each_step, call='if __name__ == "__main__": main()')
-    assert done.returncode == -9, done.stderr
+    assert done.returncode == -9, done.text
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 3
     for pid in pids:
-        wait_until(lambda pid=pid: not is_running(pid), f"process {pid} ends", timeout_s=LIMIT_S)
+        evidence = partial(where_it_hangs, pid, done)
+        wait_until(partial(has_ended, pid), f"{pid} of {pids} ends", timeout_s=LIMIT_S / len(pids), evidence=evidence)
 
 
-def is_running(pid: int) -> bool:
-    """Return whether a process exists and is more than an entry that nobody has read."""
+def has_ended(pid: int) -> bool:
+    """Return whether a process does not exist, or only as an entry whose parent has not read it."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
-        return False
+        return True
+
+
+def where_it_hangs(pid: int, done: Ended) -> str:
+    """End a process and return the stacks that it prints."""
+    os.kill(pid, signal.SIGABRT)
+    wait_until(partial(has_ended, pid), "the process aborts", timeout_s=30.0)
+    return done.text
 
 
 @pytest.mark.parametrize(
@@ -135,9 +168,9 @@ def test_a_script_without_a_main_guard_gets_one_sentence(tmp_path: Path, script:
     """It ends at once, without a traceback of multiprocessing."""
     done = run(tmp_path, **script)
     assert done.returncode == 1
-    assert 'has to start its training below `if __name__ == "__main__":`' in done.stderr
-    assert "bootstrapping" not in done.stderr
-    assert "/multiprocessing/" not in done.stderr
+    assert 'has to start its training below `if __name__ == "__main__":`' in done.text
+    assert "bootstrapping" not in done.text
+    assert "/multiprocessing/" not in done.text
 
 
 @pytest.mark.parametrize(
