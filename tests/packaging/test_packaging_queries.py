@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from heterotrain_operator.cluster_state.telemetry import MemberId
-from heterotrain_operator.prom import queries as prom
+from heterotrain_operator.prom import vector
+from heterotrain_operator.prom.queries import series_and_times_of
+from heterotrain_operator.prom.series_map import parse_everything
 from support.helm import CHART
 from support.real_prometheus import START_S, RealPrometheus, real_prometheus
 
@@ -273,7 +275,7 @@ def test_one_query_of_the_operator_brings_a_job_s_series_and_the_times_of_its_sc
     identity = {"job_uid": "read", "worker": "read-w0", "worker_uid": "uid-a", "local_rank": "0"}
     written = {name("heterotrain_ready", **identity): constant(1), name("heterotrain_step", **identity): constant(7)}
     server.write(written, range(0, 11, 5))
-    answer = server.query(prom.series_and_times_of("read"), 12)
-    rows, times = prom.without_times([prom.Series(dict(labels), value) for labels, value in answer.items()])
-    assert [(row.labels["__name__"], row.value) for row in rows] == [("heterotrain_step", 7)]
-    assert prom.parse_scrape_times(times) == {MemberId("uid-a", 0): START_S + 10}
+    answer = server.query(series_and_times_of("read"), 12)
+    found = parse_everything([vector.Series(dict(labels), value) for labels, value in answer.items()])
+    assert {member: gauges.step for member, gauges in found.gauges.items()} == {MemberId("uid-a", 0): 7}
+    assert found.times == {MemberId("uid-a", 0): START_S + 10}

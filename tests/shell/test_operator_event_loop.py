@@ -26,7 +26,7 @@ from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.resources import PODS
-from heterotrain_operator.prom.queries import Series, parse_answer
+from heterotrain_operator.prom.vector import Vector, parse_answer
 from heterotrain_operator.settings import PrometheusSettings
 from lab.scale.exporters import SCRAPE_S, StandIn
 from lab.scale.workload import Size
@@ -150,7 +150,7 @@ class Telemetry:
             if plural == "configmaps":
                 self.stand_in.take(body["data"][keys.PLAN_KEY])
 
-    async def query(self, promql: str) -> tuple[Series, ...]:
+    async def query(self, promql: str) -> Vector:
         return parse_answer(json.dumps(self.stand_in.answer(promql)).encode())
 
 

@@ -16,7 +16,7 @@ from heterotrain_operator.engine import poller
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import RECONCILE_RESULTS
 from heterotrain_operator.engine.poller import Poller
-from heterotrain_operator.prom.queries import Series, parse_answer
+from heterotrain_operator.prom.vector import Vector, parse_answer
 from heterotrain_operator.settings import PrometheusSettings, Settings
 from lab.scale.exporters import SCRAPE_S, SPEEDS, StandIn
 from lab.scale.workload import Size
@@ -43,7 +43,7 @@ class Telemetry:
             if plural == "configmaps":
                 self.stand_in.take(body["data"][keys.PLAN_KEY])
 
-    async def query(self, promql: str) -> tuple[Series, ...]:
+    async def query(self, promql: str) -> Vector:
         self.queries[promql.partition("(")[0].partition("{")[0] or "everything"] += 1
         changes, self._load.kube.changes = self._load.kube.changes, []
         for plural, body, _ in changes:

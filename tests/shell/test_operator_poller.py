@@ -19,7 +19,7 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
-from heterotrain_operator.prom.queries import Series
+from heterotrain_operator.prom.vector import Series, Vector
 from heterotrain_operator.settings import PrometheusSettings, Settings
 from support.fake_cluster import FakeCluster
 from support.fakes import FakeKube, FakeProm
@@ -37,7 +37,7 @@ class SlowProm(FakeProm):
         super().__init__()
         self._answers_after_s = answers_after_s
 
-    async def query(self, promql: str) -> tuple[Series, ...]:
+    async def query(self, promql: str) -> Vector:
         found = await super().query(promql)
         await asyncio.sleep(self._answers_after_s)
         return found

@@ -9,7 +9,7 @@ from typing import Any
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound
 from heterotrain_operator.kube.resources import EVENTS, Resource
 from heterotrain_operator.prom.errors import PromError
-from heterotrain_operator.prom.queries import Series
+from heterotrain_operator.prom.vector import Series, Vector
 
 from support.api_stub import merge
 
@@ -155,8 +155,8 @@ class FakeProm:
         self.error: PromError | None = None
         self.queries = 0
 
-    async def query(self, promql: str) -> tuple[Series, ...]:
+    async def query(self, promql: str) -> Vector:
         self.queries += 1
         if self.error is not None:
             raise self.error
-        return self.answers(promql)
+        return Vector.of(self.answers(promql))

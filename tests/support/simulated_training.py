@@ -15,7 +15,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import ComputeTime, Plan
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.prom.history import TelemetryHistory
-from heterotrain_operator.prom.queries import Snapshot, counter_name
+from heterotrain_operator.prom.snapshot import Snapshot, counter_name
 
 from support.exported_counters import SimulatedMembers
 from support.fake_cluster import JOB_UID, FakeCluster

@@ -132,7 +132,7 @@ class Dropped:
 
 
 class Row(NamedTuple):
-    """An accepted series; labels that it does not have are ``None`` or empty."""
+    """What an accepted series is; labels that it does not have are ``None`` or empty."""
 
     member: MemberId
     name: str
@@ -145,56 +145,39 @@ class Row(NamedTuple):
     message: str
     peer_pool: str
     worker: str
-    value: float
 
 
 def accepted_rows(
-    rows: Iterable[tuple[Mapping[str, str], float]],
+    rows: Iterable[tuple[int, Mapping[str, str]]],
     *,
     workers: Mapping[str, str] | None,
     dropped: Dropped,
     namespace: str = "",
-) -> list[Row]:
-    """Return the accepted series, one of each identity.
+) -> dict[int, Row]:
+    """Return the accepted series by number, one of each identity.
 
     Of duplicates, a series whose target is the worker's own pod is preferred, then the one whose labels sort first.
     So the order of an answer does not matter.
 
     Args:
-        rows: labels and values.
+        rows: the number and the labels of each series.
         workers: names of the job's own pods by uid; ``None`` accepts any worker.
         dropped: counts the other series.
         namespace: of the job's pods; empty accepts any namespace.
     """
-    kept: dict[tuple[object, ...], tuple[Row, Mapping[str, str]]] = {}
-    for labels, value in rows:
-        row = _parse(labels, value, workers, namespace)
+    kept: dict[tuple[object, ...], tuple[int, Row, Mapping[str, str]]] = {}
+    for place, labels in rows:
+        row = _parse(labels, workers, namespace)
         if isinstance(row, Refusal):
             dropped.add(row)
             continue
-        known = kept.setdefault(row[:-2], (row, labels))
-        if known[1] is not labels:
+        identity = row[:-1]
+        known = kept.setdefault(identity, (place, row, labels))
+        if known[0] != place:
             dropped.add(Refusal(Reason.DUPLICATE, row.name))
-            if _preference(labels, row, workers) < _preference(known[1], known[0], workers):
-                kept[row[:-2]] = (row, labels)
-    return [row for row, _ in kept.values()]
-
-
-def scrape_time(
-    labels: Mapping[str, str],
-    time_s: float,
-    *,
-    workers: Mapping[str, str] | None,
-    latest_s: float,
-    namespace: str = "",
-) -> tuple[MemberId, float] | Refusal:
-    """Return a member and the time of its scrape, if both are plausible."""
-    member = member_of(labels, workers, namespace)
-    if isinstance(member, Refusal):
-        return member
-    if not 0 <= time_s <= latest_s:
-        return Refusal(Reason.VALUE, f"timestamp={time_s:.15g}")
-    return member, time_s
+            if _preference(labels, row, workers) < _preference(known[2], known[1], workers):
+                kept[identity] = (place, row, labels)
+    return {place: row for place, row, _ in kept.values()}
 
 
 def member_of(labels: Mapping[str, str], workers: Mapping[str, str] | None, namespace: str = "") -> MemberId | Refusal:
@@ -214,7 +197,7 @@ def member_of(labels: Mapping[str, str], workers: Mapping[str, str] | None, name
     return MemberId(uid, local_rank)
 
 
-def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] | None, namespace: str) -> Row | Refusal:
+def _parse(labels: Mapping[str, str], workers: Mapping[str, str] | None, namespace: str) -> Row | Refusal:
     member, name = member_of(labels, workers, namespace), labels.get("__name__", "")
     if isinstance(member, Refusal):
         return member
@@ -242,12 +225,9 @@ def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] |
     ):
         if not valid:
             return Refusal(Reason.LABEL, f"{label}={labels.get(label, '')}")
-    low, high = PLAUSIBLE[name]
-    if not low <= value <= high:
-        return Refusal(Reason.VALUE, f"{name}={value:.15g}")
     share, micro = numbers[metrics.LABEL_SHARE], numbers[metrics.LABEL_MICRO_BATCH]
     user = user if is_users else ""
-    return Row(member, name, share, micro, phase, cause, user, check, message, peer, worker, value)
+    return Row(member, name, share, micro, phase, cause, user, check, message, peer, worker)
 
 
 def number(text: str, most: int) -> int | None:
@@ -257,7 +237,7 @@ def number(text: str, most: int) -> int | None:
     return int(text) if int(text) <= most else None
 
 
-def _preference(labels: Mapping[str, str], row: Row, workers: Mapping[str, str] | None) -> tuple[bool, object, float]:
+def _preference(labels: Mapping[str, str], row: Row, workers: Mapping[str, str] | None) -> tuple[bool, object]:
     """Return the sort key of duplicates."""
     name = (workers or {}).get(row.member.worker_uid, row.worker)
-    return labels.get(LABEL_POD) != name, sorted(labels.items()), row.value
+    return labels.get(LABEL_POD) != name, sorted(labels.items())

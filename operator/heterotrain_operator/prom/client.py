@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
-from heterotrain_operator.prom.queries import Series, parse_answer
+from heterotrain_operator.prom.vector import Vector, parse_answer
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """Bytes of an answer, also after decompression; more would not fit next to the rest in the operator's memory."""
@@ -45,7 +45,7 @@ class PromClient:
         if self._session is not None:
             await self._session.close()
 
-    async def query(self, promql: str) -> tuple[Series, ...]:
+    async def query(self, promql: str) -> Vector:
         """Return the answer to an instant query.
 
         Raises:

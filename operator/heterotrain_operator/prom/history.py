@@ -36,7 +36,7 @@ from heterotrain_operator.cluster_state.telemetry import (
     Sustained,
     Telemetry,
 )
-from heterotrain_operator.prom.queries import Snapshot, counter_name
+from heterotrain_operator.prom.snapshot import Snapshot, counter_name
 
 RATE_WINDOW_S = 30.0
 """Shortest window of rates; with a long scrape interval, it is ``RATE_SCRAPES`` of them."""

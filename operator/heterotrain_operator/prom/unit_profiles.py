@@ -19,7 +19,7 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.prom.accepted import MOST_BYTES, member_of, number
 
 if TYPE_CHECKING:
-    from heterotrain_operator.prom.queries import Series
+    from heterotrain_operator.prom.vector import Series
 
 _NAMES = (metrics.UNIT_SECONDS, metrics.UNIT_BYTES)
 _NAME = re.compile(r"[\w.]+( [\w.]+)*", re.ASCII)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from heterotrain_core.contract import metrics
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
-from heterotrain_operator.prom.queries import Series
+from heterotrain_operator.prom.vector import Series, Vector
 
 from support.chaos.machines import Cluster
 from support.chaos.training import JobTraining
@@ -35,7 +35,7 @@ class ChaosPrometheus:
         self._rng = rng
         self._now_s = now_s
 
-    async def query(self, promql: str) -> tuple[Series, ...]:
+    async def query(self, promql: str) -> Vector:
         """Return the answer to an instant query."""
         await asyncio.sleep(self._rng.uniform(0.01, 0.05))
         if self.away:
@@ -44,12 +44,12 @@ class ChaosPrometheus:
             raise PromBadAnswer("its answer is not an answer to a query")
         job = next((t for t in self._cluster.trainings.values() if f'"{t.job_uid}"' in promql), None)
         if job is None:
-            return ()
+            return Vector()
         times = self._times(job)
         if promql.startswith("sum by"):
-            return (Series({metrics.LABEL_JOB_UID: job.job_uid}, sum(row.value for row in times)),)
+            return Vector.of([Series({metrics.LABEL_JOB_UID: job.job_uid}, sum(row.value for row in times))])
         rows = [*self._everything(job), *times]
-        return tuple(self._lied(row) for row in rows)
+        return Vector.of(self._lied(row) for row in rows)
 
     def _times(self, job: JobTraining) -> list[Series]:
         scraped_s = self._now_s() // SCRAPE_S * SCRAPE_S + self.skew_s

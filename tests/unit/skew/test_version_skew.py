@@ -22,7 +22,8 @@ from heterotrain_core.contract.config import TrainingConfig, UnknownSettingError
 from heterotrain_core.contract.outcome import Cause, Ending, decode_outcome
 from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
-from heterotrain_operator.prom.queries import Series, parse_everything
+from heterotrain_operator.prom.series_map import parse_everything
+from heterotrain_operator.prom.vector import Series
 from support.fake_cluster import FakeCluster, a_running_job
 
 Body = dict[str, Any]

@@ -19,7 +19,10 @@ from heterotrain_core.perf.line import persistence
 from heterotrain_core.perf.merge import merge_old
 from heterotrain_core.planning.shares import MemberEvidence
 from heterotrain_operator.cluster_state.telemetry import MemberId
-from heterotrain_operator.prom.queries import Series, counter_name, everything_of, parse_everything
+from heterotrain_operator.prom.queries import everything_of
+from heterotrain_operator.prom.series_map import parse_everything
+from heterotrain_operator.prom.snapshot import counter_name
+from heterotrain_operator.prom.vector import Series
 
 from lab.cluster import ClusterError
 from lab.telemetry import Prometheus

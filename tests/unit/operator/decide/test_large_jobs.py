@@ -14,14 +14,9 @@ from heterotrain_core.contract import keys
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import decide
 from heterotrain_operator.prom.history import TelemetryHistory
-from heterotrain_operator.prom.queries import (
-    Series,
-    parse_answer,
-    parse_everything,
-    parse_scrape_times,
-    series_and_times_of,
-    without_times,
-)
+from heterotrain_operator.prom.queries import series_and_times_of
+from heterotrain_operator.prom.series_map import parse_everything
+from heterotrain_operator.prom.vector import Vector, parse_answer
 from lab.scale.exporters import SCRAPE_S, StandIn
 from support.fake_cluster import FakeCluster, node_body, pool
 
@@ -48,7 +43,7 @@ def large_job(workers: int) -> FakeCluster:
     stand_in, history = StandIn(lambda: cluster.now_s), TelemetryHistory()
     pools_by_uid = {pod.uid: pod.pool for pod in cluster.pod_views}
 
-    def answer(query: str) -> tuple[Series, ...]:
+    def answer(query: str) -> Vector:
         return parse_answer(json.dumps(stand_in.answer(query)).encode())
 
     assert cluster.plan is not None
@@ -56,8 +51,8 @@ def large_job(workers: int) -> FakeCluster:
     uid = cluster.job["metadata"]["uid"]
     for _ in range(3):
         cluster.pass_time(SCRAPE_S)
-        rows, times = without_times(answer(series_and_times_of(uid)))
-        history.take(parse_everything(rows), parse_scrape_times(times), pools=pools_by_uid)
+        found = parse_everything(answer(series_and_times_of(uid)))
+        history.take(found, found.times, pools=pools_by_uid)
     cluster.telemetry = history.telemetry
     return cluster
 

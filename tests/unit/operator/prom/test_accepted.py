@@ -11,11 +11,13 @@ from heterotrain_core.contract import metrics
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.decide.job import decide
-from heterotrain_operator.prom import history, queries
-from heterotrain_operator.prom.accepted import PLAUSIBLE, Dropped
+from heterotrain_operator.prom import history, queries, series_map, vector
+from heterotrain_operator.prom.accepted import PLAUSIBLE
 from heterotrain_operator.prom.errors import PromBadAnswer
 from heterotrain_operator.prom.history import FORGET_S, TelemetryHistory
-from heterotrain_operator.prom.queries import Series, parse_everything, parse_scrape_times, parse_vector
+from heterotrain_operator.prom.series_map import JobReader, SeriesMap, parse_everything
+from heterotrain_operator.prom.snapshot import Snapshot
+from heterotrain_operator.prom.vector import Series, parse_vector
 from support.fake_cluster import NOW_S, FakeCluster, a_running_job
 
 ME = MemberId("uid-a", 0)
@@ -46,14 +48,13 @@ def row(series: str, value: float, /, **labels: str) -> Series:
     ],
 )
 def test_a_series_with_an_invalid_label_is_dropped_and_named(label: str, text: str) -> None:
-    dropped = Dropped()
     labels = {**SHAPE, label: text}
     found = parse_everything([row(metrics.STEPS, 3.0, **SHAPE), row(metrics.PHASE_SECONDS, 1.0, **labels)])
     assert [counters.phase_s for counters in found.counters.values()] == [{}]
     assert found.dropped.startswith(f"series were dropped: 1 with invalid labels; e.g. {label}={text[:20]}")
     assert len(found.dropped) <= 120
-    assert parse_scrape_times([row("", 1.0, local_rank=LONG)], dropped=dropped) == {}
-    assert dropped.sentence
+    times = parse_everything([row("", 1.0, local_rank=LONG)])
+    assert (dict(times.times), bool(times.dropped)) == ({}, True)
 
 
 def test_series_of_other_workers_are_dropped() -> None:
@@ -65,7 +66,7 @@ def test_series_of_other_workers_are_dropped() -> None:
     found = parse_everything(rows, workers=WORKERS)
     assert {member: gauges.step for member, gauges in found.gauges.items()} == {ME: 7}
     assert found.dropped == "series were dropped: 2 of other workers; e.g. worker_uid=b"
-    assert parse_scrape_times([row("", 5.0), row("", 6.0, worker_uid="uid-b")], workers=WORKERS) == {ME: 5.0}
+    assert parse_everything([row("", 5.0), row("", 6.0, worker_uid="uid-b")], workers=WORKERS).times == {ME: 5.0}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,6 @@ def test_series_of_other_workers_are_dropped() -> None:
         (metrics.PHASE_SECONDS, 1e10),
         (metrics.PEAK_MEMORY, 1e18),
         (metrics.USER_METRIC, 1e300),
-        (metrics.LOSS, float("nan")),
         ("heterotrain_unknown", 1.0),
     ],
 )
@@ -115,11 +115,13 @@ def test_one_of_duplicate_series_is_kept_in_any_order() -> None:
 
 def test_the_newest_of_duplicate_scrape_times_counts() -> None:
     rows = [row("", 5.0, replica="a"), row("", 9.0, replica="b"), row("", 7.0, replica="c")]
-    assert parse_scrape_times(rows) == {ME: 9.0}
-    assert parse_scrape_times(rows, latest_s=8.0) == {ME: 7.0}
+    labels, values = [each.labels for each in rows], [each.value for each in rows]
+    known = SeriesMap(labels, workers=WORKERS)
+    assert known.snapshot(values).times == {ME: 9.0}
+    assert known.snapshot(values, latest_s=8.0).times == {ME: 7.0}
 
 
-def a_read(steps: float) -> queries.Snapshot:
+def a_read(steps: float) -> Snapshot:
     """Return counters of this many steps of half a second each."""
     rows = [row(metrics.STEP, steps), row(metrics.STEPS, steps, **SHAPE)]
     rows += [row(metrics.PHASE_SECONDS, steps / 2, phase=phase, **SHAPE) for phase in metrics.PHASES]
@@ -180,7 +182,7 @@ def test_series_that_another_pod_exports_under_a_worker_s_uid_are_dropped() -> N
     assert (gauges.step, gauges.loss, gauges.micro_batch_cap_samples) == (7, None, None)
     assert found.dropped == "series were dropped: 2 of other workers; e.g. namespace=theirs"
     times = [row("", 5.0, **own), row("", 9.0, namespace="ns", pod="stranger")]
-    assert parse_scrape_times(times, workers=WORKERS, namespace="ns") == {ME: 5.0}
+    assert parse_everything(times, workers=WORKERS, namespace="ns").times == {ME: 5.0}
     unlabelled = parse_everything([row(metrics.LOSS, 9.0)], workers=WORKERS, namespace="ns")
     assert unlabelled.gauges[ME].loss == 9.0, "a Prometheus that does not label targets"
 
@@ -207,18 +209,18 @@ def test_endless_new_shapes_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPat
         shapes = [{"share": str(scrape * 1000 + i), "micro_batch": "1"} for i in range(300)]
         rows = [row(metrics.STEP, 1.0), *(row(metrics.STEPS, 1.0, **shape) for shape in shapes)]
         found = parse_everything(rows)
-        assert len(found.counters) == queries.MAX_SHAPES
+        assert len(found.counters) == series_map.MAX_SHAPES
         assert "236 with invalid labels; e.g. share=" in found.dropped
         job.take(found, {ME: 100.0 + scrape}, pools=POOLS)
     assert len(job._counters) == 100
-    assert max(key.share_samples for key in job._counters) == 3_000 + queries.MAX_SHAPES - 1
+    assert max(key.share_samples for key in job._counters) == 3_000 + series_map.MAX_SHAPES - 1
 
 
 def test_too_many_series_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "MAX_SERIES", 3)
+    monkeypatch.setattr(vector, "MAX_SERIES", 3)
     with pytest.raises(PromBadAnswer, match="has 4 series of this job; the operator reads 3"):
         parse_vector(answer([row(metrics.STEP, 1.0)] * 4))
-    assert len(parse_vector(answer([row(metrics.STEP, 1.0)] * 3))) == 3
+    assert len(parse_vector(answer([row(metrics.STEP, 1.0)] * 3)).values) == 3
 
 
 @pytest.mark.parametrize(
@@ -304,11 +306,15 @@ def test_no_history_of_random_series_raises() -> None:
     for number in range(1000):
         job = TelemetryHistory()
         for scrape in range(3):
-            rows = parse_vector(answer(random_rows(rng, cluster, scrape)))
-            dropped = Dropped()
-            scraped = [Series(r.labels, NOW_S + rng.choice((5 * scrape, 0, -1e12, 1e300))) for r in rows[:20]]
-            times = parse_scrape_times(scraped, workers=workers, latest_s=NOW_S + FORGET_S, dropped=dropped)
-            job.take(parse_everything(rows, workers=workers, dropped=dropped), times, pools=pools)
+            rows = random_rows(rng, cluster, scrape)
+            scraped = [
+                Series(r.labels | {"__name__": ""}, NOW_S + rng.choice((5 * scrape, 0, -1e12, 1e300)))
+                for r in rows[:20]
+            ]
+            found = JobReader().read(
+                parse_vector(answer([*rows, *scraped])), workers=workers, namespace="", latest_s=NOW_S + FORGET_S
+            )
+            job.take(found, found.times, pools=pools)
             assert len(job.telemetry.dropped) <= 200
             assert {member.worker_uid for member in job.telemetry.gauges} <= set(workers)
         if number % 20 == 0:

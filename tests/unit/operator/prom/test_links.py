@@ -10,9 +10,9 @@ import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_operator.cluster_state.links import MeasuredLink
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
-from heterotrain_operator.prom.accepted import Dropped
 from heterotrain_operator.prom.history import TelemetryHistory
-from heterotrain_operator.prom.queries import Series, parse_everything
+from heterotrain_operator.prom.series_map import parse_everything
+from heterotrain_operator.prom.vector import Series
 
 ME, OTHER = MemberId("uid-a", 0), MemberId("uid-b", 0)
 POOLS = {"uid-a": "a", "uid-b": "b"}
@@ -72,10 +72,9 @@ def test_implausible_links_are_dropped(rows: list[Series]) -> None:
 
 @pytest.mark.parametrize("latency_s", [-1.0, 1e9])
 def test_an_implausible_latency_leaves_the_bandwidth(latency_s: float) -> None:
-    dropped = Dropped()
-    found = parse_everything(link(1e8, latency_s), dropped=dropped)
+    found = parse_everything(link(1e8, latency_s))
     assert found.gauges[ME].links == {"b": MeasuredLink(1e8, 0.0)}
-    assert "implausible" in dropped.sentence
+    assert "implausible" in found.dropped
 
 
 def test_a_rank_has_a_limited_number_of_links() -> None:
@@ -85,7 +84,8 @@ def test_a_rank_has_a_limited_number_of_links() -> None:
 
 def test_the_order_of_an_answer_does_not_matter() -> None:
     rng = random.Random(1)  # noqa: S311  # reproducible
-    rows = [*link(1e8, 0.1), *link(2e8, 0.2), *link(5e8, 0.3, uid="uid-b", peer="a")]
+    twice = [Series({**labels, "instance": "other"}, value) for labels, value in link(2e8, 0.2)]
+    rows = [*link(1e8, 0.1), *twice, *link(5e8, 0.3, uid="uid-b", peer="a")]
     answers: list[Any] = []
     for _ in range(20):
         rng.shuffle(rows)

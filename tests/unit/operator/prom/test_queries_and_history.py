@@ -11,18 +11,10 @@ from heterotrain_core.perf.counters import CounterKey
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Sustained
 from heterotrain_operator.prom.errors import PromBadAnswer
 from heterotrain_operator.prom.history import FORGET_S, KEPT_FORMER, RATE_WINDOW_S, TelemetryHistory
-from heterotrain_operator.prom.queries import (
-    Series,
-    Snapshot,
-    counter_name,
-    everything_of,
-    parse_answer,
-    parse_everything,
-    parse_scrape_times,
-    parse_vector,
-    scrapes_of,
-    series_and_times_of,
-)
+from heterotrain_operator.prom.queries import everything_of, scrapes_of, series_and_times_of
+from heterotrain_operator.prom.series_map import parse_everything
+from heterotrain_operator.prom.snapshot import Snapshot, counter_name
+from heterotrain_operator.prom.vector import Series, parse_answer, parse_vector
 
 ME = MemberId("uid-a", 0)
 POOLS = {"uid-a": "a"}
@@ -73,7 +65,7 @@ VECTOR: dict[str, Any] = {"status": "success", "data": {"resultType": "vector", 
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_an_answer_read_row_by_row_is_the_same_as_read_at_once(separators: tuple[str, str], rows: int) -> None:
     answer = {**VECTOR, "data": {**VECTOR["data"], "result": VECTOR["data"]["result"][:rows]}, "stats": {"result": []}}
-    assert parse_answer(json.dumps(answer, separators=separators).encode()) == parse_vector(answer)
+    assert tuple(parse_answer(json.dumps(answer, separators=separators).encode())) == tuple(parse_vector(answer))
 
 
 @pytest.mark.parametrize("cut", [5, 60, 90, 130, -1])
@@ -92,7 +84,7 @@ def test_a_large_answer_is_never_decoded_in_one_call(monkeypatch: pytest.MonkeyP
         return loads(text)
 
     monkeypatch.setattr(json, "loads", noted)
-    assert len(parse_answer(body)) == 2000
+    assert len(tuple(parse_answer(body))) == 2000
     assert longest[0] < 200
 
 
@@ -117,7 +109,7 @@ def test_an_invalid_answer_is_refused(answer: object) -> None:
 def test_values_that_are_not_numbers_are_left_out() -> None:
     result = [{"metric": {"a": "b"}, "value": [1, text]} for text in ("NaN", "+Inf", "1.5")]
     answer = {"status": "success", "data": {"resultType": "vector", "result": result}}
-    assert parse_vector(answer) == (Series({"a": "b"}, 1.5),)
+    assert tuple(parse_vector(answer)) == (Series({"a": "b"}, 1.5),)
 
 
 def test_a_pause_is_the_mean_over_all_causes() -> None:
@@ -181,7 +173,7 @@ def test_peak_memory_of_a_micro_batch_is_the_highest_over_all_shares() -> None:
 
 
 def test_scrape_times_are_by_member() -> None:
-    assert parse_scrape_times([row("", 12.5), Series({}, 3.0)]) == {ME: 12.5}
+    assert parse_everything([row("", 12.5), Series({}, 3.0)]).times == {ME: 12.5}
 
 
 def test_steps_between_scrapes_become_observations() -> None:

@@ -6,8 +6,10 @@ import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
-from heterotrain_operator.prom.queries import Series, everything_of, parse_everything
+from heterotrain_operator.prom.queries import everything_of
+from heterotrain_operator.prom.series_map import parse_everything
 from heterotrain_operator.prom.unit_profiles import parse_profile, profile_of
+from heterotrain_operator.prom.vector import Series
 from support.unit_series import series, unit
 
 ME = MemberId("uid-a", 0)
@@ -40,7 +42,8 @@ def test_what_a_rank_exports_is_what_the_operator_reads() -> None:
 
 
 def test_what_an_update_takes_is_read_within_bounds() -> None:
-    identity = dict(exported()[0].labels) | {"__name__": metrics.UPDATE_SECONDS_PER_BYTE}
+    units = next(labels for labels, _ in exported() if labels["__name__"] == metrics.UNITS)
+    identity = {**units, "__name__": metrics.UPDATE_SECONDS_PER_BYTE}
     for value, expected in ((1e-9, 1e-9), (1.0, None), (-1.0, None)):
         gauges = parse_everything([*exported(), Series(identity, value)], workers=WORKERS).gauges[ME]
         assert gauges.update_s_per_byte == expected

@@ -15,7 +15,8 @@ from heterotrain.telemetry.report import Report
 from heterotrain_core.contract import metrics
 from heterotrain_operator.cluster_state.telemetry import PreflightProblem
 from heterotrain_operator.prom.accepted import PLAUSIBLE
-from heterotrain_operator.prom.queries import Series, parse_everything
+from heterotrain_operator.prom.series_map import parse_everything
+from heterotrain_operator.prom.vector import Series
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.decide.grants.grant import ThroughputModel
 from heterotrain_operator.decide.grants.persisted import compute_time, exchange_of, persisted_grant, speed_of
 from heterotrain_operator.prom.history import Speed, TelemetryHistory
-from heterotrain_operator.prom.queries import Snapshot
+from heterotrain_operator.prom.snapshot import Snapshot
 from support.plans import plan_of
 
 SLOW = ComputeTime(per_sample_s=0.004, fixed_s=0.02, backward_per_sample_s=0.008, backward_fixed_s=0.01, update_s=0.01)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
-from heterotrain_operator.prom.queries import _gauges
+from heterotrain_operator.prom.snapshot import Special, gauges_of
 from support.fake_cluster import FakeCluster, a_running_job
 
 
@@ -56,5 +56,5 @@ def test_a_limit_that_the_script_has_set_is_no_shortage() -> None:
 @pytest.mark.parametrize(("value", "recomputes"), [(1.0, True), (0.0, False), (None, False)])
 def test_the_workers_series_are_read(value: float | None, recomputes: bool) -> None:
     values = {metrics.OUT_OF_MEMORY: 3.0} | ({} if value is None else {metrics.CHECKPOINTED_UNITS: value})
-    found = _gauges("job-w0", values, {}, {})
+    found = gauges_of("job-w0", values, Special())
     assert (found.out_of_memory, found.recomputes_activations) == (3, recomputes)

@@ -6,7 +6,8 @@ import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.prom.queries import Series, parse_everything
+from heterotrain_operator.prom.series_map import parse_everything
+from heterotrain_operator.prom.vector import Series
 from support.fake_cluster import FakeCluster, a_running_job
 
 DENIED = "s3://bucket/digits cannot be written and read (Forbidden): check its name, credentials, rights and network"

@@ -6,7 +6,8 @@ import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, Telemetry
 from heterotrain_operator.prom.history import TelemetryHistory
-from heterotrain_operator.prom.queries import Series, parse_everything
+from heterotrain_operator.prom.series_map import parse_everything
+from heterotrain_operator.prom.vector import Series
 from support.fake_cluster import FakeCluster, a_running_job
 
 

@@ -1,0 +1,249 @@
+"""What each series of an answer stands for. Pure.
+
+A job exports the same series for minutes. So their labels are checked once, and each read after that only puts the new
+values into their places.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from heterotrain_core.contract import metrics
+from heterotrain_core.contract.outcome import LATEST_S
+from heterotrain_core.perf.counters import CounterKey, Counters, PhaseSums
+
+from heterotrain_operator.cluster_state.telemetry import MemberId, PreflightProblem
+from heterotrain_operator.prom.accepted import (
+    PLAUSIBLE,
+    Dropped,
+    Reason,
+    Refusal,
+    Row,
+    accepted_rows,
+    member_of,
+)
+from heterotrain_operator.prom.snapshot import Snapshot, Special, counter_name, gauges_of
+from heterotrain_operator.prom.vector import Series, Vector
+
+MAX_SHAPES = 4 * metrics.MAX_LIVE_SHAPES
+"""Shapes of one member: its own limit, with a margin for shapes that Prometheus still has."""
+_PHASED = (metrics.PHASE_SECONDS, metrics.PHASE_SECONDS_SQUARED)
+_OF_SHAPE = (
+    (metrics.STEPS, ""),
+    (metrics.FIRST_BUCKET_FRACTION, ""),
+    (metrics.FIRST_BUCKET_FRACTION_SQUARED, ""),
+    *((name, phase) for name in _PHASED for phase in metrics.PHASES),
+)
+_OF_MEMBER = tuple((name, "") for name in PLAUSIBLE)
+_FIELDS = (*_OF_MEMBER, *_OF_SHAPE)
+"""Name and phase of each value of a member or a shape; each of both has places for all of them."""
+_FIELD_OF_MEMBER = {field: place for place, field in enumerate(_OF_MEMBER)}
+_FIELD_OF_SHAPE = {field: place for place, field in enumerate(_OF_SHAPE, len(_OF_MEMBER))}
+_WIDTH = len(_FIELDS)
+_LOWEST = tuple(PLAUSIBLE[name][0] for name, _ in _FIELDS)
+_HIGHEST = tuple(PLAUSIBLE[name][1] for name, _ in _FIELDS)
+_STEPS, _FRACTION, _FRACTION_SQUARED, _SECONDS = range(len(_OF_MEMBER), len(_OF_MEMBER) + 4)
+_SQUARES = _SECONDS + len(metrics.PHASES)
+_SPECIAL = (metrics.USER_METRIC, metrics.PREFLIGHT_PROBLEM, metrics.LINK_BANDWIDTH, metrics.LINK_LATENCY)
+_NOWHERE = -1
+
+
+class SeriesMap:
+    """Where the value of each series of an answer goes.
+
+    Args:
+        rows: the labels of each series. Those without a name are the times of scrapes.
+        workers: names of the job's own pods by uid; ``None`` accepts any worker.
+        namespace: of the job's pods; empty accepts any namespace.
+    """
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, str]], *, workers: Mapping[str, str] | None, namespace: str = ""
+    ) -> None:
+        self._dropped = Dropped()
+        named = ((number, labels) for number, labels in enumerate(rows) if labels.get("__name__"))
+        accepted = accepted_rows(named, workers=workers, dropped=self._dropped, namespace=namespace)
+        self._special = tuple((number, row) for number, row in accepted.items() if _is_special(row))
+        fields = {number: _field_of(row, self._dropped) for number, row in accepted.items() if not _is_special(row)}
+        shapes = {_shape_of(accepted[number]): accepted[number].member for number in fields if fields[number] >= _STEPS}
+        _drop_largest(shapes, self._dropped)
+        names = {row.member: row.worker for row in accepted.values()}
+        self._members, self._names, self._shapes = tuple(names), tuple(names.values()), tuple(shapes)
+        owners: list[MemberId | CounterKey] = [*names, *shapes]
+        blocks = {owner: block for block, owner in enumerate(owners)}
+        self._member_of_shape = array("i", [blocks[member] for member in shapes.values()])
+        self._places = array("i", [_NOWHERE]) * len(rows)
+        """Of each series: the members, and then the shapes, have ``_WIDTH`` places each."""
+        for number, field in fields.items():
+            row = accepted[number]
+            block = blocks.get(_shape_of(row) if field >= _STEPS else row.member)
+            if field != _NOWHERE and block is not None:
+                self._places[number] = block * _WIDTH + field
+        scraped = ((number, labels) for number, labels in enumerate(rows) if not labels.get("__name__"))
+        self._times = tuple(self._accepted_times(scraped, workers, namespace))
+
+    def _accepted_times(
+        self, rows: Iterable[tuple[int, Mapping[str, str]]], workers: Mapping[str, str] | None, namespace: str
+    ) -> Iterator[tuple[int, MemberId]]:
+        for number, labels in rows:
+            member = member_of(labels, workers, namespace)
+            if isinstance(member, Refusal):
+                self._dropped.add(member)
+            else:
+                yield number, member
+
+    def snapshot(self, values: Sequence[float], *, latest_s: float = LATEST_S) -> Snapshot:
+        """Return what an answer with these series says; a value that is not finite is left out.
+
+        Args:
+            values: of each series.
+            latest_s: later times of scrapes are dropped, in seconds since the epoch.
+        """
+        dropped = copy.deepcopy(self._dropped)
+        table: list[float | None] = [None] * ((len(self._members) + len(self._shapes)) * _WIDTH)
+        for place, value in zip(self._places, values, strict=True):
+            if place == _NOWHERE:
+                continue
+            field = place % _WIDTH
+            if _LOWEST[field] <= value <= _HIGHEST[field]:
+                before = table[place]  # pauses have a series for each cause
+                table[place] = value if before is None else before + value
+            else:
+                _note(_FIELDS[field][0], value, dropped)
+        blocks = [table[start : start + _WIDTH] for start in range(0, len(table), _WIDTH)]
+        special = self._special_values(values, dropped)
+        plain = [_values_of_member(block) for block in blocks[: len(self._members)]]
+        shapes = zip(self._shapes, blocks[len(plain) :], self._member_of_shape, strict=True)
+        return Snapshot(
+            counters={
+                key: _counters(steps, block, plain[member])
+                for key, block, member in shapes
+                if (steps := block[_STEPS]) is not None
+            },
+            gauges={
+                member: gauges_of(name, found, special.get(member, Special()))
+                for member, name, found in zip(self._members, self._names, plain, strict=True)
+            },
+            times=self._scraped(values, latest_s, dropped),
+            dropped=dropped.sentence,
+        )
+
+    def _special_values(self, values: Sequence[float], dropped: Dropped) -> dict[MemberId, Special]:
+        found: dict[MemberId, Special] = {}
+        for number, row in self._special:
+            value, of = values[number], found.setdefault(row.member, Special())
+            low, high = PLAUSIBLE[row.name]
+            if not low <= value <= high:
+                _note(row.name, value, dropped)
+            elif row.name == metrics.USER_METRIC:
+                of.user[row.user_metric] = value
+            elif row.name == metrics.PREFLIGHT_PROBLEM:
+                of.problems.append(PreflightProblem(value < metrics.PREFLIGHT_FAILURE, row.check, row.message))
+            elif row.name == metrics.PEAK_MEMORY and row.micro is not None:
+                of.peaks[row.micro] = max(value, of.peaks.get(row.micro, 0.0))
+            else:
+                of.links[row.peer_pool, row.name] = value
+        return found
+
+    def _scraped(self, values: Sequence[float], latest_s: float, dropped: Dropped) -> dict[MemberId, float]:
+        times: dict[MemberId, float] = {}
+        for number, member in self._times:
+            if 0 <= (time_s := values[number]) <= latest_s:
+                times[member] = max(time_s, times.get(member, 0.0))
+            else:
+                _note("timestamp", time_s, dropped)
+        return times
+
+
+class JobReader:
+    """Reads the answers about one job, and keeps the map of its series while they stay the same."""
+
+    def __init__(self) -> None:
+        self._known: tuple[object, ...] = ()
+        self._map = SeriesMap((), workers=None)
+
+    def read(self, answer: Vector, *, workers: Mapping[str, str], namespace: str, latest_s: float) -> Snapshot:
+        """Return what an answer to ``series_and_times_of`` says.
+
+        Args:
+            answer: the answer.
+            workers: as in ``SeriesMap``.
+            namespace: as in ``SeriesMap``.
+            latest_s: as in ``SeriesMap.snapshot``.
+
+        Raises:
+            PromBadAnswer: the answer cannot be decoded.
+        """
+        series = (answer.digest(), tuple(sorted(workers.items())), namespace)
+        if series != self._known:
+            self._map = SeriesMap(answer.labels(), workers=workers, namespace=namespace)
+            self._known = series
+        return self._map.snapshot(answer.values, latest_s=latest_s)
+
+
+def parse_everything(
+    rows: Iterable[Series], *, workers: Mapping[str, str] | None = None, namespace: str = ""
+) -> Snapshot:
+    """Return what these series say; for the arguments, see ``SeriesMap``."""
+    found = tuple(rows)
+    known = SeriesMap([row.labels for row in found], workers=workers, namespace=namespace)
+    return known.snapshot([row.value for row in found])
+
+
+def _is_special(row: Row) -> bool:
+    return row.name in _SPECIAL or (row.name == metrics.PEAK_MEMORY and row.micro is not None)
+
+
+def _field_of(row: Row, dropped: Dropped) -> int:
+    """Return the field that a series is the value of; ``_NOWHERE`` for one with labels that it should not have."""
+    of_shape = row.share is not None and row.micro is not None
+    field = (_FIELD_OF_SHAPE if of_shape else _FIELD_OF_MEMBER).get((row.name, row.phase))
+    if field is None:
+        dropped.add(Refusal(Reason.LABEL, f"{row.name} with share={row.share} and phase={row.phase}"))
+    return _NOWHERE if field is None else field
+
+
+def _shape_of(row: Row) -> CounterKey:
+    """Return the shape that a series with the labels of one belongs to."""
+    share, micro = row.share or 0, row.micro or 0
+    return CounterKey(member=counter_name(row.member), share_samples=share, micro_batch_samples=micro)
+
+
+def _drop_largest(shapes: dict[CounterKey, MemberId], dropped: Dropped) -> None:
+    """Drop the largest shapes of members that export too many: each is stored, and each is fitted."""
+    number = Counter(shapes.values())
+    for key in sorted(shapes, key=lambda key: (-key.share_samples, -key.micro_batch_samples)):
+        if number[shapes[key]] > MAX_SHAPES:
+            number[shapes.pop(key)] -= 1
+            dropped.add(Refusal(Reason.LABEL, f"share={key.share_samples} of more than {MAX_SHAPES}"))
+
+
+def _note(name: str, value: float, dropped: Dropped) -> None:
+    """Count an implausible value; one that is not finite is a missing one."""
+    if math.isfinite(value):
+        dropped.add(Refusal(Reason.VALUE, f"{name}={value:.15g}"))
+
+
+def _values_of_member(cells: Sequence[float | None]) -> dict[str, float]:
+    return {name: value for name, value in zip(PLAUSIBLE, cells, strict=False) if value is not None}
+
+
+def _counters(steps: float, cells: Sequence[float | None], of_member: Mapping[str, float]) -> Counters:
+    return Counters(
+        steps=steps,
+        phase_s=_phase_sums(cells[_SECONDS:_SQUARES]),
+        phase_s2=_phase_sums(cells[_SQUARES:]),
+        first_bucket_fraction=cells[_FRACTION],
+        first_bucket_fraction_squared=cells[_FRACTION_SQUARED],
+        bucket_steps=of_member.get(metrics.BUCKET_STEPS),
+        overlapped_s=of_member.get(metrics.OVERLAPPED_SECONDS),
+        last_bucket_s=of_member.get(metrics.LAST_BUCKET_SECONDS),
+    )
+
+
+def _phase_sums(cells: Sequence[float | None]) -> PhaseSums:
+    return PhaseSums({phase: value for phase, value in zip(metrics.PHASES, cells, strict=True) if value is not None})
