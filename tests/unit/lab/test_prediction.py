@@ -36,7 +36,8 @@ class Recorded(Prometheus):
             by_name = {metrics.STEPS: 1.0, metrics.PHASE_SECONDS: 0.01 * share, metrics.PHASE_SECONDS_SQUARED: 1.0}
             for name, each in by_name.items():
                 values = [[at, str(each * count)] for at, count in steps]
-                found.append({"metric": labels | {"__name__": name, metrics.LABEL_PHASE: "step"}, "values": values})
+                phase = {} if name == metrics.STEPS else {metrics.LABEL_PHASE: "step"}
+                found.append({"metric": labels | phase | {"__name__": name}, "values": values})
         return found
 
 
