@@ -32,12 +32,11 @@ import aiohttp  # noqa: E402  # after the path is set
 import structlog  # noqa: E402  # after the path is set
 from aiohttp import web  # noqa: E402  # after the path is set
 from heterotrain_core.contract import keys  # noqa: E402  # after the path is set
-from heterotrain_operator.engine import reconcile  # noqa: E402  # after the path is set
+from heterotrain_operator.engine import poller, reconcile  # noqa: E402  # after the path is set
 from heterotrain_operator.engine.clocks import Clocks  # noqa: E402  # after the path is set
 from heterotrain_operator.engine.loop_delay import watch_delay  # noqa: E402  # after the path is set
-from heterotrain_operator.engine.poller import Poller  # noqa: E402  # after the path is set
 from heterotrain_operator.engine.responsiveness import keep_responsive  # noqa: E402  # after the path is set
-from heterotrain_operator.prom.client import PromClient  # noqa: E402  # after the path is set
+from heterotrain_operator.prom import client  # noqa: E402  # after the path is set
 from heterotrain_operator.settings import PrometheusSettings, Settings  # noqa: E402  # after the path is set
 from lab.scale.exporters import SCRAPE_S, StandIn  # noqa: E402  # after the path is set
 from lab.scale.workload import Size  # noqa: E402  # after the path is set
@@ -125,12 +124,16 @@ class Bench:
         self.load, self.costs, self._url = load, Costs(), url
         self.delays: list[float] = []
         app = load.app
-        self.prom = PromClient(url, timeout_s=10.0)
-        app.poller = Poller(self.prom, app.store, app.queue, app.metrics, PrometheusSettings(url=url), clocks=clocks)
+        self.prom = client.PromClient(url, timeout_s=10.0)
+        app.poller = poller.Poller(
+            self.prom, app.store, app.queue, app.metrics, PrometheusSettings(url=url), clocks=clocks
+        )
         app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
         app.allocator._telemetry_of = app.poller.telemetry_of
         app.actor._status_interval_s = Settings().status_interval_s
         vars(reconcile)["decide"] = self.costs.timed("deciding", vars(reconcile)["decide"])
+        vars(client)["parse_answer"] = self.costs.timed("parsing an answer", vars(client)["parse_answer"])
+        vars(poller)["_take"] = self.costs.timed("taking it", vars(poller)["_take"])
         vars(app.reconciler)["handle"] = self.costs.timed_pass(app.reconciler.handle)
 
     async def deliver_plans(self, session: aiohttp.ClientSession) -> None:

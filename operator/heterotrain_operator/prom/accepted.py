@@ -6,6 +6,7 @@ itself only: it is dropped, counted and named to the user.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -194,7 +195,7 @@ def member_of(labels: Mapping[str, str], workers: Mapping[str, str] | None, name
     local_rank = number(rank, MAX_NUM_PROC_PER_WORKER - 1)
     if local_rank is None:
         return Refusal(Reason.LABEL, f"{metrics.LABEL_LOCAL_RANK}={rank}")
-    return MemberId(uid, local_rank)
+    return MemberId(sys.intern(uid), local_rank)  # each series, and each answer, has it again
 
 
 def _parse(labels: Mapping[str, str], workers: Mapping[str, str] | None, namespace: str) -> Row | Refusal:

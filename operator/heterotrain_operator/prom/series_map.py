@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.outcome import LATEST_S
@@ -52,6 +54,19 @@ _SPECIAL = (metrics.USER_METRIC, metrics.PREFLIGHT_PROBLEM, metrics.LINK_BANDWID
 _NOWHERE = -1
 
 
+class _Shape(NamedTuple):
+    """A shape of one member's steps."""
+
+    member: MemberId
+    samples: int
+    micro: int
+
+    @property
+    def key(self) -> CounterKey:
+        name = counter_name(self.member)
+        return CounterKey(member=name, share_samples=self.samples, micro_batch_samples=self.micro)
+
+
 class SeriesMap:
     """Where the value of each series of an answer goes.
 
@@ -67,15 +82,17 @@ class SeriesMap:
         self._dropped = Dropped()
         named = ((number, labels) for number, labels in enumerate(rows) if labels.get("__name__"))
         accepted = accepted_rows(named, workers=workers, dropped=self._dropped, namespace=namespace)
-        self._special = tuple((number, row) for number, row in accepted.items() if _is_special(row))
-        fields = {number: _field_of(row, self._dropped) for number, row in accepted.items() if not _is_special(row)}
-        shapes = {_shape_of(accepted[number]): accepted[number].member for number in fields if fields[number] >= _STEPS}
-        _drop_largest(shapes, self._dropped)
-        names = {row.member: row.worker for row in accepted.values()}
-        self._members, self._names, self._shapes = tuple(names), tuple(names.values()), tuple(shapes)
-        owners: list[MemberId | CounterKey] = [*names, *shapes]
+        special = {number: row for number, row in accepted.items() if _is_special(row)}
+        self._special = tuple(special.items())
+        fields = {n: _field_of(row, self._dropped) for n, row in accepted.items() if n not in special}
+        shapes = (_shape_of(accepted[number]) for number, field in fields.items() if field >= _STEPS)
+        kept = _without_largest(shapes, self._dropped)
+        names = {row.member: sys.intern(row.worker) for row in accepted.values()}
+        self._members, self._names = tuple(names), tuple(names.values())
+        self._shapes = tuple(shape.key for shape in kept)
+        owners: list[MemberId | _Shape] = [*names, *kept]
         blocks = {owner: block for block, owner in enumerate(owners)}
-        self._member_of_shape = array("i", [blocks[member] for member in shapes.values()])
+        self._member_of_shape = array("i", [blocks[shape.member] for shape in kept])
         self._places = array("i", [_NOWHERE]) * len(rows)
         """Of each series: the members, and then the shapes, have ``_WIDTH`` places each."""
         for number, field in fields.items():
@@ -207,19 +224,21 @@ def _field_of(row: Row, dropped: Dropped) -> int:
     return _NOWHERE if field is None else field
 
 
-def _shape_of(row: Row) -> CounterKey:
+def _shape_of(row: Row) -> _Shape:
     """Return the shape that a series with the labels of one belongs to."""
-    share, micro = row.share or 0, row.micro or 0
-    return CounterKey(member=counter_name(row.member), share_samples=share, micro_batch_samples=micro)
+    return _Shape(row.member, row.share or 0, row.micro or 0)
 
 
-def _drop_largest(shapes: dict[CounterKey, MemberId], dropped: Dropped) -> None:
-    """Drop the largest shapes of members that export too many: each is stored, and each is fitted."""
-    number = Counter(shapes.values())
-    for key in sorted(shapes, key=lambda key: (-key.share_samples, -key.micro_batch_samples)):
-        if number[shapes[key]] > MAX_SHAPES:
-            number[shapes.pop(key)] -= 1
-            dropped.add(Refusal(Reason.LABEL, f"share={key.share_samples} of more than {MAX_SHAPES}"))
+def _without_largest(shapes: Iterable[_Shape], dropped: Dropped) -> Sequence[_Shape]:
+    """Return the shapes without the largest of members that export too many: each is stored, and each is fitted."""
+    kept = dict.fromkeys(shapes)
+    number = Counter(shape.member for shape in kept)
+    for shape in sorted(kept, key=lambda shape: (-shape.samples, -shape.micro)):
+        if number[shape.member] > MAX_SHAPES:
+            number[shape.member] -= 1
+            del kept[shape]
+            dropped.add(Refusal(Reason.LABEL, f"share={shape.samples} of more than {MAX_SHAPES}"))
+    return tuple(kept)
 
 
 def _note(name: str, value: float, dropped: Dropped) -> None:

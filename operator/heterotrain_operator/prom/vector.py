@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,6 +24,7 @@ _VALUE = b'},"value":['
 _LONGEST_HEAD = 200
 """Bytes within which the rows of an answer begin."""
 _DIGEST_BYTES = 16
+_ROWS_AT_ONCE = 100
 
 
 class Series(NamedTuple):
@@ -57,17 +57,21 @@ class Vector:
         return (Series(labels, value) for labels, value in rows if math.isfinite(value))
 
     def labels(self) -> tuple[dict[str, str], ...]:
-        """Return the labels of each row; equal texts are the same object, because most rows share most labels.
+        """Return the labels of each row.
 
-        They are decoded one by one: one call for a large answer would hold the interpreter's lock, and all other jobs.
+        Not all are decoded at once: one call for a large answer would hold the interpreter's lock, and all other jobs.
 
         Raises:
             PromBadAnswer: they are not JSON.
         """
-        try:
-            return tuple(_labels(_decoded(text)) for text in self.texts)
-        except (ValueError, AttributeError) as error:
-            raise _unreadable(error) from error
+        found: list[dict[str, str]] = []
+        for start in range(0, len(self.texts), _ROWS_AT_ONCE):
+            texts = self.texts[start : start + _ROWS_AT_ONCE]
+            try:
+                found += _decoded(b"[" + b",".join(texts) + b"]")
+            except ValueError as error:
+                raise _unreadable(error) from error
+        return tuple(found)
 
     def digest(self) -> bytes:
         """Return a number that two answers share only if they have the same series in the same order."""
@@ -115,7 +119,8 @@ def parse_vector(answer: Any) -> Vector:
         kind, result = answer["data"]["resultType"], answer["data"]["result"]
         if kind != "vector":
             raise PromBadAnswer(f"Prometheus answers with a {quoted(str(kind))} instead of a vector")
-        texts = [json.dumps(_labels(row["metric"])).encode() for row in result]
+        labels = ({str(name): str(value) for name, value in row["metric"].items()} for row in result)
+        texts = [json.dumps(each).encode() for each in labels]
         return _vector(texts, [row["value"][1] for row in result])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _unreadable(error) from error
@@ -128,10 +133,6 @@ def _vector(texts: list[bytes], values: list[Any]) -> Vector:
         return Vector(tuple(texts), tuple(map(float, values)))
     except (ValueError, TypeError, OverflowError) as error:
         raise _unreadable(error) from error
-
-
-def _labels(given: Mapping[Any, Any]) -> dict[str, str]:
-    return {sys.intern(str(name)): sys.intern(str(value)) for name, value in given.items()}
 
 
 def _unreadable(error: Exception) -> PromBadAnswer:

@@ -85,7 +85,7 @@ def test_a_large_answer_is_never_decoded_in_one_call(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(json, "loads", noted)
     assert len(tuple(parse_answer(body))) == 2000
-    assert longest[0] < 200
+    assert 0 < longest[0] < 100 * 200
 
 
 @pytest.mark.parametrize(
@@ -346,10 +346,12 @@ def test_a_problem_counts_as_changed_only_when_it_comes_and_goes() -> None:
 
 
 def test_equal_labels_of_two_answers_are_kept_once() -> None:
-    """Each rank has the same phases, and each read names all ranks again."""
-    row = {"metric": {"phase": "forward", "worker_uid": "4f1c-9"}, "value": [0, "1"]}
-    body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [row, row]}}).encode()
-    rows = [*parse_answer(body), *parse_answer(body)]
-    for label in ("phase", "worker_uid"):
-        assert len({id(each.labels[label]) for each in rows}) == 1
+    """Each read names all ranks again."""
+    labels = {"__name__": metrics.STEP, "worker": "job-w9", "worker_uid": "4f1c-9", "local_rank": "0"}
+    body = json.dumps(
+        {"status": "success", "data": {"resultType": "vector", "result": [{"metric": labels, "value": [0, "1"]}]}}
+    ).encode()
+    read = [parse_everything(parse_answer(body)).gauges for _ in range(2)]
+    assert len({id(member.worker_uid) for gauges in read for member in gauges}) == 1
+    assert len({id(gauges.worker) for each in read for gauges in each.values()}) == 1
     assert counter_name(MemberId("4f1c-9", 0)) is counter_name(MemberId("4f1c-9", 0))
