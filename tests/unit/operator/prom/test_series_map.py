@@ -85,8 +85,11 @@ def test_a_new_worker_and_a_new_series_are_found() -> None:
     assert ([*both.gauges], both.dropped) == ([MemberId("uid-a", 0), MemberId("uid-b", 0)], "")
     rows.append(Series({**rows[0].labels, "__name__": metrics.LOSS}, 0.25))
     assert read(reader, rows).gauges[MemberId("uid-a", 0)].loss == 0.25
+    rows[-1] = Series({**rows[0].labels, "__name__": metrics.EPOCH}, 3.0)
+    exchanged = read(reader, rows).gauges[MemberId("uid-a", 0)]
+    assert (exchanged.epoch, exchanged.loss) == (3, None), "as many series as before, but another one"
     del rows[-1]
-    assert read(reader, rows).gauges[MemberId("uid-a", 0)].loss is None
+    assert read(reader, rows).gauges[MemberId("uid-a", 0)].epoch is None
 
 
 def test_a_value_that_is_wild_once_is_back_at_the_next_read() -> None:
