@@ -36,9 +36,9 @@ from heterotrain_operator.settings import PrometheusSettings
 
 PARALLEL_READS = 8
 TAKING_PART = 0.15
-"""Part of one core, in processor time, for taking what reads bring. Cutting an answer apart takes little more, and the
-passes that follow three times as long. So a thousand jobs of ten ranks keep half of a core busy, and each is read once
-or twice a minute instead of after every scrape.
+"""Part of one core, in processor time, for taking what reads bring. Cutting an answer apart takes little more. With
+the passes that follow, a thousand jobs of ten ranks keep half of a core busy, and each is read once a minute instead of
+after every scrape.
 Nothing is lost: series are sums, and the next read has the steps of all scrapes before it.
 """
 MOST_TAKE_S = 0.2
@@ -227,7 +227,7 @@ class Poller:
                 continue
             async with gate:
                 try:
-                    rows = await prom.query(profile_of(job.uid, member))
+                    rows = tuple(await prom.query(profile_of(job.uid, member)))
                 except PromError as error:
                     self._metrics.telemetry_reads.labels(result=error.reason).inc()
                     return

@@ -33,23 +33,25 @@ from heterotrain_operator.prom.vector import Series, Vector
 
 MAX_SHAPES = 4 * metrics.MAX_LIVE_SHAPES
 """Shapes of one member: its own limit, with a margin for shapes that Prometheus still has."""
+MOST_ALIKE = 64
+"""Series of one name and one member that differ in other labels, such as the script's own metrics: those that sort
+first. The status shows fewer."""
 _PHASED = (metrics.PHASE_SECONDS, metrics.PHASE_SECONDS_SQUARED)
+_OF_MEMBER = tuple((name, "") for name in PLAUSIBLE)
+"""Name and phase of each value that a member may have."""
 _OF_SHAPE = (
     (metrics.STEPS, ""),
     (metrics.FIRST_BUCKET_FRACTION, ""),
     (metrics.FIRST_BUCKET_FRACTION_SQUARED, ""),
     *((name, phase) for name in _PHASED for phase in metrics.PHASES),
 )
-_OF_MEMBER = tuple((name, "") for name in PLAUSIBLE)
-_FIELDS = (*_OF_MEMBER, *_OF_SHAPE)
-"""Name and phase of each value of a member or a shape; each of both has places for all of them."""
-_FIELD_OF_MEMBER = {field: place for place, field in enumerate(_OF_MEMBER)}
-_FIELD_OF_SHAPE = {field: place for place, field in enumerate(_OF_SHAPE, len(_OF_MEMBER))}
-_WIDTH = len(_FIELDS)
-_LOWEST = tuple(PLAUSIBLE[name][0] for name, _ in _FIELDS)
-_HIGHEST = tuple(PLAUSIBLE[name][1] for name, _ in _FIELDS)
-_STEPS, _FRACTION, _FRACTION_SQUARED, _SECONDS = range(len(_OF_MEMBER), len(_OF_MEMBER) + 4)
+"""The same of a shape."""
+_FIELD_OF_MEMBER = {field: number for number, field in enumerate(_OF_MEMBER)}
+_FIELD_OF_SHAPE = {field: number for number, field in enumerate(_OF_SHAPE)}
+_STEPS, _FRACTION, _FRACTION_SQUARED, _SECONDS = range(4)
 _SQUARES = _SECONDS + len(metrics.PHASES)
+_BOUNDS_OF_MEMBER = tuple((name, *PLAUSIBLE[name]) for name, _ in _OF_MEMBER)
+_BOUNDS_OF_SHAPE = tuple((name, *PLAUSIBLE[name]) for name, _ in _OF_SHAPE)
 _SPECIAL = (metrics.USER_METRIC, metrics.PREFLIGHT_PROBLEM, metrics.LINK_BANDWIDTH, metrics.LINK_LATENCY)
 _NOWHERE = -1
 
@@ -83,23 +85,26 @@ class SeriesMap:
         named = ((number, labels) for number, labels in enumerate(rows) if labels.get("__name__"))
         accepted = accepted_rows(named, workers=workers, dropped=self._dropped, namespace=namespace)
         special = {number: row for number, row in accepted.items() if _is_special(row)}
-        self._special = tuple(special.items())
+        self._special = _first_alike(special, self._dropped)
         fields = {n: _field_of(row, self._dropped) for n, row in accepted.items() if n not in special}
-        shapes = (_shape_of(accepted[number]) for number, field in fields.items() if field >= _STEPS)
+        shapes = (
+            _shape_of(accepted[n]) for n, field in fields.items() if field is not None and _has_shape(accepted[n])
+        )
         kept = _without_largest(shapes, self._dropped)
         names = {row.member: sys.intern(row.worker) for row in accepted.values()}
         self._members, self._names = tuple(names), tuple(names.values())
         self._shapes = tuple(shape.key for shape in kept)
-        owners: list[MemberId | _Shape] = [*names, *kept]
-        blocks = {owner: block for block, owner in enumerate(owners)}
-        self._member_of_shape = array("i", [blocks[shape.member] for shape in kept])
+        self._first_of_shapes = len(names) * len(_OF_MEMBER)
+        firsts: dict[MemberId | _Shape, int] = {member: i * len(_OF_MEMBER) for i, member in enumerate(names)}
+        self._member_of_shape = array("i", [firsts[shape.member] // len(_OF_MEMBER) for shape in kept])
+        firsts |= {shape: self._first_of_shapes + i * len(_OF_SHAPE) for i, shape in enumerate(kept)}
         self._places = array("i", [_NOWHERE]) * len(rows)
-        """Of each series: the members, and then the shapes, have ``_WIDTH`` places each."""
+        """Of each series: each member has ``_OF_MEMBER`` places, and after them each shape has ``_OF_SHAPE``."""
         for number, field in fields.items():
             row = accepted[number]
-            block = blocks.get(_shape_of(row) if field >= _STEPS else row.member)
-            if field != _NOWHERE and block is not None:
-                self._places[number] = block * _WIDTH + field
+            first = firsts.get(_shape_of(row) if _has_shape(row) else row.member)
+            if field is not None and first is not None:
+                self._places[number] = first + field
         scraped = ((number, labels) for number, labels in enumerate(rows) if not labels.get("__name__"))
         self._times = tuple(self._accepted_times(scraped, workers, namespace))
 
@@ -121,25 +126,29 @@ class SeriesMap:
             latest_s: later times of scrapes are dropped, in seconds since the epoch.
         """
         dropped = copy.deepcopy(self._dropped)
-        table: list[float | None] = [None] * ((len(self._members) + len(self._shapes)) * _WIDTH)
+        first_of_shapes = self._first_of_shapes
+        table: list[float | None] = [None] * (first_of_shapes + len(self._shapes) * len(_OF_SHAPE))
         for place, value in zip(self._places, values, strict=True):
             if place == _NOWHERE:
                 continue
-            field = place % _WIDTH
-            if _LOWEST[field] <= value <= _HIGHEST[field]:
+            if place < first_of_shapes:
+                name, low, high = _BOUNDS_OF_MEMBER[place % len(_OF_MEMBER)]
+            else:
+                name, low, high = _BOUNDS_OF_SHAPE[(place - first_of_shapes) % len(_OF_SHAPE)]
+            if low <= value <= high:
                 before = table[place]  # pauses have a series for each cause
                 table[place] = value if before is None else before + value
             else:
-                _note(_FIELDS[field][0], value, dropped)
-        blocks = [table[start : start + _WIDTH] for start in range(0, len(table), _WIDTH)]
+                _note(name, value, dropped)
         special = self._special_values(values, dropped)
-        plain = [_values_of_member(block) for block in blocks[: len(self._members)]]
-        shapes = zip(self._shapes, blocks[len(plain) :], self._member_of_shape, strict=True)
+        plain = [_values_of_member(cells) for cells in _cut(table, 0, first_of_shapes, len(_OF_MEMBER))]
+        of_shapes = _cut(table, first_of_shapes, len(table), len(_OF_SHAPE))
+        shapes = zip(self._shapes, of_shapes, self._member_of_shape, strict=True)
         return Snapshot(
             counters={
-                key: _counters(steps, block, plain[member])
-                for key, block, member in shapes
-                if (steps := block[_STEPS]) is not None
+                key: _counters(steps, cells, plain[member])
+                for key, cells, member in shapes
+                if (steps := cells[_STEPS]) is not None
             },
             gauges={
                 member: gauges_of(name, found, special.get(member, Special()))
@@ -215,13 +224,28 @@ def _is_special(row: Row) -> bool:
     return row.name in _SPECIAL or (row.name == metrics.PEAK_MEMORY and row.micro is not None)
 
 
-def _field_of(row: Row, dropped: Dropped) -> int:
-    """Return the field that a series is the value of; ``_NOWHERE`` for one with labels that it should not have."""
-    of_shape = row.share is not None and row.micro is not None
-    field = (_FIELD_OF_SHAPE if of_shape else _FIELD_OF_MEMBER).get((row.name, row.phase))
+def _first_alike(special: Mapping[int, Row], dropped: Dropped) -> tuple[tuple[int, Row], ...]:
+    """Return these series without those beyond ``MOST_ALIKE``: each is kept from read to read."""
+    kept, number = [], Counter[tuple[MemberId, str]]()
+    for place, row in sorted(special.items(), key=lambda item: (item[1].micro or 0, item[1][6:])):
+        number[row.member, row.name] += 1
+        if number[row.member, row.name] <= MOST_ALIKE:
+            kept.append((place, row))
+        else:
+            dropped.add(Refusal(Reason.LABEL, f"{row.name}, more than {MOST_ALIKE} of one rank"))
+    return tuple(kept)
+
+
+def _has_shape(row: Row) -> bool:
+    return row.share is not None and row.micro is not None
+
+
+def _field_of(row: Row, dropped: Dropped) -> int | None:
+    """Return which value of a member or a shape a series is; ``None`` for one with labels that it should not have."""
+    field = (_FIELD_OF_SHAPE if _has_shape(row) else _FIELD_OF_MEMBER).get((row.name, row.phase))
     if field is None:
         dropped.add(Refusal(Reason.LABEL, f"{row.name} with share={row.share} and phase={row.phase}"))
-    return _NOWHERE if field is None else field
+    return field
 
 
 def _shape_of(row: Row) -> _Shape:
@@ -247,8 +271,12 @@ def _note(name: str, value: float, dropped: Dropped) -> None:
         dropped.add(Refusal(Reason.VALUE, f"{name}={value:.15g}"))
 
 
+def _cut(table: Sequence[float | None], first: int, end: int, width: int) -> Iterator[Sequence[float | None]]:
+    return (table[start : start + width] for start in range(first, end, width))
+
+
 def _values_of_member(cells: Sequence[float | None]) -> dict[str, float]:
-    return {name: value for name, value in zip(PLAUSIBLE, cells, strict=False) if value is not None}
+    return {name: value for name, value in zip(PLAUSIBLE, cells, strict=True) if value is not None}
 
 
 def _counters(steps: float, cells: Sequence[float | None], of_member: Mapping[str, float]) -> Counters:

@@ -99,6 +99,30 @@ def test_a_value_that_is_wild_once_is_back_at_the_next_read() -> None:
     assert [bool(each.dropped) for each in found] == [False, True, False, False]
 
 
+def test_a_script_that_reports_endless_names_fills_no_memory() -> None:
+    """As ``job.report`` does with the number of the step in each name."""
+    labels = {**step("uid-a", 1.0).labels, "__name__": metrics.USER_METRIC}
+    rows = [Series({**labels, "name": f"loss_{number:04}"}, float(number)) for number in reversed(range(1000))]
+    reader = JobReader()
+    for _ in range(2):
+        found = read(reader, [step("uid-a", 7.0), *rows])
+        gauges = found.gauges[MemberId("uid-a", 0)]
+        assert sorted(gauges.user_metrics) == [f"loss_{number:04}" for number in range(series_map.MOST_ALIKE)]
+        assert gauges.step == 7
+        assert found.dropped.startswith(
+            "series were dropped: 936 with invalid labels; e.g. heterotrain_user_metric, more"
+        )
+    assert len(reader._map._special) == series_map.MOST_ALIKE
+
+
+def test_shapes_cost_no_places_for_the_values_of_members() -> None:
+    """A pod may export tens of thousands of shapes: each takes a place for each of its own values only."""
+    labels = {**step("uid-a", 1.0).labels, "__name__": metrics.STEPS, "micro_batch": "1"}
+    few, many = ([Series({**labels, "share": str(n + 1)}, 1.0) for n in range(count)] for count in (1, 51))
+    places = [max(SeriesMap([row.labels for row in rows], workers=WORKERS)._places) for rows in (few, many)]
+    assert places[1] - places[0] == 50 * (3 + 2 * len(metrics.PHASES))
+
+
 def test_series_with_a_label_that_does_not_belong_to_them_are_dropped_and_named() -> None:
     labels = step("uid-a", 1.0).labels
     odd = [Series({**labels, "share": "8", "micro_batch": "8"}, 5.0), Series({**labels, "phase": "sync"}, 6.0)]
