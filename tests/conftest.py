@@ -1,4 +1,7 @@
-"""Settings for every tier: hypothesis runs the same examples every time, and CI skips no test of a missing program."""
+"""Settings for every tier: hypothesis runs the same examples every time, and CI skips no test of a missing program.
+
+The gate leaves out tests that are marked ``thorough``; ``REPEAT=all`` runs them, too.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,21 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support import programs
+from support import programs, repeat
 
 settings.register_profile(
     "default", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("many", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only the long run needs."""
+    left_out = [] if repeat.is_thorough() else [item for item in items if item.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,0 +1,51 @@
+"""Which of two counts a test gets, and which tests the gate leaves out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import repeat
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, False), ("", False), ("gate", False), ("all", True)])
+def test_the_gate_is_the_default(value: str | None, expected: bool) -> None:
+    environment = {} if value is None else {repeat.VARIABLE: value}
+    assert repeat.is_thorough(environment) is expected
+
+
+def test_another_word_is_an_error_that_names_both() -> None:
+    with pytest.raises(ValueError, match="REPEAT is 'most': write gate or all"):
+        repeat.is_thorough({repeat.VARIABLE: "most"})
+
+
+SUITE = """
+import pytest
+
+def test_always(): pass
+
+@pytest.mark.thorough
+def test_seldom(): pass
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_seeds(seed): pass
+"""
+
+
+@pytest.mark.parametrize(("value", "expected"), [("gate", "2 passed, 2 deselected"), ("all", "4 passed")])
+def test_the_gate_leaves_out_what_is_marked_thorough(value: str, expected: str) -> None:
+    suite = TESTS / "unit" / "lab" / f"suite_{value}_{os.getpid()}.py"  # not collected by others
+    suite.write_text(SUITE)
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(suite)],
+            env={**os.environ, repeat.VARIABLE: value}, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+    finally:
+        suite.unlink()
+    assert expected in run.stdout, run.stdout + run.stderr
