@@ -1,6 +1,6 @@
 """Gradient buckets: flat buffers, the parameters in each, and computations over them.
 
-Legend: a flat buffer has one dimension; a view into it has its parameter's shape, device and dtype.
+Legend: a flat buffer has one dimension; a view into it has its parameter's shape, strides, device and dtype.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from heterotrain.network.two_levels import Reduction
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.timeline import Timestamp
+from heterotrain.state.strides import view_like
 
 MIB = 1024 * 1024
 FIRST_BUCKET_BYTES = MIB
@@ -26,7 +27,7 @@ class Bucket:
     Attributes:
         flat: the buffer.
         parameters: in their order in the buffer.
-        views: views into the buffer, each with its parameter's shape.
+        views: views into the buffer, each with its parameter's shape and strides.
         compressor: compresses the buffer for the network; ``None`` to send gradients uncompressed.
         packed: the compressed buffer while it is in flight.
         missing: parameters without a gradient so far in the current backward pass.
@@ -97,7 +98,7 @@ def buckets_of(arranged: Sequence[torch.nn.Parameter], *, enough_bytes: int) -> 
         flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         views, offset = [], 0
         for parameter in parameters:
-            views.append(flat[offset : offset + parameter.numel()].view_as(parameter))
+            views.append(view_like(flat[offset : offset + parameter.numel()], parameter))
             offset += parameter.numel()
         buckets.append(Bucket(flat=flat, parameters=parameters, views=views))
     return buckets

@@ -290,15 +290,14 @@ class PieceReducer:
             if part is None:
                 part = torch.zeros_like(local(parameter))
                 set_gradient(parameter, part)
-            flat = part.view(-1) if part.is_contiguous() else None
-            if flat is None:
-                part = part.contiguous()
-                set_gradient(parameter, part)
-                flat = part.view(-1)
+            rows = part.contiguous()  # pieces count elements row by row, in whatever order they lie in memory
+            flat = rows.view(-1)
             for bucket in self._in_buckets.get(name, ()):
                 for stretch in bucket.stretches:
                     if stretch.name == name:
                         flat[stretch.start : stretch.stop].copy_(bucket.part(stretch))
+            if rows is not part:
+                part.copy_(rows)
         for bucket in self._buckets:
             bucket.work = None
 

@@ -30,6 +30,7 @@ from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
 from heterotrain.numerics.transfers import ReductionTimestamps, transfers_s
 from heterotrain.state.finite import all_finite, is_finite
 from heterotrain.state.layers import Layers
+from heterotrain.state.strides import order_of
 
 TWICE = (
     "a parameter got its gradient twice in one backward pass. Call step.backward once for each micro-batch, and "
@@ -219,7 +220,7 @@ class Reducer:
 
     @property
     def signature(self) -> int:
-        """A checksum of names, shapes and formats of the parameters in the buckets."""
+        """A checksum of names, shapes, strides and formats of the parameters in the buckets."""
         return self._signature
 
     @property
@@ -421,7 +422,13 @@ class Reducer:
         self._hooks = GradientHooks(self._buckets, arrive=self._arrive, move=self._move, close=self._close)
         self.elements = sum(bucket.flat.numel() for bucket in self._buckets)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        layout = [[(names[id(p)], tuple(p.shape), str(p.dtype)) for p in bucket.parameters] for bucket in self._buckets]
+        layout = [
+            [
+                (names[id(p)], tuple(p.shape), order_of(view), str(p.dtype))
+                for p, view in zip(bucket.parameters, bucket.views, strict=True)
+            ]
+            for bucket in self._buckets
+        ]
         self._signature, self._is_new = zlib.crc32(repr(layout).encode()), True
 
     def _unwatch(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from heterotrain.layouts.layout import Layout
+from heterotrain.state.strides import laid_out_like
 from heterotrain.state.tensors import Shard, elements_in
 
 _log = logging.getLogger(__name__)
@@ -99,6 +100,11 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], layout: 
     if [sorted(names) for names in own] != [sorted(names) for names in wanted]:
         raise ValueError("other parameters, or in other groups")
     optimizer.load_state_dict(_numbered(state, own, parameters, layout))
+    for parameter, values in optimizer.state.items():
+        if isinstance(parameter, torch.Tensor):  # a transfer and a checkpoint hold elements row by row
+            values.update({
+                key: laid_out_like(value, parameter) for key, value in values.items() if isinstance(value, torch.Tensor)
+            })  # fmt: skip
 
 
 def _by_name(saved: Mapping[str, Any], named: list[list[str]]) -> dict[str, Any]:

@@ -61,7 +61,8 @@ def _check_same_parameters(rows_WF: list[list[float]], rank: int) -> None:  # no
     others = [other for other, row in enumerate(rows_WF) if row[SIGNATURE] != rows_WF[rank][SIGNATURE]]
     if others:
         raise UsageError(
-            f"rank {rank} trains other parameters than rank {others[0]}: freeze, thaw and swap them in "
-            "the same step on every rank, by step.epoch, step.number or values from job.sum. A rank that joins later "
-            "starts with the parameters that are trained then (job.on_restore)"
+            f"rank {rank} trains other parameters than rank {others[0]}, or has them in another memory format: freeze, "
+            "thaw and swap them in the same step on every rank, by step.epoch, step.number or values from job.sum, and "
+            "use channels_last on all ranks or on none. A rank that joins later starts with the parameters that are "
+            "trained then (job.on_restore)"
         )

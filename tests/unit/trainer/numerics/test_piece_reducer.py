@@ -209,3 +209,23 @@ def test_only_gradients_that_travel_have_a_buffer() -> None:
     for reducer, elements in ((one, sum(e.elements for e in half.values())), (other, 1)):
         assert sum(bucket.flat.numel() for bucket in reducer._buckets) == elements
     assert sum(bucket.flat.numel() for bucket in whole._buckets) < sum(SIZES.values())
+
+
+def test_a_sum_lies_in_memory_as_its_parameter_does() -> None:
+    """Pieces count elements row by row, and a fused optimizer walks the gradient as the parameter lies in memory."""
+    both = {name: Extent(0, size) for name, size in SIZES.items()}
+    reducer, _ = reducers([both, both], bucket_bytes=64)
+    for name, shape in SHAPES.items():
+        whole = torch.zeros(shape, dtype=torch.float64)
+        back = tuple(range(len(shape)))[::-1]
+        reducer._parameters[name].data = whole.permute(back).contiguous().permute(back)
+    reducer.begin()
+    reducer.arm(None)
+    expected = {name: torch.arange(float(size)).double().view(SHAPES[name]) for name, size in SIZES.items()}
+    sum((reducer._parameters[name] * value).sum() for name, value in expected.items()).backward()  # type: ignore[union-attr]
+    reducer.flush()
+    reducer.wait()
+    for name, parameter in reducer._parameters.items():
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, expected[name])
+        assert parameter.grad.stride() == parameter.stride()

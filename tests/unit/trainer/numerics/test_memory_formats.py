@@ -1,0 +1,116 @@
+"""A model in another memory format trains to the weights of plain PyTorch, with every form of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import heterotrain
+import pytest
+import torch
+from heterotrain.state.strides import is_dense, laid_out_like, view_like
+
+SAMPLES, BATCH = 24, 6
+FORMS = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, **form: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01, **form),
+    "adamw": lambda parameters, **form: torch.optim.AdamW(parameters, lr=1e-2, **form),
+    "adagrad": lambda parameters, **form: torch.optim.Adagrad(parameters, lr=1e-2, **form),
+}
+
+
+def net(memory_format: torch.memory_format, dtype: torch.dtype) -> torch.nn.Module:
+    """Return convolutions with a kernel of one pixel, too: its strides mean nothing, and kernels compare them."""
+    torch.manual_seed(0)
+    layers = (
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 5, 1), torch.nn.ReLU(),
+        torch.nn.Conv2d(5, 6, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(6, 4),
+    )  # fmt: skip
+    return torch.nn.Sequential(*layers).to(dtype).to(memory_format=memory_format)
+
+
+def data(dtype: torch.dtype) -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(SAMPLES, 3, 6, 6, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.utils.data.TensorDataset(x, torch.randint(4, (SAMPLES,), generator=generator))
+
+
+def plain(memory_format: torch.memory_format, dtype: torch.dtype, kind: str, form: str, *, epochs: int) -> list[float]:
+    """Return the weights that PyTorch alone trains."""
+    model = net(memory_format, dtype)
+    optimizer = KINDS[kind](model.parameters(), **FORMS[form])
+    x, y = data(dtype).tensors
+    for _ in range(epochs):
+        for at in range(0, SAMPLES, BATCH):
+            optimizer.zero_grad()
+            loss_of(model, x[at : at + BATCH], y[at : at + BATCH], memory_format).backward()
+            optimizer.step()
+    return weights(model)
+
+
+def loss_of(
+    model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, memory_format: torch.memory_format
+) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(x.to(memory_format=memory_format)), y)
+
+
+def weights(model: torch.nn.Module) -> list[float]:
+    return torch.cat([p.detach().double().reshape(-1) for p in model.parameters()]).tolist()
+
+
+def job_weights(
+    memory_format: torch.memory_format, dtype: torch.dtype, kind: str, form: str, *, epochs: int, **settings: str
+) -> list[float]:
+    """Return the weights of a job in this process."""
+    job = heterotrain.init(epochs=epochs, batch_samples=BATCH, **settings)
+    model = job.wrap(net(memory_format, dtype))
+    optimizer = job.optimizer(KINDS[kind](model.parameters(), **FORMS[form]))
+    for step in job.steps(data(dtype), shuffle=False):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(loss_of(model, x, y, memory_format))
+            step.apply(optimizer)
+    return weights(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_weights_are_those_of_plain_pytorch(
+    memory_format: torch.memory_format, kind: str, form: str, dtype: torch.dtype
+) -> None:
+    expected = plain(memory_format, dtype, kind, form, epochs=1)
+    found = job_weights(memory_format, dtype, kind, form, epochs=1)
+    assert found == pytest.approx(expected, abs=1e-10 if dtype == torch.float64 else 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fused_optimizer_goes_on_from_a_checkpoint(tmp_path: Path, kind: str) -> None:
+    """The file holds the moments row by row, and the kernel reads them as the parameter lies in memory."""
+    arguments = (torch.channels_last, torch.float64, kind, "fused")
+    job_weights(*arguments, epochs=1, checkpoint_uri=str(tmp_path))
+    found = job_weights(*arguments, epochs=2, checkpoint_uri=str(tmp_path))
+    assert found == pytest.approx(plain(*arguments, epochs=2), abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "permutation"), [((4, 3, 2, 5), (0, 2, 3, 1)), ((4, 3, 1, 1), (0, 2, 3, 1)), ((2, 3), (1, 0)), ((), ())]
+)
+def test_a_view_lies_in_memory_as_its_parameter_does(shape: tuple[int, ...], permutation: tuple[int, ...]) -> None:
+    back = [permutation.index(at) for at in range(len(permutation))]
+    parameter = torch.randn([shape[at] for at in permutation]).permute(back)
+    buffer = torch.zeros(parameter.numel() + 7)
+    view = view_like(buffer[7:], parameter)
+    view.copy_(parameter)
+    assert (view.shape, view.stride()) == (parameter.shape, parameter.stride())
+    assert torch.equal(view, parameter)
+    assert float(buffer[:7].abs().sum()) == 0
+    assert laid_out_like(parameter.contiguous(), parameter).stride() == parameter.stride()
+
+
+def test_a_parameter_with_gaps_gets_a_plain_view() -> None:
+    parameter = torch.zeros(4, 6)[:, ::2]
+    assert not is_dense(parameter)
+    assert not is_dense(torch.zeros(3).expand(2, 3))
+    assert view_like(torch.zeros(12), parameter).is_contiguous()
