@@ -1,6 +1,7 @@
 """Settings for every tier: hypothesis runs the same examples every time, and CI skips no test of a missing program.
 
-The gate leaves out tests that are marked ``thorough``; ``REPEAT=all`` runs them, too.
+The gate leaves out tests that are marked ``thorough``; ``REPEAT=all`` runs them, too. The limit of a test counts on the
+clock of patience.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 from support import programs, repeat
+
+pytest_plugins = ["support.patient_limits"]
 
 settings.register_profile(
     "default", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]

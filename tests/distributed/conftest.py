@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from distributed.harness import Operator, Zygote
 from heterotrain_core.contract.config import TrainingConfig
+from support import patience
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,6 +17,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patience() -> Iterator[None]:
+    """Count the waits of this process and its workers apart from the machine's other work."""
+    with patience.share():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Waiting for a condition in tests, with a limit and a message."""
+"""Waiting for a condition in tests, with a limit on the clock of patience and a message."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
+
+from support import patience
 
 
 def wait_until(
@@ -15,15 +17,16 @@ def wait_until(
     timeout_s: float,
     every_s: float = 0.01,
     evidence: Callable[[], str] = str,
+    clock: Callable[[], float] = patience.now_s,
 ) -> None:
-    """Block until a condition holds; ``what`` and the ``evidence`` explain a failure.
+    """Block until a condition holds; ``what`` and the ``evidence`` explain a failure, ``clock`` measures the limit.
 
     Raises:
         AssertionError: the condition does not hold in time.
     """
-    end_s = time.monotonic() + timeout_s
+    end_s = clock() + timeout_s
     while not condition():
-        if time.monotonic() > end_s:
+        if clock() > end_s:
             raise AssertionError(f"not within {timeout_s:g} s: {what}\n{evidence()}")
         time.sleep(every_s)
 
