@@ -24,7 +24,7 @@ LAB := PYTHONPATH=deploy/dev/lab:deploy/dev/cluster $(PY)
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: cluster-running ## run the main job on a real cluster; prints a table and draws a picture
+demo: outlook cluster-running ## run the main job on a real cluster; prints a table and draws a picture
 	@$(LAB) -m lab.demo
 
 test: setup $(VENV)/stores/.installed ## every tier, from lint to end-to-end tests on a real cluster; SIDE_BY_SIDE=no runs one at a time
@@ -198,12 +198,18 @@ test-cuda: setup ## tests on a GPU; not part of `make test`
 	torch.cuda.is_available() is false: run it on a machine with an NVIDIA GPU and its driver")'
 	@$(VENV)/bin/pytest tests/cuda -q
 
+# What will happen, and about how long it takes. It runs before there is a Python environment: without a Python that
+# can run it there is no line, and the next step says what is missing. 3 is a mistake in a variable.
+outlook:
+	@PYTHONPATH=deploy/dev/cluster $(or $(PYTHON),python3) -m local_cluster.outlook \
+	  $(if $(filter demo,$(MAKECMDGOALS)),demo,cluster) $(VENV) 2>/dev/null || [ $$? -ne 3 ]
+
 ##@ Emulated cluster (kind where a Docker engine runs, otherwise real components as root)
 
 images: setup ## build the images of operator and trainer
 	@$(CLUSTER) images build
 
-cluster: setup ## start the cluster and load the images
+cluster: outlook setup ## start the cluster and load the images; BINARIES=download or compile forces one for its programs
 	@$(CLUSTER) up
 	@$(CLUSTER) images load
 
@@ -216,6 +222,7 @@ cluster-down: setup ## stop the cluster; leaves no process, mount or interface b
 
 # Integration tests start operators of their own; an installed one would work on the same jobs.
 test-cluster: cluster-running ## chart, integration and end-to-end tests; the cluster keeps running
+	@$(CLUSTER) programs
 	@environment=$$($(CLUSTER) env); eval "$$environment"; \
 	  helm uninstall heterotrain --namespace heterotrain-system --ignore-not-found --wait; \
 	  $(PYTEST) tests/packaging; \
@@ -272,7 +279,7 @@ pictures: setup ## draw the pictures of docs/mathematics.md again
 bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
-.PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
+.PHONY: help outlook demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
   test-oracles test-operator test-trainer test-unit test-distributed histories test-guides test-kueue test-kueue-cluster test-coscheduling chaos test-wheel test-cuda images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
   bench-mathematics bench-pipeline-picture bench-pipelines \

@@ -36,7 +36,7 @@ def test_a_missing_program_skips_a_test_and_fails_it_in_ci(tmp_path: Path, ci: s
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, outcome in done.stdout) == (code, True), done.stdout + done.stderr
-    assert "no-such-program not found: run `make cluster` once" in done.stdout
+    assert "no-such-program not found: run `make images` once" in done.stdout
 
 
 def test_ci_calls_every_target_of_tests_that_needs_no_device() -> None:

@@ -24,4 +24,4 @@ def program(name: str) -> str | None:
 def missing(names: Iterable[str]) -> str:
     """Return a sentence about the programs that are missing, or an empty text."""
     absent = [name for name in names if program(name) is None]
-    return f"{' and '.join(absent)} not found: run `make cluster` once" if absent else ""
+    return f"{' and '.join(absent)} not found: run `make images` once" if absent else ""

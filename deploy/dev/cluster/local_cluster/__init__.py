@@ -6,7 +6,8 @@
               │              │         ├─▶ services         command lines and configuration of a node's programs
               │              │         └─▶ network, cgroups
               │              ├─▶ pki                        certificates
-              │              ├─▶ toolchain                  system packages, Go, the compiled programs
+              │              ├─▶ toolchain ─┐               system packages, Go, programs: downloaded or compiled
+              │              │   outlook ───┴─▶ releases ─▶ download   pinned files of upstream, if hosts answer
               │              └─▶ template ─▶ images         the images of a node's pods
               ├─▶ kind                                      the same commands where a Docker engine runs
               └─▶ control ─▶ kind, node, network            power and network for tests, on either of the two

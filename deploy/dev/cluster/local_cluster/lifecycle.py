@@ -15,8 +15,11 @@ from local_cluster.process import Problem, run, say, step, wait_until
 CONFIGURATION = paths.REPOSITORY / "kind-config.yaml"
 
 
-def setup() -> None:
-    """Install and build everything that a cluster needs to start. A second run finds nothing to do."""
+def setup(*also: toolchain.Program) -> None:
+    """Install and build everything that a cluster needs to start, and ``also`` more programs.
+
+    A second run finds nothing to do.
+    """
     if os.geteuid() != 0:
         raise Problem(
             "a cluster without Docker needs root: run this as root, or start a Docker engine and install kind"
@@ -25,7 +28,7 @@ def setup() -> None:
         toolchain.install_packages()
         # In parallel: compiling keeps the processors busy, packing PyTorch the disk.
         with ThreadPoolExecutor(1) as background:
-            programs = background.submit(toolchain.build_programs)
+            programs = background.submit(toolchain.build_programs, *also)
             for image in images.own():
                 images.build(image)
             programs.result()
@@ -153,8 +156,14 @@ def status() -> str:
 
 
 def build_images() -> None:
-    """Build the project's images, and all other changed parts, for the next start."""
-    setup()
+    """Build the project's images, and all other changed parts, for the next start and for tests."""
+    setup(*toolchain.FOR_TESTS)
+
+
+def programs_for_tests() -> None:
+    """Build the programs that only tests run."""
+    with record.building("programs"):
+        toolchain.build_programs(*toolchain.FOR_TESTS)
 
 
 def load_images() -> None:

@@ -1,4 +1,4 @@
-"""The cluster's programs: system packages by apt, everything else compiled from pinned Go modules, once."""
+"""The cluster's programs: system packages by apt; releases of upstream, or the same compiled from Go modules, once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-from local_cluster import paths
+from local_cluster import paths, releases
+from local_cluster.download import MEGABYTE, Downloads, Limits, patient, sizes
 from local_cluster.process import Problem, follow, niced, run, say, step
 
 PACKAGES = {
@@ -45,6 +47,14 @@ OPTIONS = (
 PROGRESS_PACKAGES = 500
 
 
+class Source(StrEnum):
+    """Where programs come from: releases where their hosts answer, or always the one or the other."""
+
+    EITHER = ""
+    DOWNLOAD = "download"
+    COMPILE = "compile"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A program to compile.
@@ -60,29 +70,36 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """The name of the compiled file."""
         return Path(self.package).name
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names that it is called by."""
+        return COMPONENTS if self.name == "kubernetes" else (self.name,)
 
-PROGRAMS = (
-    *(
-        Program(package=package)
-        for package in (
-            "./kubernetes",
-            "./coredns",
-            "./pause",
-            "github.com/prometheus/prometheus/cmd/prometheus",
-            "github.com/containerd/containerd/v2/cmd/containerd",
-            "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
-            "github.com/containerd/containerd/v2/cmd/ctr",
-            "helm.sh/helm/v3/cmd/helm",
-        )
-    ),
+
+PROGRAMS = tuple(
+    Program(package=package)
+    for package in (
+        "./kubernetes",
+        "./coredns",
+        "./pause",
+        "github.com/prometheus/prometheus/cmd/prometheus",
+        "github.com/containerd/containerd/v2/cmd/containerd",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+        "github.com/containerd/containerd/v2/cmd/ctr",
+        "helm.sh/helm/v3/cmd/helm",
+    )
+)
+"""What a cluster and the demo run."""
+FOR_TESTS = (
     # Tests of the chart's alerts need it. The versions are those above, so little is left to compile: 3 s of one core.
     Program(package="github.com/prometheus/prometheus/cmd/promtool", module=paths.LOCAL / "promtool"),
     # Tests of the chart's objects need it; small.
     Program(package="github.com/yannh/kubeconform/cmd/kubeconform", module=paths.LOCAL / "kubeconform"),
 )
+"""What only tests of the chart run."""
 SIMULATOR = Program(package="sigs.k8s.io/kwok/cmd/kwok", module=paths.LOCAL / "kwok")
 """Simulates kubelets; built only on request."""
 KUEUE = Program(package="sigs.k8s.io/kueue/cmd/kueue", module=paths.LOCAL / "kueue")
@@ -108,27 +125,99 @@ def install_packages() -> None:
         run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, environment=quiet, timeout_s=900)
 
 
-def build_programs(*also: Program) -> None:
-    """Compile what has changed since it was compiled last; a second run does nothing.
+def build_programs(*also: Program, limits: Limits | None = None) -> None:
+    """Download or compile what has changed since it was built last; a second run does nothing.
 
     Raises:
-        Problem: a module could not be fetched, or something does not compile.
+        Problem: a module could not be fetched, something does not compile, or ``BINARIES=download`` asks for a release
+            that cannot be had.
     """
-    inputs = {program: _inputs(program) for program in (*PROGRAMS, *also)}
-    missing = [each for each in inputs if not (paths.programs() / each.name).exists() or _mark(each) != inputs[each]]
+    held = releases.known()
+    missing = outdated((*PROGRAMS, *also), held)
     if not missing:
         return
     paths.programs().mkdir(parents=True, exist_ok=True)
-    for module in dict.fromkeys(program.module for program in missing):
-        together = [program for program in missing if program.module == module]
+    left = _download(missing, held, limits or Limits())
+    for module in dict.fromkeys(program.module for program in left):
+        together = [program for program in left if program.module == module]
         with step(f"compiling {', '.join(program.name for program in together)}"):
             _compile(module, together)
         for program in together:
-            (paths.programs() / f".{program.name}.inputs").write_text(inputs[program])
-    for component in COMPONENTS:
-        link = paths.programs() / component
-        link.unlink(missing_ok=True)
-        link.symlink_to("kubernetes")
+            _write_mark(program.name, _inputs(program))
+
+
+def source() -> Source:
+    """Return the choice in the variable ``BINARIES``.
+
+    Raises:
+        Problem: it has another value.
+    """
+    value = os.environ.get("BINARIES", "")
+    try:
+        return Source(value)
+    except ValueError as error:
+        raise Problem(f"BINARIES is {value!r}, but it can be download, compile, or nothing for either") from error
+
+
+def outdated(programs: Iterable[Program], held: Iterable[releases.Release]) -> list[Program]:
+    """Return the programs that are missing, or built from something else than what is chosen and pinned now.
+
+    Raises:
+        Problem: ``BINARIES`` has a value that is none.
+    """
+    choice, downloadable = source(), {name: release.mark for release in held for name in release.replaces}
+
+    def is_current(program: Program) -> bool:
+        accepted = {_inputs(program)} if choice is not Source.DOWNLOAD or program.name not in downloadable else set()
+        if choice is not Source.COMPILE and program.name in downloadable:
+            accepted.add(downloadable[program.name])
+        return _mark(program) in accepted and all((paths.programs() / name).exists() for name in program.files)
+
+    return [program for program in programs if not is_current(program)]
+
+
+def wanted_releases(missing: Iterable[Program], held: Iterable[releases.Release]) -> list[releases.Release]:
+    """Return the releases that hold missing programs and, unless downloads are forced, no program that is there."""
+    if source() is Source.COMPILE:
+        return []
+    names, known = {program.name for program in missing}, {program.name for program in PROGRAMS}
+    return [
+        release
+        for release in held
+        if names & {*release.replaces} and (source() is Source.DOWNLOAD or names >= known & {*release.replaces})
+    ]
+
+
+def _download(missing: list[Program], held: Iterable[releases.Release], limits: Limits) -> list[Program]:
+    """Download the releases that their hosts have, and return the programs that are left to compile."""
+    wanted, must = wanted_releases(missing, held), source() is Source.DOWNLOAD
+    limits = patient(limits) if must else limits
+    found = sizes([file.url for release in wanted for file in release.files], limits) if wanted else {}
+    answered = []
+    for release in wanted:
+        absent = [file.url for file in release.files if file.url not in found]
+        if not absent:
+            answered.append(release)
+        elif must:
+            raise Problem(f"BINARIES=download, but no host answers for {absent[0]}: allow compiling, or try again")
+    if not answered:
+        return missing
+    total_bytes = sum(found[file.url] for release in answered for file in release.files)
+    done: set[str] = set()
+    with step(f"downloading {', '.join(release.name for release in answered)} ({total_bytes / MEGABYTE:.0f} MB)"):
+        downloads = Downloads(total_bytes, limits)
+        for release in answered:
+            try:
+                releases.install(release, paths.programs(), downloads)
+            except Problem as problem:
+                if must:
+                    raise
+                say(f"    {problem}: {release.name} is compiled instead")
+                continue
+            done |= {*release.replaces}
+            for name in release.replaces:
+                _write_mark(name, release.mark)
+    return [program for program in missing if program.name not in done]
 
 
 def sources(program: Program) -> Path:
@@ -168,6 +257,10 @@ def _mark(program: Program) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def _write_mark(name: str, inputs: str) -> None:
+    (paths.programs() / f".{name}.inputs").write_text(inputs)
+
+
 def _compile(module: Path, programs: Sequence[Program]) -> None:
     """Compile programs of one module with one command, which keeps every core busy while the large ones are linked."""
     go, environment = _go_command()
@@ -189,6 +282,10 @@ def _compile(module: Path, programs: Sequence[Program]) -> None:
     for program in programs:
         # A running program's file cannot be overwritten, but it can be replaced.
         (draft / program.name).replace(paths.programs() / program.name)
+        for name in program.files:
+            if name != program.name:
+                (draft / name).symlink_to(program.name)
+                (draft / name).replace(paths.programs() / name)
     draft.rmdir()
 
 

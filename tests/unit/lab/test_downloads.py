@@ -1,0 +1,474 @@
+"""Releases from a server on loopback that serves, fails and lies: verified files, one clear sentence, no waiting."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import socket
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from local_cluster import download, paths, releases, toolchain
+from local_cluster.process import Problem
+
+PATIENT = download.Limits(probe_s=60, stall_s=60, judge_s=600)
+"""For hosts that answer: they may be as slow as the machine that runs the tests."""
+HASTY = download.Limits(probe_s=0.2, stall_s=0.2)
+"""For hosts that never answer."""
+TOOL = b"#!/bin/sh\necho tool\n"
+
+
+def packed(**files: bytes) -> bytes:
+    """Return a tar archive with these files below a folder, as releases have them."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"release/{name}")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@dataclass
+class Host:
+    """A server of files; ``behaviours`` are called in place of an answer, by path."""
+
+    files: dict[str, bytes]
+    behaviours: dict[str, Callable[[BaseHTTPRequestHandler], None]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    address: str = ""
+
+    @property
+    def downloaded(self) -> list[str]:
+        """The paths of the files that were sent, not only asked about."""
+        return [path for verb, path in (line.split() for line in self.asked) if verb == "GET"]
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """A server on loopback with a program and an archive."""
+    found = Host({"/tool": TOOL, "/suite.tar.gz": packed(alpha=b"A" * 1000, beta=b"B", readme=b"?")})
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.answer(with_body=False)
+
+        def do_GET(self) -> None:
+            if behave := found.behaviours.get(self.path):
+                found.asked.append(f"GET {self.path}")
+                behave(self)
+            else:
+                self.answer(with_body=True)
+
+        def answer(self, *, with_body: bool) -> None:
+            found.asked.append(f"{self.command} {self.path}")
+            body = found.files.get(self.path)
+            self.send_response(200 if body is not None else 404)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            if with_body and body is not None:
+                self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    found.address = f"http://127.0.0.1:{server.server_port}"
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An empty cache; compiling writes a file and notes the program's name in the returned list."""
+    names: list[str] = []
+
+    def compile_instead(_module: Path, programs: list[toolchain.Program]) -> None:
+        for program in programs:
+            names.append(program.name)
+            for name in program.files:
+                (paths.programs() / name).write_text("compiled")
+
+    monkeypatch.setenv("HETEROTRAIN_CACHE", str(tmp_path))
+    monkeypatch.delenv("BINARIES", raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(toolchain, "_compile", compile_instead)
+    monkeypatch.setattr(toolchain, "PROGRAMS", (TOOL_PROGRAM, ALPHA, BETA, OWN))
+    return names
+
+
+OWN, TOOL_PROGRAM, ALPHA, BETA = (toolchain.Program(package=f"./{name}") for name in ("own", "tool", "alpha", "beta"))
+EVERYTHING = ["tool", "alpha", "beta", "own"]
+
+
+def manifest(host: Host) -> tuple[releases.Release, ...]:
+    """Return the releases of the host: a program by itself, and two in an archive."""
+    members = {"alpha": "release/alpha", "beta": "release/beta"}
+    tool = releases.File(url=f"{host.address}/tool", sha256=hashlib.sha256(TOOL).hexdigest())
+    suite = releases.File(
+        url=f"{host.address}/suite.tar.gz",
+        sha256=hashlib.sha256(host.files["/suite.tar.gz"]).hexdigest(),
+        members=members,
+    )
+    return (
+        releases.Release(name="tools", replaces=("tool",), files=(tool,)),
+        releases.Release(name="suite", replaces=("alpha", "beta"), files=(suite,)),
+    )
+
+
+def build(
+    monkeypatch: pytest.MonkeyPatch,
+    held: tuple[releases.Release, ...],
+    choice: str = "",
+    limits: download.Limits = PATIENT,
+) -> None:
+    """Build all programs, given these releases and a value of the variable BINARIES."""
+    monkeypatch.setattr(releases, "known", lambda: held)
+    monkeypatch.setenv("BINARIES", choice)
+    toolchain.build_programs(limits=limits)
+
+
+def content(name: str) -> bytes:
+    return (paths.programs() / name).read_bytes()
+
+
+def test_released_programs_are_downloaded_and_only_the_others_compiled(
+    host: Host, compiled: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(monkeypatch, manifest(host))
+    assert compiled == ["own"]
+    assert (content("tool"), content("alpha"), content("beta")) == (TOOL, b"A" * 1000, b"B")
+    assert all(os.access(paths.programs() / name, os.X_OK) for name in ("tool", "alpha", "beta"))
+    left = {path.name for path in paths.programs().iterdir() if not path.name.startswith(".")}
+    assert left == {"tool", "alpha", "beta", "own"}, "no archive, no draft, no other member"
+    assert "downloading tools, suite" in capsys.readouterr().err
+
+    asked = len(host.asked)
+    build(monkeypatch, manifest(host))
+    assert len(host.asked) == asked, "a second run asks no host"
+    assert compiled == ["own"]
+
+
+def test_another_sum_is_downloaded_again_and_nothing_else(
+    host: Host, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(monkeypatch, manifest(host))
+    host.files["/suite.tar.gz"] = packed(alpha=b"A2", beta=b"B2")
+    build(monkeypatch, manifest(host))
+    assert host.downloaded == ["/tool", "/suite.tar.gz", "/suite.tar.gz"]
+    assert (content("alpha"), compiled) == (b"A2", ["own"])
+
+
+def test_what_was_compiled_is_not_downloaded_afterwards(
+    host: Host, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(monkeypatch, manifest(host), "compile")
+    assert (compiled, host.asked) == (EVERYTHING, []), "compiling asks no host"
+    build(monkeypatch, manifest(host))
+    assert (len(compiled), host.asked) == (4, []), "it is there"
+    build(monkeypatch, manifest(host), "download")
+    assert (len(compiled), sorted(host.downloaded)) == (4, ["/suite.tar.gz", "/tool"])
+    build(monkeypatch, manifest(host), "compile")
+    assert compiled[4:] == ["tool", "alpha", "beta"], "asked for again, it replaces what was downloaded"
+
+
+def cut(request: BaseHTTPRequestHandler) -> None:
+    """Send half of the body and close the connection."""
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(TOOL)))
+    request.end_headers()
+    request.wfile.write(TOOL[: len(TOOL) // 2])
+
+
+def endless(request: BaseHTTPRequestHandler) -> None:
+    """Send more bytes than announced in small pieces, by the encoding that announces none."""
+    request.send_response(200)
+    request.end_headers()
+    request.wfile.write(b"x" * (len(TOOL) + 1))
+
+
+def reset(request: BaseHTTPRequestHandler) -> None:
+    """Close the connection without an answer."""
+    request.connection.shutdown(socket.SHUT_RDWR)
+
+
+def wrong(request: BaseHTTPRequestHandler) -> None:
+    """Send as many other bytes."""
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(TOOL)))
+    request.end_headers()
+    request.wfile.write(TOOL[::-1])
+
+
+def refuse(request: BaseHTTPRequestHandler) -> None:
+    """Answer that there is no such file any more."""
+    request.send_error(410)
+
+
+FAULTS = {
+    cut: "broke off after",
+    endless: "is not the file that this version expects",
+    reset: "could not be downloaded",
+    wrong: "is not the file that this version expects",
+    refuse: "the host answers 410",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda each: each.__name__)
+def test_a_host_that_fails_or_lies_costs_only_its_own_release(
+    fault: Callable[[BaseHTTPRequestHandler], None],
+    host: Host,
+    compiled: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    host.behaviours["/tool"] = fault
+    build(monkeypatch, manifest(host))
+    said = [line for line in capsys.readouterr().err.splitlines() if FAULTS[fault] in line]
+    assert len(said) == 1
+    assert f"{host.address}/tool" in said[0]
+    assert said[0].endswith("tools is compiled instead")
+    assert (compiled, content("tool")) == (["tool", "own"], b"compiled")
+    assert content("alpha") == b"A" * 1000
+    assert not [path for path in paths.programs().rglob("*") if path.suffix == ".part" or path.name == "download"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda each: each.__name__)
+def test_forced_downloads_end_with_one_sentence(
+    fault: Callable[[BaseHTTPRequestHandler], None], host: Host, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.behaviours["/tool"] = fault
+    with pytest.raises(Problem, match=FAULTS[fault]) as caught:
+        build(monkeypatch, manifest(host), "download")
+    assert "\n" not in str(caught.value)
+    assert not compiled
+    assert not (paths.programs() / "tool").exists()
+
+
+def test_a_host_that_falls_silent_is_left(
+    host: Host, compiled: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = threading.Event()
+
+    def fall_silent(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(TOOL)))
+        request.end_headers()
+        request.wfile.write(TOOL[:3])
+        request.wfile.flush()
+        left.wait(60)
+
+    host.behaviours["/tool"] = fall_silent
+    stall = download.Limits(probe_s=PATIENT.probe_s, stall_s=HASTY.stall_s)
+    tools = manifest(host)[:1]
+    build(monkeypatch, tools, limits=stall)
+    assert compiled == EVERYTHING
+    assert (
+        f"{host.address}/tool could not be downloaded: the host is silent: tools is compiled" in capsys.readouterr().err
+    )
+    with pytest.raises(Problem, match="the host is silent"):
+        build(monkeypatch, tools, "download", limits=stall)
+    left.set()
+
+
+def test_a_file_that_the_host_lacks_is_compiled_without_a_download(
+    host: Host, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = manifest(host)
+    del host.files["/tool"]
+    build(monkeypatch, held)
+    assert (compiled, host.downloaded) == (["tool", "own"], ["/suite.tar.gz"])
+    with pytest.raises(Problem, match=r"no host answers for .*/tool: allow compiling"):
+        build(monkeypatch, held, "download")
+
+
+def test_hosts_that_do_not_answer_are_not_waited_for(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
+        held = manifest(Host({"/suite.tar.gz": b""}, address=f"http://127.0.0.1:{deaf.getsockname()[1]}"))
+        build(monkeypatch, held, limits=HASTY)
+    assert compiled == EVERYTHING
+    for name in EVERYTHING:
+        (paths.programs() / name).unlink()
+    build(monkeypatch, held)  # now the port refuses connections
+    assert compiled == 2 * EVERYTHING
+    assert "downloading" not in capsys.readouterr().err
+
+
+def test_names_that_resolve_slowly_do_not_delay_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    forever = threading.Event()
+
+    def resolve(*_: object, **__: object) -> list[object]:
+        asked.set()
+        forever.wait(60)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    threads = threading.active_count()
+    assert download.sizes(["https://example.invalid/a"], download.Limits(probe_s=0.2)) == {}
+    assert asked.is_set()
+    assert threading.active_count() == threads + 1, "the probe returned before the resolver did"
+    forever.set()
+
+
+def test_a_slow_host_is_left_as_soon_as_its_speed_tells(host: Host, tmp_path: Path) -> None:
+    """Of a file of an hour's length the first pieces suffice; who insists gets all of it."""
+    hour = download.Limits(judge_s=0, whole_s=600, progress_s=0)
+    body, sha256 = host.files["/suite.tar.gz"], hashlib.sha256(host.files["/suite.tar.gz"]).hexdigest()
+    with pytest.raises(Problem, match="too few for 1000000000 MB within 10 minutes"):
+        download.Downloads(10**15, hour).fetch(f"{host.address}/suite.tar.gz", sha256, tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+    download.Downloads(10**15, download.patient(hour)).fetch(f"{host.address}/suite.tar.gz", sha256, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == body
+
+
+def test_the_progress_names_megabytes(host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host.files["/large"] = bytes(3_000_000)
+    sha256 = hashlib.sha256(host.files["/large"]).hexdigest()
+    download.Downloads(6_000_000, download.Limits(progress_s=0)).fetch(f"{host.address}/large", sha256, tmp_path / "f")
+    assert "… 3 of 6 MB, " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_choice_that_is_none_is_refused(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Problem, match="BINARIES is 'downlaod', but it can be download, compile"):
+        build(monkeypatch, (), "downlaod")
+    assert not compiled
+
+
+def archive(tmp_path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
+    """Return the path of a tar archive with these entries."""
+    path = tmp_path / "archive"
+    with tarfile.open(path, "w:gz") as tar:
+        for entry, body in entries:
+            entry.size = len(body)
+            tar.addfile(entry, io.BytesIO(body))
+    return path
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname, found.mode = kind, target, 0o6777
+    return found
+
+
+def test_only_named_plain_members_leave_an_archive(tmp_path: Path) -> None:
+    path = archive(
+        tmp_path,
+        (entry("../outside"), b"!"),
+        (entry("/tmp/absolute-member"), b"!"),
+        (entry("bin", tarfile.SYMTYPE, "/etc"), b""),
+        (entry("bin/tool"), b"right"),
+        (entry("bin/other"), b"!"),
+    )
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    releases.unpack(path, {"tool": "bin/tool"}, folder)
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == {"tool": b"right"}
+    assert (folder / "tool").stat().st_mode & 0o7000 == 0, "no set-user-id bit of the archive"
+    assert {each.name for each in tmp_path.iterdir()} == {"archive", "programs"}
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+def test_a_member_that_is_no_plain_file_counts_as_missing(kind: bytes, tmp_path: Path) -> None:
+    path = archive(tmp_path, (entry("tool", kind, "/etc/passwd"), b""))
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    with pytest.raises(Problem, match="the archive lacks tool"):
+        releases.unpack(path, {"tool": "tool"}, folder)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", packed(tool=os.urandom(5000))[:-2000]])
+def test_what_is_no_archive_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "archive").write_bytes(content)
+    with pytest.raises(Problem, match="cannot be unpacked"):
+        releases.unpack(tmp_path / "archive", {"tool": "release/tool"}, tmp_path)
+
+
+def required(module: Path) -> dict[str, str]:
+    """Return the version of each module that a go.mod requires or replaces."""
+    found: dict[str, str] = {}
+    for line in (module / "go.mod").read_text().splitlines():
+        words = line.partition("//")[0].split()
+        if "=>" in words:
+            found[words[0]] = words[-1]
+        elif len(words) == 2 and words[1].startswith("v"):
+            found.setdefault(words[0], words[1])
+    return found
+
+
+def test_releases_have_the_versions_that_are_compiled() -> None:
+    own = required(paths.LOCAL)
+    versions = {
+        "dl.k8s.io": own["k8s.io/kubernetes"],
+        "/etcd-io/etcd/": own["go.etcd.io/etcd/server/v3"],
+        "/containerd/containerd/": own["github.com/containerd/containerd/v2"],
+        # The module of Prometheus 3.15.0 is version 0.315.0.
+        "/prometheus/prometheus/": re.sub(r"v0\.3(\d\d)\.", r"v3.\1.", own["github.com/prometheus/prometheus"]),
+        "get.helm.sh": own["helm.sh/helm/v3"],
+        "/yannh/kubeconform/": required(paths.LOCAL / "kubeconform")["github.com/yannh/kubeconform"],
+    }
+    found = [
+        each for machine in releases.ARCHITECTURES for each in releases.read(releases.MANIFEST.read_text(), machine)
+    ]
+    for file in (file for release in found for file in release.files):
+        version = next(version for part, version in versions.items() if part in file.url)
+        assert re.search(rf"\b{version}\b", file.url), file.url
+        named = [path for path in file.members.values() if re.search(r"\d+\.\d+\.\d+", path)]
+        assert all(version.removeprefix("v") in path for path in named), file.members
+
+
+@pytest.mark.parametrize("machine", releases.ARCHITECTURES)
+def test_a_release_has_every_name_of_what_it_replaces(machine: str) -> None:
+    known = {program.name: program for program in (*toolchain.PROGRAMS, *toolchain.FOR_TESTS)}
+    found = releases.read(releases.MANIFEST.read_text(), machine)
+    assert {release.name for release in found} == {"kubernetes", "containerd", "prometheus", "helm", "kubeconform"}
+    for release in found:
+        assert sorted(release.names) == sorted(name for each in release.replaces for name in known[each].files)
+    sums = [file.sha256 for release in found for file in release.files]
+    assert len({*sums}) == len(sums), "one sum was copied to another file"
+
+
+def test_another_machine_has_no_releases() -> None:
+    assert releases.read(releases.MANIFEST.read_text(), "riscv64") == ()
+
+
+GOOD = """[tools]
+replaces = ["tool"]
+[[tools.files]]
+url = "https://example.org/{architecture}/tool"
+sha256.amd64 = "%s"
+""" % ("a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("https://", "ftp://"),
+        ("https://", "http://"),
+        ("a" * 64, "a" * 63),
+        ("a" * 64, "sha256:" + "a" * 57),
+        ('/tool"', '/.."'),
+        ("sha256", "members = { '../tool' = 'tool' }\nsha256"),
+        ("replaces =", "replace ="),
+        ("[[tools.files]]", "[[tools.file]]"),
+        ("[tools]", "[tools"),
+        ('"a', "a"),
+    ],
+)
+def test_a_damaged_manifest_is_one_sentence(old: str, new: str) -> None:
+    assert len(releases.read(GOOD, "x86_64")) == 1
+    with pytest.raises(Problem, match=r"releases\.toml is damaged"):
+        releases.read(GOOD.replace(old, new, 1), "x86_64")
