@@ -34,7 +34,6 @@ from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
 from heterotrain.preflight import in_job
-from heterotrain.sigterm import SigtermHandler
 from heterotrain.state import admission
 from heterotrain.state.admission import plain_numbers
 from heterotrain.state.tensors import Stateful
@@ -46,6 +45,7 @@ from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
+from heterotrain.stop_signals import StopSignals
 from heterotrain.telemetry import gpu
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.report import Report, serve
@@ -125,8 +125,8 @@ class Job:
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         )
         log_tags.where, log_tags.before = self._position, self._loop.records.progress_display.clear
-        self._sigterm = SigtermHandler(self._loop.shutdown.request)
-        self._sigterm.install()
+        self._stop_signals = StopSignals(self._loop.shutdown.request)
+        self._stop_signals.install()
         torch.manual_seed(config.seed)
         seed_step(config.seed, self.device)  # numpy and Python, too: every rank divides its data sets alike
 
@@ -326,10 +326,9 @@ class Job:
         )
         self._record.data = fingerprint(source)
         self._training.order = source.order
-        self._sigterm.install()
+        self._stop_signals.begin()
         try:
             yield from self._loop.steps(source, workers=processes, lockstep=lockstep)
-            self._sigterm.trains = False
         except (
             GeneratorExit
         ):  # the script left the loop, often by an exception; under torchrun it may still communicate
@@ -340,6 +339,8 @@ class Job:
             self._termination_message.write(Ending.LEFT, str(excluded))
             self._membership.close()
             raise SystemExit(0) from excluded
+        finally:
+            self._stop_signals.end()
 
     def report(self, **values: float) -> None:
         """Export values (numbers, or tensors with one element) as metrics; the lowest rank also logs them.

@@ -281,6 +281,15 @@ class CheckpointManager:
         newest = f"the newest one is of step {self._last[0]}" if self._last[0] >= 0 else "this process wrote no other"
         return f"the checkpoint of the final state is missing ({why or 'it was not written'}); {newest}"
 
+    def how_to_continue(self, steps: int) -> str:
+        """Return where the checkpoint of this many steps is, and how a later run continues from it, for users."""
+        if self._folder is None:
+            return "nothing is saved without a checkpoint_uri in heterotrain.init, so the next run begins again"
+        shown = self._folder.storage.shown
+        if self.newest is not None and self.newest[0] == steps:
+            return f"its checkpoint is in {shown}, and the same command continues from there"
+        return f"the same command continues from the newest checkpoint in {shown}"
+
     def write_now(self, training: Training, *, generation: int, within_s: float | None = None) -> None:
         """Write a whole checkpoint and return when it is complete, unless there already is one of this step.
 

@@ -1,17 +1,24 @@
-"""Loader processes: quick to start, and gone when their rank is gone."""
+"""Loader processes: quick to start, and gone when their rank is gone, not before.
+
+SIGTERM and SIGINT are for the rank, which still needs its loaders until its step ends. Shells, ``timeout`` and batch
+systems send them to all processes of a group. So the server from which loaders are forked starts with both blocked, and
+loaders ignore them; a rank ends its loaders by SIGKILL.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext
+from multiprocessing import popen_forkserver, resource_tracker
+from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess
 from typing import Any
 
 import torch
@@ -19,8 +26,10 @@ from torch.utils.data import get_worker_info
 
 from heterotrain.errors import UsageError
 
-PRELOADED = ("torch", "heterotrain.session", "heterotrain.data.prefetch")
+PRELOADED = ("torch", "heterotrain.session", "heterotrain.data.prefetch", "heterotrain.data.loader_server")
 """Imported once, by the server from which all loader processes of a rank are forked, instead of once in each."""
+STOP = (signal.SIGTERM, signal.SIGINT)
+"""Signals that end a rank."""
 WorkerInit = Callable[[int], Any]
 
 
@@ -50,6 +59,9 @@ class ProcessInit:
     def __call__(self, worker: int) -> None:
         """Prepare the process with this number."""
         torch.set_num_threads(1)
+        for number in STOP:  # a handler: programs that the data set starts would inherit SIG_IGN
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
         threading.Thread(target=_end_with_rank, name="heterotrain-end-with-rank", daemon=True).start()
         if self._script is not None:
             info = get_worker_info()
@@ -58,9 +70,35 @@ class ProcessInit:
             self._script(worker)
 
 
+class _Popen(popen_forkserver.Popen):
+    """Starts a process from a server that no signal to the group ends."""
+
+    def _launch(self, process_obj: Any) -> None:
+        resource_tracker.ensure_running()  # it unblocks both signals, so not inside
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # the server inherits it, if this is its first process
+        try:
+            super()._launch(process_obj)  # type: ignore[misc]  # typeshed leaves it out
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def terminate(self) -> None:
+        """End the process, which ignores SIGTERM."""
+        self.kill()
+
+
+class LoaderProcess(ForkServerProcess):
+    """A process that ends with its rank only."""
+
+    _Popen = staticmethod(_Popen)
+
+
+class _LoaderContext(ForkServerContext):
+    Process = LoaderProcess
+
+
 def loader_context(*things: Any) -> BaseContext:
     """Return the context that starts loader processes; installed libraries that define ``things`` are loaded once."""
-    context = multiprocessing.get_context("forkserver")
+    context = _LoaderContext()
     modules = {getattr(thing, "__module__", None) or type(thing).__module__ for thing in things if thing is not None}
     modules |= {type(thing).__module__ for thing in things if thing is not None}
     context.set_forkserver_preload([*PRELOADED, *sorted(filter(_is_installed, modules - set(PRELOADED)))])

@@ -1,4 +1,4 @@
-"""Graceful shutdown: after SIGTERM, or when everything is committed; and the time that is left for it."""
+"""Graceful shutdown: after SIGTERM or SIGINT, or when everything is committed; and the time that is left for it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
 
-TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a training that SIGTERM ended early; shells report the same for any process that SIGTERM ended."""
+
+NOT_KILLED_S = 86_400.0
+"""After SIGINT from a terminal nothing but a second one ends the process."""
+
+
+class Interrupted(SystemExit, KeyboardInterrupt):
+    """SIGINT has ended the training; a script that catches ``KeyboardInterrupt`` hears of it, after the checkpoint."""
 
 
 class Shutdown:
@@ -50,6 +55,7 @@ class Shutdown:
         self.announced = False
         self.reason = ""
         self._requested_s: float | None = None
+        self._signal = signal.SIGTERM
         self._grace_s = config.grace_s
         self._training = training
         self._membership = membership
@@ -57,9 +63,10 @@ class Shutdown:
         self._termination_message = termination_message
         self._operated = operated
 
-    def request(self) -> None:
-        """Record SIGTERM; safe inside a signal handler."""
-        self._requested_s = self._requested_s or time.monotonic()
+    def request(self, number: signal.Signals) -> None:
+        """Record SIGTERM or SIGINT; safe inside a signal handler."""
+        if self._requested_s is None:
+            self._requested_s, self._signal = time.monotonic(), number
         self.leave_soon()
 
     def leave_soon(self) -> None:
@@ -69,10 +76,11 @@ class Shutdown:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until this process is killed; ``None`` before SIGTERM."""
+        """Seconds until this process is killed; ``None`` before it was told to end."""
         if self._requested_s is None:
             return None
-        return max(0.0, self._requested_s + self._grace_s - time.monotonic())
+        waits = self._signal is signal.SIGINT and not self._operated
+        return max(0.0, self._requested_s + (NOT_KILLED_S if waits else self._grace_s) - time.monotonic())
 
     def write_on_shutdown(self, active_group: ActiveGroup, *, mark: int) -> None:
         """Write a checkpoint because all ranks leave together; without it the job could not continue."""
@@ -82,9 +90,12 @@ class Shutdown:
         )
 
     def leave(self, last_membership: FormationMembership | None) -> NoReturn:
-        """End this rank after SIGTERM or an announced leave."""
+        """End this rank after a signal or an announced leave.
+
+        Outside the operator the exit code is that which shells report for a process that the signal has ended.
+        """
         if last_membership is not None and not self.announced:
-            # SIGTERM came too late for the last vote, or while this rank waited for others. All other ranks may be
+            # The signal came too late for the last vote, or while this rank waited for others. All other ranks may be
             # leaving in the same way, each expected to stay by the others.
             self._checkpoints.write_now(
                 self._training, generation=last_membership.formation.generation, within_s=self.left_s
@@ -92,19 +103,19 @@ class Shutdown:
         self._checkpoints.wait(self.left_s)
         self._termination_message.write(
             Ending.LEFT,
-            "left on request (SIGTERM or drain)",
+            f"left on request ({self._signal.name} or drain)",
             told=self._requested_s is not None,
         )
         self._membership.close()
         if self._operated:
             raise SystemExit(0)
+        code = 128 + self._signal
+        steps = self._training.progress.steps
         _log.warning(
-            "SIGTERM ended the training early, after %d steps, so the exit code is %d: start the script again to "
-            "continue from its newest checkpoint, if it has checkpoints",
-            self._training.progress.steps,
-            TERMINATED,
-        )
-        raise SystemExit(TERMINATED)
+            "%s ended the training early, after %d steps, with exit code %d: %s",
+            self._signal.name, steps, code, self._checkpoints.how_to_continue(steps),
+        )  # fmt: skip
+        raise Interrupted(code) if self._signal is signal.SIGINT else SystemExit(code)
 
     def conclude(self, active_group: ActiveGroup) -> None:
         """End the training together: no rank ends before all ranks have committed everything and it is saved.

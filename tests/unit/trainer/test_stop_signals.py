@@ -1,4 +1,4 @@
-"""SIGTERM in one process without an operator: the step ends, the exit code says that the training has not."""
+"""Signals in one process without an operator: the step ends, the exit code says that the training has not."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.storage import Storage
+from heterotrain.stop_signals import StopSignals
 from heterotrain.termination_message import TerminationMessage
 
 DATA = torch.utils.data.TensorDataset(torch.ones(24, 1))
@@ -25,10 +26,12 @@ def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Average:
@@ -191,3 +194,78 @@ def test_after_the_training_such_a_handler_ends_the_process() -> None:
     with pytest.raises(SystemExit) as ended:
         os.kill(os.getpid(), signal.SIGTERM)
     assert ended.value.code == 0
+
+
+def interrupts(handled: StopSignals | None = None) -> StopSignals:
+    """Return handlers with a clock that stands still, in a training that has begun."""
+    found = handled or StopSignals(lambda _number: None, now_s=lambda: 0.0)
+    found.begin()
+    return found
+
+
+def test_an_interrupt_that_comes_twice_at_once_is_one() -> None:
+    """The terminal sends it to all processes, and the launcher passes it on."""
+    requested: list[signal.Signals] = []
+    handlers = interrupts(StopSignals(requested.append, now_s=lambda: 0.0))
+    for _ in range(2):
+        signal.raise_signal(signal.SIGINT)
+    handlers.end()
+    assert requested == [signal.SIGINT, signal.SIGINT]
+
+
+def test_an_interrupt_before_and_after_the_training_is_python_s() -> None:
+    """There is no step to finish."""
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train(lambda _step: None, before=lambda: signal.raise_signal(signal.SIGINT))
+    train(lambda _step: None)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_error_of_the_script_gives_the_interrupt_back() -> None:
+    """The training is over then, too."""
+    with pytest.raises(ZeroDivisionError):
+        train(lambda step: 1 // step)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_handler_of_the_script_hears_an_interrupt_too() -> None:
+    """And cannot end the process in the middle of a step."""
+    heard: list[int] = []
+
+    def handle(number: int, _frame: Any) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    handlers = interrupts()
+    signal.raise_signal(signal.SIGINT)
+    handlers.end()
+    assert heard == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is handle
+
+
+def test_a_process_that_ignores_interrupts_goes_on_to_do_so() -> None:
+    """As those that ``nohup`` or a shell starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handlers = interrupts()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    handlers.end()
+
+
+def test_after_an_interrupt_the_checkpoint_may_take_its_time(tmp_path: Path) -> None:
+    """Nobody kills the process, unlike after SIGTERM; the exit code is that of an interrupted program."""
+
+    def send(step: int) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(SystemExit) as ended:
+        train(send, checkpoint_uri=tmp_path)
+    assert ended.value.code == 130
+    assert isinstance(ended.value, KeyboardInterrupt)
+    newest = CheckpointFolder(tmp_path, max_to_keep=1).newest()
+    assert newest is not None
+    assert newest.step == 3
