@@ -193,16 +193,8 @@ docs: setup $(VENV)/docs/.installed ## the documentation site, into out/site; fa
 test-wheel: setup ## the wheel in new environments, one for each extra, with the oldest and the newest packages; slow, needs a network
 	@$(PYTEST) tests/wheel
 
-test-cuda: setup ## tests on a GPU; not part of `make test`
-	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, but \
-	torch.cuda.is_available() is false: run it on a machine with an NVIDIA GPU and its driver")'
-	@$(VENV)/bin/pytest tests/cuda -q
-
-# What will happen, and about how long it takes. It runs before there is a Python environment: without a Python that
-# can run it there is no line, and the next step says what is missing. 3 is a mistake in a variable.
-outlook:
-	@PYTHONPATH=deploy/dev/cluster $(or $(PYTHON),python3) -m local_cluster.outlook \
-	  $(if $(filter demo,$(MAKECMDGOALS)),demo,cluster) $(VENV) 2>/dev/null || [ $$? -ne 3 ]
+gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in nine minutes, one table last: the gate's proof, costs of a step, mixed speeds, tests/cuda
+	@$(or $(GPU_PYTHON),$(PY)) deploy/dev/bench/gpu.py $(ARGS)
 
 ##@ Emulated cluster (kind where a Docker engine runs, otherwise real components as root)
 
@@ -280,7 +272,7 @@ bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help outlook demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
-  test-oracles test-operator test-trainer test-unit test-distributed histories test-guides test-kueue test-kueue-cluster test-coscheduling chaos test-wheel test-cuda images cluster cluster-running \
+  test-oracles test-operator test-trainer test-unit test-distributed histories test-guides test-kueue test-kueue-cluster test-coscheduling chaos test-wheel gpu images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
   bench-mathematics bench-pipeline-picture bench-pipelines \
   bench-trainer bench-simulated pictures

@@ -1,4 +1,4 @@
-"""Fixtures for workers with a GPU. `make test-cuda` fails without one; nothing here is part of `make test`."""
+"""Fixtures for workers with a GPU. `make gpu` runs them; nothing here is part of `make test`."""
 
 from __future__ import annotations
 

@@ -25,8 +25,12 @@ def card(number: int, *, ranks: int) -> dict[str, str]:
 def take(gpu: str, host: str) -> None:
     """Use this GPU (none if empty), as if on this host (the real one if empty); before the process uses CUDA."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    if not gpu or not host:
-        return
+    if gpu and host:
+        pretend(host)
+
+
+def pretend(host: str) -> None:
+    """Connect by NCCL as if this rank were on a host of its own; before the process uses NCCL."""
     os.environ |= {"NCCL_HOSTID": host, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     elastic.device_ids = lambda _device: (f"{host}@{devices._own_library()}",)
     own_member.backend_for = lambda _device, *, ranks: "nccl" if ranks else "gloo"

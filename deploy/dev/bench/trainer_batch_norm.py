@@ -21,8 +21,9 @@ import heterotrain
 import torch
 from heterotrain.numerics.batch_norm import BatchNorm
 from machine import free_port, machine
+from models import Numbers, ready
 from ratios import median_interval
-from trainer_overhead import Numbers, ready, seconds_of
+from trainer_overhead import seconds_of
 
 KINDS = ("frozen", "local", "global")
 STEPS = 3

@@ -1,0 +1,363 @@
+"""Proof on one GPU that an update queued behind a gate on the device is exact, and what it costs. Plain PyTorch.
+
+The gate is ``found_inf`` of torch's fused optimizers, exactly 0.0 or 1.0: closed if a flag in page-locked memory is up,
+or if the gradient is not finite. Clipping happens on the device, by ``grad_scale``.
+
+1. Bits: behind a closed gate, weights, moments and step counts stay as they are, and the next step is what it would
+   have been without the closed one.
+2. Aborts: two processes share the card (``NCCL_HOSTID``). One is killed in the middle of a sum. The other raises the
+   flag, then aborts the communicator, while update and next forward pass are queued. Its weights must not change.
+3. Cost: each model trains in four ways, in turns. ``free``: as plain PyTorch, nothing waits. ``wait``: the host waits
+   for the gradient, reads the finite test, works, queues the update. ``queue``: the gated update is queued, then the
+   host waits. ``late``: the host goes on and reads the gate of the step before behind the next loss. In the last three,
+   the host works for ``--host-us`` in a step, as a trainer does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from models import GPU_CASES, Case, mlp
+from ratios import median_interval
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ABORT_S = 20.0
+"""The device must have come to an end by then."""
+QUEUE_GOAL, LATE_GOAL = 0.02, 0.005
+"""Goals for the upper end of the interval, where the GPU is busy for all of the step."""
+Parameters = Sequence[torch.nn.Parameter]
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=0.1, fused=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=1e-3, fused=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "AdamW, amsgrad": lambda p: torch.optim.AdamW(p, lr=1e-3, amsgrad=True, fused=True),
+}
+
+
+class Gate:
+    """The flag, and the state of the gate in the last two steps as the host reads it."""
+
+    def __init__(self) -> None:
+        self.flag = _pinned()
+        self.norm = torch.zeros((), device=DEVICE)
+        self._closed = [_pinned() for _ in range(2)]
+        self._passed = [torch.cuda.Event() if DEVICE.type == "cuda" else None for _ in range(2)]
+        self._number = 0
+
+    def closed(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return 1.0 on the device if the update must not happen, else 0.0; read in stream order, behind the sums."""
+        raised = self.flag.to(DEVICE, non_blocking=True)
+        norms: Any = torch._foreach_norm(list(gradients))  # noqa: SLF001  # as torch.nn.utils does
+        self.norm = torch.linalg.vector_norm(torch.stack(norms))
+        return torch.maximum((~torch.isfinite(self.norm)).float(), raised.sign())
+
+    def note(self, closed: torch.Tensor) -> None:
+        """Queue a copy of the gate for the host."""
+        place = self._number % 2
+        self._closed[place].copy_(closed, non_blocking=True)
+        if (passed := self._passed[place]) is not None:
+            passed.record()
+        self._number += 1
+
+    def is_past(self) -> bool:
+        """Return whether the device has passed the newest gate."""
+        passed = self._passed[(self._number - 1) % 2]
+        return passed is None or passed.query()
+
+    def was_open(self) -> bool:
+        """Wait until the device has passed the newest gate; return whether it was open."""
+        place = (self._number - 1) % 2
+        if (passed := self._passed[place]) is not None:
+            passed.synchronize()
+        return float(self._closed[place]) == 0.0
+
+
+def _pinned() -> torch.Tensor:
+    return torch.zeros((), pin_memory=DEVICE.type == "cuda")
+
+
+def update(optimizer: torch.optim.Optimizer, closed: torch.Tensor, clip: torch.Tensor | None = None) -> None:
+    """Queue an update behind the gate; gradients are divided by ``clip``."""
+    gated: Any = optimizer
+    gated.found_inf, gated.grad_scale = closed, clip
+    optimizer.step()
+
+
+def kept(parameters: Parameters, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return copies of weights, moments and step counts."""
+    states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    return [each.detach().clone() for each in (*parameters, *states)]
+
+
+def same(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
+    """Return whether all bits are equal."""
+    return len(before) == len(after) and all(map(torch.equal, before, after))
+
+
+# -- 1: bits -----------------------------------------------------------------------------------------------------------
+
+
+def skips_exactly(kind: str, *, after: int, non_finite: bool, channels_last: bool) -> bool:
+    """Return whether a step behind a closed gate leaves no trace.
+
+    Args:
+        kind: of the optimizer.
+        after: ordinary steps before it.
+        non_finite: close the gate by the gradient, not by the flag.
+        channels_last: memory format of the model.
+    """
+    form = torch.channels_last if channels_last else torch.contiguous_format
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)
+    x, y = x.to(DEVICE, memory_format=form), y.to(DEVICE)
+
+    def trained(skip: bool) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # noqa: FBT001
+        torch.manual_seed(0)
+        layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 10))
+        model = torch.nn.Sequential(*layers).to(DEVICE, memory_format=form)  # type: ignore[call-overload]  # as above
+        optimizer, gate = OPTIMIZERS[kind](model.parameters()), Gate()
+
+        def step(*, closed: bool) -> None:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            (loss * float("nan") if closed and non_finite else loss).backward()
+            gate.flag.fill_(float(closed and not non_finite))
+            update(optimizer, gate.closed([p.grad for p in model.parameters() if p.grad is not None]))
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()  # before the flag changes again
+
+        parameters = list(model.parameters())
+        for _ in range(after):
+            step(closed=False)
+        before = kept(parameters, optimizer)
+        if skip:
+            step(closed=True)
+        now = kept(parameters, optimizer)
+        step(closed=False)
+        return before, now, kept(parameters, optimizer)
+
+    before, now, then = trained(skip=True)
+    # The first step makes the state of the optimizer, so only the weights can be compared there.
+    return same(before, now[: len(before)]) and same(then, trained(skip=False)[2])
+
+
+def show_bits() -> None:
+    """Print one row for steps after the first, and one for the first step, which makes the optimizer's state."""
+    for after, what in ((3, "later"), (0, "first")):
+        ways = [(kind, bad, last) for kind in OPTIMIZERS for bad in (False, True) for last in (False, True)]
+        wrong = [
+            f"{kind}{', non-finite' if bad else ''}{', channels_last' if last else ''}"
+            for kind, bad, last in ways
+            if not skips_exactly(kind, after=after, non_finite=bad, channels_last=last)
+        ]
+        figure = f"{len(ways) - len(wrong)} of {len(ways)}" + (f"; not {'; '.join(wrong)}" if wrong else "")
+        goal, met = ("all", _yes(not wrong)) if after else ("all but SGD, which starts its momentum there", "-")
+        print(f"| a closed gate keeps all bits, {what} steps | {figure} | {goal} | {met} |", flush=True)
+
+
+def _yes(met: bool) -> str:  # noqa: FBT001  # one value, one word
+    return "yes" if met else "no"
+
+
+# -- 2: aborts in mid-sum ----------------------------------------------------------------------------------------------
+
+
+def abort_rank(rank: int, folder: str, seconds: float) -> None:
+    """Be one of two ranks on the card; rank 1 dies in the middle of the fifth step's sums."""
+    from heterotrain.network import nccl  # noqa: PLC0415  # part 1 and 3 need PyTorch alone
+
+    os.environ |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    torch.cuda.set_device(0)
+    c10d: Any = dist
+    group = nccl.nccl_group(c10d.FileStore(str(Path(folder) / "store"), 2), "gate", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = mlp(2048, 12).to(DEVICE)
+    optimizer, parameters, gate = OPTIMIZERS["AdamW"](model.parameters()), list(model.parameters()), Gate()
+    x, y = torch.randn(64, 2048, device=DEVICE), torch.randint(10, (64,), device=DEVICE)
+
+    def gradients() -> list[torch.Tensor]:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        return [p.grad for p in parameters if p.grad is not None]
+
+    def queue() -> None:
+        found = gradients()
+        for work in [group.allreduce([each], c10d.AllreduceOptions()) for each in found]:
+            work.wait()  # the stream waits, and the host goes on
+        closed = gate.closed(found)
+        update(optimizer, closed)
+        gate.note(closed)
+
+    for _ in range(4):
+        queue()
+        assert gate.was_open()  # noqa: S101  # nothing has happened yet
+    before = kept(parameters, optimizer)
+    torch.cuda.synchronize()
+    if rank == 1:
+        for each in gradients()[: len(parameters) // 2]:
+            group.allreduce([each], c10d.AllreduceOptions())
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+    queue()
+    with torch.no_grad():
+        model(x)  # the next forward pass is queued, too
+    time.sleep(0.5)
+    gate.flag.fill_(1.0)  # first the flag, then the abort: a sum that ends early ends behind a raised flag
+    nccl.abort([group])
+    end_s = time.monotonic() + ABORT_S
+    while not gate.is_past() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    ended = gate.is_past()
+    found = f"ended {ended}, gate open {ended and gate.was_open()}, "
+    print(f"  abort: {found}state kept {same(before, kept(parameters, optimizer))}", flush=True)
+    os._exit(0 if ended and not gate.was_open() and same(before, kept(parameters, optimizer)) else 1)
+
+
+def show_aborts(count: int) -> None:
+    """Print one row: how many aborts in mid-sum left all weights and moments as they were."""
+    good = 0
+    for number in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, __file__, "--rank-seconds", str(0.005 * 3**number), "--folder", folder]
+            environ = os.environ | {"TORCH_CPP_LOG_LEVEL": "FATAL"}  # a page of errors for each sum that is aborted
+            ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=environ) for rank in range(2)]
+            try:
+                good += ranks[0].wait(60) == 0
+            except subprocess.TimeoutExpired:
+                print("  abort: the surviving rank did not end", flush=True)
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    print(f"| aborts in mid-sum that change no bit of the survivor | {good} of {count} | all | {_yes(good == count)} |")
+
+
+# -- 3: cost -----------------------------------------------------------------------------------------------------------
+
+
+def train(case: Case, kind: str, way: str, *, host_us: float, clip: float | None) -> Iterator[None]:
+    """Train in one of the four ways; one step a turn."""
+    torch.manual_seed(0)
+    model, gate = case.make().to(DEVICE), Gate()
+    optimizer, parameters = OPTIMIZERS[kind](model.parameters()), list(model.parameters())
+    shape = (case.share_samples, *case.shape)
+    x = (torch.randint(case.vocabulary, shape) if case.vocabulary else torch.randn(shape)).to(DEVICE)
+    y = torch.randint(10, (case.share_samples,), device=DEVICE)
+    loss_there, loss_known = _pinned(), torch.cuda.Event() if DEVICE.type == "cuda" else None
+    first = True
+    while True:
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        if way != "free":
+            loss_there.copy_(loss.detach(), non_blocking=True)
+            if loss_known is not None:
+                loss_known.record()
+        loss.backward()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if way == "free":
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, clip)
+            optimizer.step()
+            yield
+            continue
+        if loss_known is not None:
+            loss_known.synchronize()
+        if way == "wait":
+            assert float(gate.closed(gradients)) == 0.0  # noqa: S101  # the read is what is timed
+            work(host_us / 2)
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, clip)
+            optimizer.step()
+            work(host_us / 2)
+            yield
+            continue
+        if way == "late" and not first:
+            assert gate.was_open()  # noqa: S101  # of the step before: known since the loss
+        first = False
+        work(host_us / 2)  # the vote, which is known before the sums
+        closed = gate.closed(gradients)
+        update(optimizer, closed, None if clip is None else torch.clamp(gate.norm / clip, min=1.0))
+        gate.note(closed)
+        if way == "queue":
+            assert gate.was_open()  # noqa: S101  # this waits
+        work(host_us / 2)
+        yield
+
+
+def work(microseconds: float) -> None:
+    """Keep the host busy."""
+    end_s = time.perf_counter() + microseconds / 1e6
+    while time.perf_counter() < end_s:
+        pass
+
+
+def show_cost(case: Case, kind: str, *, seconds: float, host_us: float, clip: float | None) -> None:
+    """Print one row for each way but ``free``: time beyond ``free``, the median over blocks and its interval."""
+    ways = {way: train(case, kind, way, host_us=host_us, clip=clip) for way in ("free", "wait", "queue", "late")}
+
+    def turn(way: str, steps: int) -> float:
+        began_s = time.perf_counter()
+        for _ in range(steps):
+            next(ways[way])
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began_s) / steps
+
+    for way in ways:
+        turn(way, 12)
+    steps = max(4, round(0.15 / turn("free", 5)))
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    end_s, number = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end_s or number < 6:  # noqa: PLR2004  # the least for an interval
+        for way in list(ways) if number % 2 else reversed(ways):
+            found[way].append(turn(way, steps))
+        number += 1
+    base_s = statistics.median(found["free"])
+    for way, goal in (("wait", None), ("queue", QUEUE_GOAL), ("late", LATE_GOAL)):
+        middle, low, high = median_interval(
+            [own / free - 1 for own, free in zip(found[way], found["free"], strict=True)]
+        )
+        name = f"update behind a gate, {case.name.partition(', AdamW')[0]}, {kind}{', clip' if clip else ''}: {way}"
+        bar = ("-", "-") if goal is None or base_s < 0.01 else (f"≤ {goal:+.1%}", _yes(high <= goal))  # noqa: PLR2004  # the host bounds shorter steps
+        print(
+            f"| {name} | {base_s * 1e3:.2f} ms, {middle:+.2%} ({low:+.2%} to {high:+.2%}) | {bar[0]} | {bar[1]} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Print the rows of all three."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each model and optimizer (8)")
+    parser.add_argument("--host-us", type=float, default=400.0, help="work of the host in a step (400)")
+    parser.add_argument("--aborts", type=int, default=3, help="how many (3)")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rank-seconds", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank is not None:
+        abort_rank(options.rank, options.folder, options.rank_seconds)
+    show_bits()
+    if DEVICE.type == "cuda":
+        show_aborts(options.aborts)
+    for number, kind, clip in ((1, "SGD", None), (2, "AdamW", 1.0), (0, "SGD", None)):
+        show_cost(GPU_CASES[number], kind, seconds=options.seconds, host_us=options.host_us, clip=clip)
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
