@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import functools
 import importlib
 import json
 import os
@@ -20,9 +21,17 @@ from typing import Any
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
-import heterotrain.session  # noqa: E402, F401  # after the thread counts; loaded for the forked workers
+import heterotrain.initialization  # noqa: E402  # after the thread counts; loaded for the forked workers
+import heterotrain.session  # noqa: E402  # after the thread counts
 import torch  # noqa: E402  # after the thread counts
 import torch._dynamo  # noqa: E402  # after the thread counts; every optimizer needs it
+from heterotrain.network import connection_setup  # noqa: E402  # after the thread counts
+from support import patience  # noqa: E402  # after the thread counts
+
+heterotrain.initialization.Job = functools.partial(heterotrain.session.Job, clock=patience.now_s)  # type: ignore[misc, assignment]  # makes jobs, as the class does
+# Sockets and gloo count these in real time, so they get the limit that is behind one of the clock of patience.
+connection_setup.SETUP_S *= patience.RELUCTANCE
+connection_setup.CONNECT_S *= patience.RELUCTANCE
 
 
 def main() -> None:

@@ -59,15 +59,18 @@ class PatienceClock:
         self._seen_waited_s = waited_s()
 
     def __call__(self) -> float:
-        """Return the seconds so far; never less than before."""
-        with self._lock:
-            passed_s = self._real_s() - self._seen_real_s
-            if passed_s >= LOOK_S:
-                waited_s = self._waited_s()
-                self._now_s += max(passed_s - max(0.0, waited_s - self._seen_waited_s), passed_s / RELUCTANCE)
-                self._seen_real_s += passed_s
-                self._seen_waited_s = waited_s
-            return self._now_s
+        """Return the seconds so far; never less than before. Safe in a signal handler."""
+        if self._lock.acquire(blocking=False):  # else another reading is in progress, maybe below this very call
+            try:
+                passed_s = self._real_s() - self._seen_real_s
+                if passed_s >= LOOK_S:
+                    waited_s = self._waited_s()
+                    self._now_s += max(passed_s - max(0.0, waited_s - self._seen_waited_s), passed_s / RELUCTANCE)
+                    self._seen_real_s += passed_s
+                    self._seen_waited_s = waited_s
+            finally:
+                self._lock.release()
+        return self._now_s
 
     def renew_lock(self) -> None:
         """Forget a lock that another thread held when this process was forked."""

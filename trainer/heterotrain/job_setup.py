@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from heterotrain_core.contract.choices import Backend, Encryption
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
 from heterotrain.checkpoints.manager import CheckpointManager
+from heterotrain.clock import Clock
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode, read_config
 from heterotrain.membership.elastic import Elastic
@@ -44,6 +47,7 @@ def membership_of(
     device: torch.device,
     report: Report,
     shards: int,
+    clock: Clock = time.monotonic,
 ) -> Membership:
     """Return how the ranks of this job find each other: by the operator's plans, or once and for all.
 
@@ -55,6 +59,7 @@ def membership_of(
         device: of this rank.
         report: exports what a worker waits for.
         shards: ranks of a member that divide the model among themselves.
+        clock: measures how long peers are silent, and waits for them.
 
     Raises:
         UsageError: the job cannot be encrypted this way.
@@ -68,7 +73,7 @@ def membership_of(
     if identity.mode is Mode.OPERATED:
         elastic = Elastic(
             identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend,
-            tls=tls, on_spare=report.waits_as_spare,
+            tls=tls, on_spare=report.waits_as_spare, clock=clock,
         )  # fmt: skip
         report.waiting_s = elastic.waiting_s
         return elastic

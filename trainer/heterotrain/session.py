@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from heterotrain_core.published_noise import NoiseWeights
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord, fingerprint
+from heterotrain.clock import Clock
 from heterotrain.data import batches
 from heterotrain.data.loader_process import WorkerInit, Workers
 from heterotrain.data.main_guard import check_main_guard, main_line
@@ -68,7 +70,9 @@ class Job:
         micro_batch_samples: int | None = None,
         batch_norm: str = BatchNorm.GLOBAL,
         noise_weights: str = NoiseWeights.LEAST_VARIANCE,
+        clock: Clock = time.monotonic,
     ) -> None:
+        """Prepare this rank; ``clock`` measures how long peers are silent, and the limits of waits."""
         self.identity = identity
         self.config = config
         self.device = take_device(identity)
@@ -90,7 +94,7 @@ class Job:
         gpu.watch(self.device, self._report)
         in_job.start(identity, self.device, config.checkpoint_uri, self._report)
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
-        checkpoints = CheckpointManager(identity, config, report=self._report)
+        checkpoints = CheckpointManager(identity, config, report=self._report, clock=clock)
         parallelism = admission.choice("parallelism", config.parallelism, Parallelism)
         self._membership = membership_of(
             identity,
@@ -100,6 +104,7 @@ class Job:
             device=self.device,
             report=self._report,
             shards=identity.local_world_size if parallelism is Parallelism.SHARDED else 1,
+            clock=clock,
         )
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
@@ -112,6 +117,7 @@ class Job:
                 admission.choice("onDivergence", config.on_divergence, OnDivergence),
             ),
             observer=Observer(self._report, self._training, self._numerics), micro_batch_samples=micro_batch_samples,
+            clock=clock,
         )  # fmt: skip
         self._setup = ModelSetup(
             identity=identity, config=config, device=self.device, parallelism=parallelism, training=self._training,

@@ -28,6 +28,7 @@ from heterotrain.checkpoints.restore import best_checkpoint, job_folder_uri, res
 from heterotrain.checkpoints.schedule import STUCK_S, Schedule
 from heterotrain.checkpoints.storage import answer_within
 from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult, writer_among
+from heterotrain.clock import Clock
 from heterotrain.data.progress import Progress
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup
@@ -50,7 +51,11 @@ PREPARE_FROM_BYTES = 64 * 1024 * 1024
 class CheckpointManager:
     """Decides when this rank writes a checkpoint or its part of one, and restores the newest one."""
 
-    def __init__(self, identity: Identity, config: TrainingConfig, *, report: Report) -> None:
+    def __init__(
+        self, identity: Identity, config: TrainingConfig, *, report: Report, clock: Clock = time.monotonic
+    ) -> None:
+        """Prepare the folder of checkpoints, if there is one; ``clock`` measures limits of waits."""
+        self._clock = clock
         self.record: Callable[[], bytes | None] = lambda: None
         """Returns the content of the record file next to the newest checkpoint; ``None`` for no file."""
         self._schedule = Schedule(every_s=config.checkpoint_interval_s, now_s=time.monotonic())
@@ -226,10 +231,10 @@ class CheckpointManager:
         in_parts = self._in_parts(active_group, training)
         if not in_parts and not self._is_writer(active_group):
             return
-        began_s = time.monotonic()
+        began_s = self._clock()
         if not self.wait(left_s - EXIT_RESERVE_S):
             return
-        left_s -= time.monotonic() - began_s
+        left_s -= self._clock() - began_s
         estimate = self._estimate(training, left_s=left_s, parts=len(active_group.roster.plan_ranks) if in_parts else 1)
         if not estimate.fits and self._early[0] >= 0:
             _log.warning(
@@ -300,10 +305,10 @@ class CheckpointManager:
         """
         if self._writer is None or not training.has_state or training.holdings:
             return
-        end_s = time.monotonic() + within_s if within_s is not None else None
+        end_s = self._clock() + within_s if within_s is not None else None
         if self.wait(within_s) and not self._is_kept(training.progress, within_s=within_s):
             self._start(self._writer, training, generation=generation)
-            self.wait(None if end_s is None else end_s - time.monotonic())
+            self.wait(None if end_s is None else end_s - self._clock())
 
     def wait(self, within_s: float | None = None) -> bool:
         """Wait until nothing is being written; return whether nothing is.
@@ -315,7 +320,9 @@ class CheckpointManager:
         if writer is None:
             return True
         if within_s is not None:
-            done = writer.wait(max(0.0, within_s))
+            end_s, left_s = self._clock() + within_s, within_s
+            while not (done := writer.wait(max(0.0, left_s))) and left_s > 0:
+                left_s = end_s - self._clock()
             if not done:
                 _log.warning("no time is left for the checkpoint being written: the job may use an older one")
             return done

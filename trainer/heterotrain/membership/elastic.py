@@ -14,6 +14,7 @@ import torch
 from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.plan import Rank
 
+from heterotrain.clock import Clock
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_plan, agree_on_state
@@ -49,6 +50,7 @@ class Elastic:
         backend: Backend,
         tls: Tls | None = None,
         on_spare: Callable[[str], None] = lambda _why: None,
+        clock: Clock = time.monotonic,
     ) -> None:
         """Listen for peers and plans from now on.
 
@@ -61,6 +63,7 @@ class Elastic:
             backend: of the gradient exchange.
             tls: encrypts the connections between ranks; ``None`` leaves them in plain text.
             on_spare: called with the reason when this rank waits as a spare, with an empty one when it takes part.
+            clock: measures how long peers are silent, and waits for them.
 
         Raises:
             UsageError: the peer port is missing or in use.
@@ -74,12 +77,15 @@ class Elastic:
         self._backend = backend
         self._why_gloo = ""
         self._timeout_s = timeout_s
+        self._clock = clock
         self._group: Group | None = None
         self._ranks: list[Rank] = []
         self._watch: HangWatch | None = None
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._credentials = Credentials(secret=identity.secret, tls=tls)
-        self._peers = PeerService(identity, self._source, timeout_s=timeout_s, credentials=self._credentials)
+        self._peers = PeerService(
+            identity, self._source, timeout_s=timeout_s, credentials=self._credentials, clock=clock
+        )
         self._rendezvous = Rendezvous(
             self._peers,
             device=device_ids(device),
@@ -99,6 +105,7 @@ class Elastic:
                 steps=lambda: self._training.progress.steps,
                 ask=self._ask,
                 name=self._identity.name,
+                clock=self._clock,
             )
             self._peers.handlers["doing"] = self._on_activity
         membership = previous
@@ -136,7 +143,7 @@ class Elastic:
         if group is None:
             return None
         waiting = group.waiting
-        return time.monotonic() - waiting.since_s if waiting is not None else 0.0
+        return self._clock() - waiting.since_s if waiting is not None else 0.0
 
     def leave_soon(self, within_s: float) -> None:
         """Wait no longer than ``within_s`` seconds for a formation."""
@@ -168,7 +175,9 @@ class Elastic:
             excluded_ports=frozenset(each.peer_port for each in ranks) | {self._identity.metrics_port or 0},
         )
         self._ranks = ranks
-        group = self._group = Group(rank=rank, world_size=len(ranks), sockets=sockets, hosted=result.hosted)
+        group = self._group = Group(
+            rank=rank, world_size=len(ranks), sockets=sockets, hosted=result.hosted, clock=self._clock
+        )
         if self._rendezvous.is_broken(membership.formation):
             group.cut("given up before it was built")
         try:

@@ -12,12 +12,14 @@ import contextlib
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from heterotrain_core.contract.plan import Rank
 
+from heterotrain.clock import Clock, ClockLoop
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.plan_source import PlanSource
@@ -42,7 +44,15 @@ CLOSE_S = 2.0
 class PeerService:
     """Listener, heartbeats and requests. ``async`` methods run in its loop; ``call`` bridges from other threads."""
 
-    def __init__(self, identity: Identity, source: PlanSource, *, timeout_s: float, credentials: Credentials) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        source: PlanSource,
+        *,
+        timeout_s: float,
+        credentials: Credentials,
+        clock: Clock = time.monotonic,
+    ) -> None:
         """Make a service that does not listen yet.
 
         Args:
@@ -50,6 +60,7 @@ class PeerService:
             source: the plans; a new one wakes all waits, and one from the mount goes to the peers at once.
             timeout_s: silence of a host after which its ranks count as lost.
             credentials: of the job.
+            clock: measures all limits in the service's loop.
         """
         self.identity = identity
         self.source = source
@@ -60,7 +71,7 @@ class PeerService:
         """Returns fields that every reply to a peer carries in addition to the plan's version."""
         self.on_reply: Callable[[Mapping[str, Any]], None] = lambda _answer: None
         """Receives every reply of a peer."""
-        self.loop = asyncio.new_event_loop()
+        self.loop = ClockLoop(clock)
         self._changed = asyncio.Event()
         self.heartbeats = Heartbeats(
             timeout_s=timeout_s,

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS
 
+from heterotrain.clock import Clock
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_attempt import Attempt, short_message
@@ -49,7 +50,7 @@ NOT_HERE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """The operation that the training thread waits for, and the start of the wait on the monotonic clock."""
+    """The operation that the training thread waits for, and the start of the wait on the group's clock."""
 
     what: str
     since_s: float
@@ -80,7 +81,15 @@ class Group:
         script_exchanges: number of exchanges that the script has started in this formation.
     """
 
-    def __init__(self, *, rank: int, world_size: int, sockets: SocketFilter, hosted: HostedStore | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        sockets: SocketFilter,
+        hosted: HostedStore | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
         """Make a group that is not connected yet.
 
         Args:
@@ -88,7 +97,9 @@ class Group:
             world_size: number of ranks.
             sockets: distinguishes the group's sockets from others.
             hosted: the store, on the rank that hosts it.
+            clock: measures waits.
         """
+        self._clock = clock
         self.rank = rank
         self.world_size = world_size
         self.waiting: Waiting | None = None
@@ -167,7 +178,7 @@ class Group:
             PeerLost: a rank was lost meanwhile.
         """
         watched = open_sockets()
-        self.waiting = Waiting("the connections of NCCL", time.monotonic()) if groups else None
+        self.waiting = Waiting("the connections of NCCL", self._clock()) if groups else None
         try:
             for group in groups:
                 join_nccl(group, self.check)
@@ -350,7 +361,7 @@ class Group:
         # NCCL needs no bounded wait: its operations can be aborted and wait on the device.
         if isinstance(work, dist.Work) and self._backend != "nccl":
             waited = BoundedWait(work, is_over=self.is_over, belongs_to=self._owners.get(owners or (), self._gradients))
-        self.waiting = Waiting(what, time.monotonic())
+        self.waiting = Waiting(what, self._clock())
         try:
             waited.wait()
         except broken as error:
@@ -385,7 +396,7 @@ class Group:
         """
         is_queued = bool(self._nccl_groups()) or (self._member is not None and self._member.is_nccl)
         if is_queued and torch.cuda.is_initialized():
-            self.waiting = Waiting("the accelerator, and the reductions queued on it", time.monotonic())
+            self.waiting = Waiting("the accelerator, and the reductions queued on it", self._clock())
             try:
                 torch.cuda.current_stream().synchronize()
             finally:
@@ -407,7 +418,7 @@ class Group:
         """
 
         def on_wait(what: str) -> None:
-            self.waiting = Waiting(what, time.monotonic()) if what else None
+            self.waiting = Waiting(what, self._clock()) if what else None
 
         self._member, member.on_wait, member.is_formation_over = member, on_wait, self.is_over
         if name:
@@ -438,7 +449,7 @@ class Group:
         check_alike(gathering.rows, rank=self.rank, call=call)
         group = self._require_script_group()
         try:
-            self.waiting = Waiting(call, time.monotonic())
+            self.waiting = Waiting(call, self._clock())
             work = start(group)
             BoundedWait(work, is_over=self.is_over, belongs_to=group).wait()
         except RuntimeError as error:
@@ -476,8 +487,8 @@ class Group:
 
     def _breaks_soon(self) -> bool:
         """Return whether the group turns out to be broken, after one of gloo's operations has failed."""
-        end_s = time.monotonic() + NEWS_S
-        while not self.is_over() and time.monotonic() < end_s:
+        end_s = self._clock() + NEWS_S
+        while not self.is_over() and self._clock() < end_s:
             time.sleep(0.005)
         return self.is_cut
 

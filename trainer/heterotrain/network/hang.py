@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from heterotrain.clock import Clock
 from heterotrain.network.group import Group
 
 _log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class HangWatch:
         steps: Callable[[], int],
         ask: Callable[[], Sequence[Activity]],
         name: str,
+        clock: Clock = time.monotonic,
     ) -> None:
         """Start watching the calling thread.
 
@@ -106,7 +108,9 @@ class HangWatch:
             steps: returns the committed steps.
             ask: returns the activity of all peers; an empty list where peers cannot be asked.
             name: this rank, for log messages.
+            clock: that of the group's ``waiting``.
         """
+        self._clock = clock
         self._limit_s = limit_s
         self._group = group
         self._steps = steps
@@ -124,7 +128,7 @@ class HangWatch:
         """Return the current activity of this rank; safe from any thread."""
         group = self._group()
         waiting = group.waiting if group is not None else None
-        now_s = time.monotonic()
+        now_s = self._clock()
         return Activity(
             rank=group.rank if group is not None else 0,
             name=self._name,
@@ -144,7 +148,7 @@ class HangWatch:
                 logged = None
             if waiting is None:
                 continue
-            waited_s = time.monotonic() - waiting.since_s
+            waited_s = self._clock() - waiting.since_s
             if waited_s < (2 * logged_s if logged is waiting else self._limit_s):
                 continue
             peers = self._ask()

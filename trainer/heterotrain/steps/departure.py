@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from heterotrain.clock import Clock
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.steps.shutdown import Shutdown
 
@@ -19,14 +20,16 @@ PATIENCE = 0.5
 class Departure:
     """The leave of this rank, from the request for it to the step after which it goes."""
 
-    def __init__(self, shutdown: Shutdown, *, grace_s: float, operated: bool) -> None:
+    def __init__(self, shutdown: Shutdown, *, grace_s: float, operated: bool, clock: Clock = time.monotonic) -> None:
         """Describe a rank that stays.
 
         Args:
             shutdown: knows whether this rank was asked to end.
             grace_s: seconds between the announcement of an end and the end.
             operated: whether an operator makes plans.
+            clock: that of ``shutdown``.
         """
+        self._clock = clock
         self._shutdown = shutdown
         self._grace_s = grace_s
         self._operated = operated
@@ -38,7 +41,7 @@ class Departure:
         if not asked:
             self._since_s = None
         elif self._since_s is None:
-            self._since_s = time.monotonic()
+            self._since_s = self._clock()
         return asked
 
     def waits(self, active_group: ActiveGroup, *, next_s: float) -> bool:
@@ -52,7 +55,7 @@ class Departure:
             return False
         left_s = self._shutdown.left_s
         if left_s is None:  # announced by the plan only
-            now_s = time.monotonic()
+            now_s = self._clock()
             left_s = (self._since_s or now_s) + self._grace_s - now_s
         return left_s - next_s > (1.0 - PATIENCE) * self._grace_s
 

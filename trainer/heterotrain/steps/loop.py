@@ -18,6 +18,7 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.manifest import new_mark
 from heterotrain.checkpoints.record import RunRecord
+from heterotrain.clock import Clock
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.progress import Progress, shared_seed
 from heterotrain.data.slices import Source
@@ -85,7 +86,9 @@ class Loop:
         replicas: Replicas,
         hooks: Hooks,
         micro_batch_samples: int | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.shutdown = Shutdown(
             config=config,
             training=training,
@@ -93,13 +96,14 @@ class Loop:
             checkpoints=checkpoints,
             termination_message=termination_message,
             operated=identity.mode is Mode.OPERATED,
+            clock=clock,
         )
         self._formations = Formations(
             membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints,
             observer=observer, report=report,
         )  # fmt: skip
         self._departure = Departure(
-            self.shutdown, grace_s=config.grace_s, operated=identity.mode is Mode.OPERATED
+            self.shutdown, grace_s=config.grace_s, operated=identity.mode is Mode.OPERATED, clock=clock
         )  # fmt: skip
         self.reducers = Reducers(training, numerics)
         self.exchanges = ScriptExchanges(self._formations)
@@ -124,7 +128,7 @@ class Loop:
         self._repeating: int | None = None
         self._open: Step | None = None
         self._lockstep = False
-        self._began_s = time.monotonic()
+        self._began_s = self._clock()
         self._step_s = 0.0
         self._replicas = replicas
         self._hooks = hooks
@@ -240,7 +244,7 @@ class Loop:
 
     def _prepare(self, active_group: ActiveGroup, loader: BatchLoader) -> Step:
         self._formations.adopt(active_group)
-        self._began_s = time.monotonic()
+        self._began_s = self._clock()
         task = loader.task(active_group, self._training.progress, cap_samples=self._attempts.cap_samples)
         reducer = self.reducers.watching()
         self.seed_alike("step")
@@ -372,7 +376,7 @@ class Loop:
                 self._training,
                 self._attempts.kept,
                 left_s=left_s,
-                step_left_s=max(0.0, self._step_s - (time.monotonic() - self._began_s)),
+                step_left_s=max(0.0, self._step_s - (self._clock() - self._began_s)),
             )
         return self._require_loader().fetch(task, offset, size)
 
@@ -471,7 +475,7 @@ class Loop:
         self._record_step(step, decision, self._formations.require())
 
     def _record_step(self, step: Step, decision: StepDecision, active_group: ActiveGroup) -> None:
-        self._step_s = time.monotonic() - self._began_s
+        self._step_s = self._clock() - self._began_s
         self.records.committed(
             step, decision, active_group, self._require_loader(), is_divided=self.reducers.is_divided
         )  # fmt: skip

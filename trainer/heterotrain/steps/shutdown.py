@@ -11,6 +11,7 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
 from heterotrain.checkpoints.manager import CheckpointManager
+from heterotrain.clock import Clock
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.state.training import Training
@@ -45,12 +46,14 @@ class Shutdown:
         checkpoints: CheckpointManager,
         termination_message: TerminationMessage,
         operated: bool,
+        clock: Clock = time.monotonic,
     ) -> None:
         """Prepare the ways out.
 
         ``operated``: whether an operator reads the termination message. Everywhere else the exit code is the only
-        answer, so an unfinished training must not end with 0.
+        answer, so an unfinished training must not end with 0. ``clock`` measures the grace period.
         """
+        self._clock = clock
         self.leaving = False
         self.announced = False
         self.reason = ""
@@ -66,7 +69,7 @@ class Shutdown:
     def request(self, number: signal.Signals) -> None:
         """Record SIGTERM or SIGINT; safe inside a signal handler."""
         if self._requested_s is None:
-            self._requested_s, self._signal = time.monotonic(), number
+            self._requested_s, self._signal = self._clock(), number
         self.leave_soon()
 
     def leave_soon(self) -> None:
@@ -80,7 +83,7 @@ class Shutdown:
         if self._requested_s is None:
             return None
         waits = self._signal is signal.SIGINT and not self._operated
-        return max(0.0, self._requested_s + (NOT_KILLED_S if waits else self._grace_s) - time.monotonic())
+        return max(0.0, self._requested_s + (NOT_KILLED_S if waits else self._grace_s) - self._clock())
 
     def write_on_shutdown(self, active_group: ActiveGroup, *, mark: int) -> None:
         """Write a checkpoint because all ranks leave together; without it the job could not continue."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import pytest
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId, roster_of
-from heterotrain.steps import departure
 from heterotrain.steps.departure import Departure
 from heterotrain.steps.shutdown import Shutdown
 from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
@@ -40,11 +38,10 @@ def a_group(*, cuts: tuple[int, ...] = (3,), drain: tuple[str, ...] = ()) -> Act
     return ActiveGroup(membership=cast("Any", None), roster=roster, rank=0, group=None, agreed=held)
 
 
-def test_a_stage_waits_for_half_of_its_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_waits_for_half_of_its_grace_period() -> None:
     """From the first step in which the plan asks it to leave; the step must be over by then."""
     now = [100.0]
-    monkeypatch.setattr(departure.time, "monotonic", lambda: now[0])
-    leave = Departure(cast("Shutdown", _Asked()), grace_s=30.0, operated=True)
+    leave = Departure(cast("Shutdown", _Asked()), grace_s=30.0, operated=True, clock=lambda: now[0])
     assert not leave.is_asked(a_group())
     drained = a_group(drain=("w0",))
     assert leave.is_asked(drained)
