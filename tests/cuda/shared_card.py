@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from distributed import pipeline_job_scripts, scripts, sharded_job_scripts
-from heterotrain.membership import devices, elastic
+from heterotrain.membership import devices, elastic, fixed
 from heterotrain.steps import own_member
 
 
@@ -32,7 +32,7 @@ def take(gpu: str, host: str) -> None:
 def pretend(host: str) -> None:
     """Connect by NCCL as if this rank were on a host of its own; before the process uses NCCL."""
     os.environ |= {"NCCL_HOSTID": host, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    elastic.device_ids = lambda _device: (f"{host}@{devices._own_library()}",)
+    elastic.device_ids = fixed.device_ids = lambda _device: (f"{host}@{devices._own_library()}",)
     own_member.backend_for = lambda _device, *, ranks: "nccl" if ranks else "gloo"
 
 

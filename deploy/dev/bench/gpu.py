@@ -56,7 +56,7 @@ def parts(scale: float) -> tuple[Part, ...]:
     def seconds(usual: float) -> str:
         return f"{usual * scale:g}"
 
-    tests = ("-m", "pytest", "-q", "-n", "6", "-p", "no:cacheprovider", "tests/cuda")
+    tests = ("-m", "pytest", "-q", "-n", "6", "-p", "no:cacheprovider", "-p", "no:benchmark", "tests/cuda")
     return (
         Part(
             name="gate", shows="an update behind a gate on the device: bits, aborts in mid-sum, cost",

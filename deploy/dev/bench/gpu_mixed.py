@@ -1,13 +1,11 @@
 """A job of ranks with different speeds on one card: even shares against learned ones, and the ceiling.
 
-Two mixtures. ``card and processors``: one rank has some of the card's multiprocessors (a green context), one has
-processors; gradients travel by gloo. ``parts of a card``: each rank has a share of the card's threads by NVIDIA's
-Multi-Process Service, and gradients travel by NCCL. A mixture that this machine cannot make is left out, with a row
-that says so.
+Each rank has a share of the card's threads by NVIDIA's Multi-Process Service, and gradients travel by NCCL. Where the
+service is missing, a row says so.
 
 This program is the operator: it reads the ranks' telemetry every second, decides by the operator's own functions, and
 writes plans. When the shares have settled, even and learned ones take turns in the order ABBA. The ceiling has nothing
-to do with the job: the same model in plain PyTorch on the same devices at the same time, without any exchange.
+to do with the job: the same model in plain PyTorch on the same parts of the card at the same time, without exchange.
 """
 
 from __future__ import annotations
@@ -239,6 +237,16 @@ def read(worker: Worker) -> Mapping[CounterKey, Counters]:
     return parse_everything(rows).counters
 
 
+def phases(job: Job, before: Mapping[CounterKey, Counters]) -> str:
+    """Return the mean milliseconds of each phase of each rank by its share, since the counters before."""
+    lines = []
+    for each in observe(before, job.counters, ended_s=time.monotonic()):
+        seconds = {name: getattr(each, name) for name in ("load", "forward", "backward", "sync", "update", "step")}
+        spent = ", ".join(f"{name} {1e3 * value.mean:.1f}" for name, value in seconds.items() if value is not None)
+        lines.append(f"    {each.member}, {each.share_samples} samples, {each.steps} steps, ms: {spent}")
+    return "\n".join(lines)
+
+
 def ceiling(mixture: Mixture, shares: Sequence[int], seconds: float) -> list[float]:
     """Return the samples a second of each device in plain PyTorch, all at the same time."""
     with tempfile.TemporaryDirectory() as name:
@@ -280,10 +288,13 @@ def show(mixture: Mixture, seconds: float) -> None:
             learned, even = decision.division.shares, tuple(evenly(mixture.batch, len(mixture.devices)))
             found: dict[tuple[int, ...], list[float]] = {even: [], learned: []}
             turns = max(2, round(seconds / (4 * TURN_S)))
+            before = dict(job.counters)
             for number in range(turns):
                 first, second = (even, learned) if number % 2 == 0 else (learned, even)
                 for shares in (first, second, second, first):
                     found[shares].append(job.step_s(shares, TURN_S))
+            job.read()
+            print(phases(job, before), flush=True)
         finally:
             job.close()
     alone = ceiling(mixture, learned, max(2.0, seconds / 4))
@@ -323,52 +334,22 @@ def shared_card() -> Iterator[str]:
                 os.environ.pop(variable, None)
 
 
-def green_multiprocessors(share: float) -> int:
-    """Return the number of multiprocessors for a part of the card, 0 where torch cannot divide it."""
-    import torch  # noqa: PLC0415  # the ranks load it for themselves
-
-    contexts = getattr(torch.cuda, "green_contexts", None)
-    if contexts is None or not hasattr(contexts, "GreenContext"):
-        return 0
-    every = torch.cuda.get_device_properties(0).multi_processor_count
-    return max(8, round(share * every) // 8 * 8)  # compute capability 9 divides by eight
-
-
 def main() -> None:
-    """Measure both mixtures."""
+    """Measure the mixture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of turns for each mixture (20)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of turns (20)")
     parser.add_argument("--processors", action="store_true", help="two ranks on processors instead, to try the program")
     options = parser.parse_args()
-    cores = os.cpu_count() or 2
     if options.processors:
-        devices = (Device(pool="two", gpu=False, threads=2), Device(pool="one", gpu=False, threads=1))
+        devices = (Device(pool="two", gpu=False, threads=2), Device(pool="one", gpu=False))
         show(Mixture(name="processors", devices=devices, channels=8, batch=48, precision="fp32"), options.seconds)
         return
-    failed = False
-
-    def attempt(mixture: Mixture) -> None:
-        nonlocal failed
-        try:
-            show(mixture, options.seconds)
-        except (RuntimeError, TimeoutError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
-            failed = True
-            print(f"{error}\n| {mixture.name} | failed | it runs | no |", flush=True)
-
     with shared_card() as problem:
         if problem:
             print(f"| parts of a card | not run: {problem} | - | - |", flush=True)
-        else:
-            shares = tuple(Device(pool=f"{each} %", percent=each) for each in (50, 30, 15))
-            attempt(Mixture(name="parts of a card", devices=shares, channels=128, batch=768, precision="bf16"))
-    devices = (
-        Device(pool="gpu", multiprocessors=green_multiprocessors(0.1)),
-        Device(pool="processors", gpu=False, threads=max(1, cores - 2)),
-    )
-    mixture = Mixture(name="card and processors", devices=devices, channels=32, batch=512, precision="fp32")
-    attempt(mixture)
-    if failed:
-        sys.exit(1)
+            return
+        parts = tuple(Device(pool=f"{each} %", percent=each) for each in (50, 30, 15))
+        show(Mixture(name="parts of a card", devices=parts, channels=128, batch=768, precision="bf16"), options.seconds)
 
 
 if __name__ == "__main__":

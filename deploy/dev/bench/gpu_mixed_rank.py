@@ -12,7 +12,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from models import Numbers, convolutions, ready
@@ -28,14 +27,12 @@ class Device:
     Attributes:
         pool: name of its kind.
         gpu: whether it is a GPU.
-        multiprocessors: of the GPU that it may use, as a green context; 0 for all.
-        percent: of the GPU's threads that it may use, where several processes share it by MPS; 0 without MPS.
+        percent: of the GPU's threads that it may use, where several processes share it by MPS; 0 for all.
         threads: of the processor.
     """
 
     pool: str
     gpu: bool = True
-    multiprocessors: int = 0
     percent: int = 0
     threads: int = 1
 
@@ -54,20 +51,11 @@ class Device:
         if not self.gpu:
             return torch.device("cpu")
         torch.cuda.set_device(0)
-        if self.multiprocessors:
-            contexts: Any = torch.cuda.green_contexts
-            made = contexts.GreenContext.create(num_sms=self.multiprocessors, device_id=0)
-            made.set_context()
-            _kept.append(made)
         if self.percent:
             from cuda.shared_card import pretend  # noqa: PLC0415  # of the tests; only for several ranks on one card
 
             pretend(f"host-{number}")
         return torch.device("cuda", 0)
-
-
-_kept: list[Any] = []
-"""Contexts, which end with their objects."""
 
 
 def train(device: Device, number: int, *, channels: int) -> None:
