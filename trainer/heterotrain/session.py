@@ -233,6 +233,27 @@ class Job:
         self._training.extras[name] = stateful
         return stateful
 
+    def buffers(
+        self, name: str, rule: str | Callable[[torch.nn.Module], torch.Tensor | None], *, decay: float = 1.0
+    ) -> None:
+        """Say how a buffer or frozen parameter that changes in forward passes is combined over ranks and micro-batches.
+
+        Every micro-batch of a step starts from the same values. After the step, the rule makes one value of those that
+        the micro-batches leave. Layers of torch have their rules already: running statistics, observers and fake
+        quantizers, spectral norm. Call this after ``job.wrap``, the same on every rank.
+
+        Args:
+            name: name in the model, or a pattern such as ``quantizer.*``; a later call takes precedence.
+            rule: ``mean`` (weighted by samples), ``sum`` (of what each micro-batch adds), ``min``, ``max``, ``leader``
+                (the value after the batch's first micro-batch), or ``own``, which each rank keeps for itself. Or a
+                function that computes the value from the layer, whose other buffers are combined by then.
+            decay: with ``sum``, the factor on the earlier value in each forward pass, such as 0.99 for moving sums.
+
+        Raises:
+            UsageError: the model has no such buffer or frozen parameter, or there is no such rule.
+        """
+        self._numerics.forward_state.declare(name, rule, decay=decay)
+
     def on_epoch_end(self, hook: EpochHook) -> EpochHook:
         """Call ``hook(epoch)`` on every rank after each epoch and report its return value. Usable as a decorator.
 

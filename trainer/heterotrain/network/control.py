@@ -19,10 +19,10 @@ FIELDS = (
     "checkpoint", "mark",
     "plain_weighted", "plain_groups", "plain_total",
     "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
-    "measure_every", "fingerprint", "signature", "more",
+    "measure_every", "fingerprint", "signature", "more", "changed",
 )  # fmt: skip
 HEADER = len(FIELDS)
-SIGNATURE = FIELDS.index("signature")
+SIGNATURE, CHANGED = FIELDS.index("signature"), FIELDS.index("changed")
 WAITS = 0.5
 """Stands in place of 1 for a rank that has to leave, but still waits."""
 WORD_BITS = 52
@@ -67,6 +67,7 @@ class Slot:
         fingerprint: of a slice of this rank's state, as after the step before; NaN when none was taken.
         signature: checksum of the parameters in the buckets.
         more: whether this rank makes another pass over its micro-batches in this step.
+        changed: whether a tensor has changed in forward that no rank has tracked before, or got another shape.
         buckets_s: seconds of each bucket's transfer, one step late; NaN when unknown.
         unused: parameters that got no gradient on this rank: bit i stands for the i-th in the buckets.
         parameters: number of parameters in the buckets, so that every rank's slot has the same length.
@@ -89,6 +90,7 @@ class Slot:
     fingerprint: float = math.nan
     signature: int = 0
     more: bool = False
+    changed: bool = False
     buckets_s: tuple[float, ...] = ()
     unused: int = 0
     parameters: int = 0
@@ -153,7 +155,7 @@ def to_row(slot: Slot) -> list[float]:
         float(slot.checkpoint), float(slot.mark),
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
         slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total,
-        float(slot.measure_every), slot.fingerprint, float(slot.signature), float(slot.more),
+        float(slot.measure_every), slot.fingerprint, float(slot.signature), float(slot.more), float(slot.changed),
         *_words(slot.unused, slot.parameters), *slot.buckets_s,
     ]  # fmt: skip
 
@@ -169,7 +171,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
     (
         votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
         plain_weighted, plain_groups, plain_total,
-        preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints, _, more,
+        preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints, _, more, _,
     ) = columns[:HEADER]  # fmt: skip
     words = word_count(parameters)
     versions = list(zip(generations, revisions, strict=True))

@@ -18,14 +18,15 @@ from heterotrain_core.published_noise import NoiseWeights, estimate_as_published
 from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_statistics
 
 from heterotrain.errors import UsageError
+from heterotrain.forward_state.state import ForwardState
 from heterotrain.layouts.layout import Layout
 from heterotrain.network.group import Group
 from heterotrain.numerics import learning_rate
-from heterotrain.numerics.batch_norm import BatchNorm, BatchNormContext, synchronise
+from heterotrain.numerics.batch_norm import BatchNorm, BatchNormContext, GlobalBatchNorm, synchronise
 from heterotrain.numerics.buckets import MIB
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
-from heterotrain.numerics.local_batch_norm import RunningStatistics, localise
+from heterotrain.numerics.local_batch_norm import localise
 from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
 from heterotrain.numerics.piece_reducer import Division, PieceReducer
 from heterotrain.numerics.precision import LossScale, MixedPrecision
@@ -49,7 +50,7 @@ class Numerics:
         kurtosis: what is known of outlier samples, by the same kinds.
         base_samples: the batch that the user's learning rate was chosen for.
         losses: the newest finite loss and the steps skipped since then.
-        running: running statistics of layers that normalise by themselves.
+        forward_state: what layers change in their forward passes, such as running statistics.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Numerics:
         self._rate = self._next = Rate()
         self._loss_scale = LossScale()
         self._mixing: list[torch.nn.Module] = []
-        self.running = RunningStatistics(torch.nn.Module())
+        self.forward_state = ForwardState((GlobalBatchNorm,))
         training.extras["heterotrain-numerics"] = self
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,14 +112,19 @@ class Numerics:
 
     # -- the script's objects ----------------------------------------------------------------------------------------
 
-    def reducer(self, model: torch.nn.Module) -> Reducer:
+    def reducer(self, model: torch.nn.Module, *, is_cut: bool = False) -> Reducer:
         """Convert BatchNorm layers as configured, and return the reducer with the model's buckets.
+
+        Args:
+            model: all of it.
+            is_cut: whether plans may give other ranks a part of it only.
 
         Raises:
             UsageError: a layer mixes samples in an unknown way.
         """
-        self.running = RunningStatistics(model)
         self.layers_changed(model)
+        if not is_cut:
+            self.forward_state.use(model)
         make_compressor: Callable[[], Compressor] | None = None
         if self._compression is not Compression.NONE:
             make_compressor = partial(Compressor, self._compression)
@@ -139,11 +145,8 @@ class Numerics:
         return PieceReducer(layout, division, rank=rank, bucket_bytes=int(self._config.bucket_mib * MIB))
 
     def replicated_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and buffers that have to be the same on every rank between steps: statistics of layers.
-
-        Other buffers may follow the samples or the number of micro-batches of their own rank.
-        """
-        yield from self.running.named()
+        """Yield names and buffers that have to be the same on every rank between steps."""
+        yield from self.forward_state.named()
         for layer in self._mixing:
             for name, buffer in layer.named_buffers(recurse=False):
                 yield f"{layer.heterotrain_name}.{name}", buffer
@@ -158,7 +161,7 @@ class Numerics:
             self._mixing = synchronise(model, self.batch_norm_context)
         else:
             localise(model)
-        self.running.find()
+        self.forward_state.find()
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer that the learning-rate rule does not support, alone or next to the earlier ones.
@@ -176,15 +179,17 @@ class Numerics:
         return any(layer.training for layer in self._mixing)
 
     def form(self, group: Group | None) -> None:
-        """Agree on the format with the ranks of a new formation.
+        """Agree with the ranks of a new formation on the format, and on the state that changes in forward.
 
         Raises:
             PeerLost: the group is broken.
+            UsageError: the ranks' scripts have given different rules for buffers.
         """
         before = self.precision.format
         self.precision.agree(group)
         if self.precision.format is not before:
             _log.info("from now on forward passes run in %s", self.precision.format)
+        self.forward_state.form(group)
 
     @property
     def loss_scale(self) -> float:

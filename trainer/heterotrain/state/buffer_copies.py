@@ -55,7 +55,11 @@ class BufferCopies:
         """Write the copies back, also into a tensor that has taken a buffer's place; a new buffer keeps its values."""
         for name, buffer in buffers:
             copied = self._of.get(name)
-            if copied is not None and copied.copy.shape == buffer.shape:
+            if copied is None:
+                continue
+            if copied.buffer is buffer and copied.copy.shape != buffer.shape:  # a layer has given it its shape
+                buffer.resize_(copied.copy.shape)
+            if copied.copy.shape == buffer.shape:
                 buffer.copy_(copied.copy)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 import torch
 from heterotrain_core.contract import metrics as names
 
 from heterotrain.errors import OutOfMemory
-from heterotrain.state.buffer_copies import BufferCopies
+from heterotrain.forward_state.state import ForwardState
 from heterotrain.state.layers import Layers
 from heterotrain.state.weight_copies import WeightCopies
 from heterotrain.steps.step import Step
@@ -44,34 +45,36 @@ class Attempts:
         weights: copies for a step that changes weights before its end.
     """
 
-    def __init__(self, report: Report, *, cap_samples: int | None = None) -> None:
+    def __init__(self, report: Report, forward_state: ForwardState, *, cap_samples: int | None = None) -> None:
         self.cap_samples = cap_samples
         self._report = report
         self._tell_cap()
-        self._copies = BufferCopies()
+        self._forward_state = forward_state
+        self._copies = forward_state.copies
         self.weights = WeightCopies()
         self._model: torch.nn.Module | None = None
         self._layers: Layers | None = None
 
     def begin(self, model: torch.nn.Module | None) -> None:
-        """Copy the model's buffers, such as running statistics, so that a repeated step starts from the same values."""
+        """Copy buffers and frozen parameters that may change, so that a repeated step starts from the same values."""
         self.weights.drop()
         if model is not self._model:
             self._model = model
             self._layers = None if model is None else Layers(model)
         if self._layers is not None:
-            self._copies.renew(self._layers.buffers())
+            buffers, state = self._layers.buffers(), self._forward_state
+            self._copies.renew(chain(buffers, state.frozen()) if state.is_active else buffers)
 
     @property
     def kept(self) -> dict[str, torch.Tensor]:
-        """The model's buffers before the current attempt, by name."""
+        """The model's buffers and frozen parameters that may change, before the current attempt, by name."""
         return self._copies.values
 
     def undo(self) -> None:
         """Restore the buffers, and weights and optimizer states that the attempt has changed."""
         self.weights.restore()
         if self._layers is not None:
-            self._copies.restore(self._layers.buffers())
+            self._copies.restore(chain(self._layers.buffers(), self._forward_state.frozen()))
 
     def use_less_memory(self, step: Step, spare: Callable[[], bool]) -> None:
         """Halve the largest micro-batch after an out-of-memory error; where it is one sample, keep no activations.

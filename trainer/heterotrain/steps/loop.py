@@ -121,7 +121,7 @@ class Loop:
         self._numerics = numerics
         self._observer = observer
         self._report = report
-        self._attempts = Attempts(report, cap_samples=micro_batch_samples)
+        self._attempts = Attempts(report, numerics.forward_state, cap_samples=micro_batch_samples)
         self._loader: BatchLoader | None = None
         self._uncommitted: Step | None = None
         self._committed: tuple[ActiveGroup, StepDecision] | None = None
@@ -412,6 +412,7 @@ class Loop:
         hooks_follow = self._hooks_follow(self._require_loader().advanced(self._training.progress, step.task))
         asked = self._departure.is_asked(active_group)
         waits = asked and not hooks_follow and self._departure.waits(active_group, next_s=self._step_s)
+        state = self._numerics.forward_state
         buckets = len(reducer.buckets)  # the same in every rank's slot, even if layers were frozen since the last step
         slot = Slot(
             vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
@@ -423,10 +424,9 @@ class Loop:
             fingerprint=math.nan if step.passes else self._replicas.fingerprint,  # compared in the first pass
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
             signature=reducer.signature, more=step.more, unused=reducer.unused, parameters=reducer.parameters,
+            changed=state.is_active and state.has_news,
         )  # fmt: skip
-        decision, held = exchange_votes(
-            active_group, reducer, self._numerics.running, slot, held, job_uid=self._identity.job_uid
-        )
+        decision, held = exchange_votes(active_group, reducer, state, slot, held, job_uid=self._identity.job_uid)
         self._formations.agreed(active_group, held)
         if decision.committed:
             try:

@@ -86,7 +86,7 @@ class Reducers:
             self.current.end()
         elif self.current is not None:
             cast("Reducer", self.current).rest()
-        self.current = self._whole = self._numerics.reducer(model) if is_whole else None
+        self.current = self._whole = self._numerics.reducer(model, is_cut=True) if is_whole else None
 
     def _parameters_changed(self) -> None:
         """Check and convert layers that the script has added or replaced, and the optimizers' parameters.

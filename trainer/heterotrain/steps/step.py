@@ -260,7 +260,7 @@ class Step:
         # Equal to backward of the loss times the factor, but autograd does not have to keep the product.
         gradient = loss.new_full(loss.shape, factor * self.numerics.loss_scale)
         loss.backward(gradient)
-        self.numerics.running.add(samples)
+        self.numerics.forward_state.take(samples)
         ended = self.clock.spent(Phase.BACKWARD, began)
         if last:
             self.clock.last_backward = ended
@@ -334,7 +334,7 @@ class Step:
         if self.skipped:
             rates = self.numerics.skip(optimizers, global_batch_samples=batch_samples)
             return GradientNorm(self.reducer, norm=math.nan), rates
-        self.numerics.running.finish(self.task.batch_samples)
+        self.numerics.forward_state.finish()
         norm = clip(self.reducer, self._squared, clip_norm=clip_norm, clip_value=clip_value)
         if self.more:
             self.context.keep_optimizers(optimizers)
@@ -498,7 +498,7 @@ class Step:
             loss.backward()
         elif counts.anchors:
             loss.backward(inputs=counts.anchors)
-        self.numerics.running.add(0)
+        self.numerics.forward_state.take(0)
         if not counts.sizes and counts.backwards == counts.padding:
             self._reduce_nothing()
 
@@ -515,6 +515,8 @@ class Step:
         """
         if self._decision is not None:
             check_another_pass(step=self.number, more=self.more)
+            if not (self._applied or self.skipped):
+                self.numerics.forward_state.finish()
             self.passes += 1
             self._began = self._applied = self.voted = False
             self._counts.begin_again()
@@ -529,7 +531,8 @@ class Step:
         if not self._began:
             self._began = True
             self.reducer.begin(micro_batches=len(self._counts.sizes))
-            self.numerics.running.begin()
+            task = self.task
+            self.numerics.forward_state.begin(leads=task.share_samples > 0 and task.position == task.cursor)
             if not self.passes:
                 self.clock = Clock(self.reducer.timeline)
             self.measurement = self.context.measure(self)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from heterotrain.errors import UsageError
+from heterotrain.forward_state.state import ForwardState
 from heterotrain.membership.agreement import share_newest_plan
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
-from heterotrain.network.control import SIGNATURE, Slot, StepDecision, decide, to_row
+from heterotrain.network.control import CHANGED, SIGNATURE, Slot, StepDecision, decide, to_row
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
 from heterotrain.numerics.gradients import Gradients
-from heterotrain.numerics.local_batch_norm import RunningStatistics
 
 
 def exchange_votes(
     active_group: ActiveGroup,
     reducer: Gradients,
-    running: RunningStatistics,
+    state: ForwardState,
     slot: Slot,
     held: HeldPlan,
     *,
@@ -27,7 +27,7 @@ def exchange_votes(
     Args:
         active_group: the formation; a process without peers votes alone.
         reducer: its buckets are in flight; they have arrived when this returns.
-        running: running statistics; their sum has arrived as well.
+        state: what layers have changed in forward; its sum has arrived as well.
         slot: this rank's slot of the control vector.
         held: the plan whose version and checksum are in the slot.
         job_uid: only plans of this job are accepted from peers.
@@ -38,6 +38,10 @@ def exchange_votes(
     """
     row = to_row(slot)
     if active_group.group is None:
+        if state.is_active:
+            if slot.changed:
+                state.agree(None)
+            state.start(None)
         decision = decide([row], parameters=slot.parameters)
         reducer.drop_unused(decision.unused)
         return decision, held
@@ -46,9 +50,14 @@ def exchange_votes(
         active_group.group.wait(gathering, "the vote on the step")
         _check_same_parameters([unpack_floats(other) for other in gathering.rows], active_group.rank)
         reducer.release()
-    running.start(active_group.group)
+    if state.is_active:  # the sum's length follows from the votes
+        active_group.group.wait(gathering, "the vote on the step")
+        if any(unpack_floats(other)[CHANGED] for other in gathering.rows):
+            state.agree(active_group.group)
+        state.start(active_group.group)
     reducer.wait()
-    running.wait(active_group.group)
+    if state.is_active:
+        state.wait(active_group.group)
     active_group.group.wait(gathering, "the vote on the step")
     active_group.group.finish_device()
     decision = decide([unpack_floats(other) for other in gathering.rows], parameters=slot.parameters)

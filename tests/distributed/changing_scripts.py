@@ -1,0 +1,29 @@
+"""Training scripts whose models change state in their forward passes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import heterotrain
+import torch
+from distributed.fault_injectors import FaultInjector, install_faults
+from distributed.scripts import optimizer_of, problem
+from support.changing_layers import Everything
+
+
+def everything(*, out: str, fault: dict[str, Any] | None = None) -> None:
+    """Train a model with all kinds of such layers, and write its final state."""
+    injector = FaultInjector(fault)
+    job = heterotrain.init()
+    model = job.wrap(Everything())
+    Everything.declare(job)
+    optimizer = job.optimizer(optimizer_of(model))
+    install_faults(injector)
+    for step in job.steps(problem(96)):
+        with step:
+            injector.at("step", step.number)
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer)
+    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
