@@ -16,14 +16,14 @@ from local_cluster.outlook import PROBLEM, WEIGHTS, Outlook
 ALL = [program.name for program in toolchain.PROGRAMS]
 LINES = {
     "==> make demo: install Python packages, compile the cluster's programs, as no host of their releases answers, "
-    "build images, start the cluster, run the demo: about 18 min on 2 processors": Outlook(
+    "build images, start the cluster, run the demo: about 16 min on 2 processors": Outlook(
         target="demo", cores=2, silent=True, compiled=ALL
     ),
     "==> make demo: install Python packages, download 512 MB of programs, compile coredns, build images, start the "
-    "cluster, run the demo: about 9 min on 2 processors beside the download": Outlook(
+    "cluster, run the demo: about 8 min on 2 processors beside the download": Outlook(
         target="demo", cores=2, download_bytes=512_000_000, compiled=["coredns", "pause"]
     ),
-    "==> make cluster: compile kubernetes: about 12 min on 1 processor": Outlook(
+    "==> make cluster: compile kubernetes: about 10 min on 1 processor": Outlook(
         target="cluster", cores=1, has_packages=True, compiled=["kubernetes"], has_images=True, is_running=True
     ),
     "==> make cluster: start the cluster: about 20 s on 8 processors": Outlook(

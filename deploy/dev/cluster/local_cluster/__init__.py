@@ -9,6 +9,7 @@
               │              ├─▶ toolchain ─┐               system packages, Go, programs: downloaded or compiled
               │              │   outlook ───┴─▶ releases ─▶ download   pinned files of upstream, if hosts answer
               │              └─▶ template ─▶ images         the images of a node's pods
+              │                   └──▶ oci ◀── assembly, dockerfiles   written from what is there, or by buildah
               ├─▶ kind                                      the same commands where a Docker engine runs
               └─▶ control ─▶ kind, node, network            power and network for tests, on either of the two
     lab.scale ──▶ bare ─▶ services, pki                     a control plane without nodes

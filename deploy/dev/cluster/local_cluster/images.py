@@ -1,27 +1,29 @@
-"""Images: built by buildah without a daemon, from the users' Dockerfiles, and kept as one OCI layout.
+"""The images that the cluster's pods run, and how each is built: assembled from what is there, or by its Dockerfile.
 
-An image with unchanged inputs is not rebuilt. Large layers stay uncompressed: compressing PyTorch takes minutes, and no
-layer travels over a network.
+An image with unchanged inputs is not rebuilt.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
-import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any
+from tempfile import TemporaryDirectory
 
-from local_cluster import paths
-from local_cluster.process import niced, run, step
+from local_cluster import assembly, dockerfiles, oci, paths
+from local_cluster.process import Problem, niced, run, step
 
-BASE = "localhost/heterotrain/base:bookworm"
-CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-LARGE_BYTES = 20_000_000
+
+class Way(StrEnum):
+    """How images are built: by what is there already, or always the one or the other."""
+
+    EITHER = ""
+    ENVIRONMENT = "environment"
+    DOCKERFILE = "dockerfile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class Image:
     Attributes:
         inputs: files and folders that it is made from; it is rebuilt only after a change in one of them.
         context: folder that the Dockerfile copies from.
+        lock: the Python packages that it holds; ``None`` for none.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Image:
     inputs: tuple[Path, ...]
     arguments: Mapping[str, str] = field(default_factory=dict)
     context: Path = paths.REPOSITORY
+    lock: Path | None = None
 
     @property
     def reference(self) -> str:
@@ -57,6 +61,7 @@ def own() -> list[Image]:
         Image(
             name="operator:dev",
             dockerfile=operator / "Dockerfile",
+            lock=locks / "operator.txt",
             inputs=(
                 operator / "Dockerfile",
                 project,
@@ -69,6 +74,7 @@ def own() -> list[Image]:
         Image(
             name="trainer:dev",
             dockerfile=trainer / "Dockerfile",
+            lock=locks / "examples.txt",
             inputs=(
                 trainer / "Dockerfile",
                 project,
@@ -97,137 +103,58 @@ def of_cluster() -> list[Image]:
     ]
 
 
-def layout() -> Path:
-    """Return the folder of the OCI layout that holds every image."""
-    return paths.cache() / "images"
-
-
 def build(image: Image) -> str:
-    """Build the image if one of its inputs has changed, and return its manifest's digest."""
-    mark = layout() / f"{image.name.partition(':')[0]}.json"
+    """Build the image if one of its inputs has changed, and return its manifest's digest.
+
+    Raises:
+        Problem: it cannot be built, or ``IMAGES`` has a value that is none.
+    """
+    mark, chosen = oci.mark(image.name), _chosen()
+    known: dict[str, str] = json.loads(mark.read_text()) if mark.exists() else {}
     inputs = paths.digest(image.inputs, json.dumps(dict(image.arguments), sort_keys=True))
-    if mark.exists() and (known := json.loads(mark.read_text()))["inputs"] == inputs:
-        return str(known["manifest"])
+    begun = Way(known.get("way", Way.DOCKERFILE)) if known else Way.EITHER
+    if known.get("inputs") == inputs and chosen in (Way.EITHER, begun):
+        return known["manifest"]
+    # An image goes on as it was begun: its large layers are there.
+    way = chosen or begun
+    if way is not Way.DOCKERFILE:
+        way = _if_served(image, must=chosen is Way.ENVIRONMENT)
     with step(f"image heterotrain/{image.name}"):
-        _buildah("rm", "--all")  # an interrupted build leaves mounts behind
-        _base()
-        _bud(image)
-        manifest = _export(image)
-    mark.write_text(json.dumps({"inputs": inputs, "manifest": manifest}))
+        make = assembly.build if way is Way.ENVIRONMENT else dockerfiles.build
+        manifest = make(image, base)
+    mark.write_text(json.dumps({"inputs": inputs, "manifest": manifest, "way": way}))
+    oci.prune(json.loads(path.read_text())["manifest"] for path in oci.layout().glob("*.json"))
     return manifest
 
 
-def archive(image: Image, *, without: set[str]) -> Callable[[IO[bytes]], None]:
-    """Return a function that writes the image as an OCI archive without the layers that the reader already has."""
-    manifest_digest = str(json.loads((layout() / f"{image.name.partition(':')[0]}.json").read_text())["manifest"])
-    manifest = json.loads(_blob(manifest_digest).read_text())
-    index = {
-        "schemaVersion": 2,
-        "manifests": [{
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "digest": manifest_digest,
-            "size": _blob(manifest_digest).stat().st_size,
-            "annotations": {"io.containerd.image.name": image.reference},
-        }],
-    }  # fmt: skip
-    digests = dict.fromkeys(
-        [manifest_digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
-    )
+def base() -> oci.Blob:
+    """Return the base image's only layer, of Debian packages: it has Python 3.11, as the official image does."""
 
-    def write(target: IO[bytes]) -> None:
-        with tarfile.open(fileobj=target, mode="w|") as tar:
-            for name, document in (("oci-layout", {"imageLayoutVersion": "1.0.0"}), ("index.json", index)):
-                text = json.dumps(document).encode()
-                entry = tarfile.TarInfo(name)
-                entry.size = len(text)
-                tar.addfile(entry, io.BytesIO(text))
-            for digest in digests:
-                if digest not in without:
-                    tar.add(_blob(digest), arcname=f"blobs/{digest.replace(':', '/')}")
+    def make() -> oci.Blob:
+        packages = "python3,python3-venv,python3-pip,ca-certificates"
+        with TemporaryDirectory(prefix="heterotrain-base-") as folder:
+            target = Path(folder) / "base.tar"
+            command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", "--format=tar"]
+            run(*niced([*command, "bookworm", target]), timeout_s=900)
+            with target.open("rb") as file:
+                return oci.write_blob(lambda blob: shutil.copyfileobj(file, blob, oci.COPY_BYTES))
 
-    return write
+    return oci.kept("base", make)
 
 
-def _blob(digest: str) -> Path:
-    return layout() / "oci/blobs" / digest.replace(":", "/")
+def _chosen() -> Way:
+    value = os.environ.get("IMAGES", "")
+    try:
+        return Way(value)
+    except ValueError as error:
+        raise Problem(f"IMAGES is {value!r}, but it can be environment, dockerfile, or nothing for either") from error
 
 
-def _buildah(*words: str | Path, timeout_s: float = 1800) -> str:
-    """Run buildah on a storage of its own, so that the machine's storage stays as it is."""
-    storage = paths.cache() / "buildah"
-    folders: list[str | Path] = ["--root", storage / "storage", "--runroot", storage / "run"]
-    return run(*niced(["buildah", *folders, "--storage-driver", "overlay", *words]), timeout_s=timeout_s)
-
-
-def _base() -> None:
-    """Make the base image from Debian packages, once: it has Python 3.11, as the official image does."""
-    if BASE in _buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
-        return
-    context = paths.cache() / "base"
-    context.mkdir(parents=True, exist_ok=True)
-    run(
-        *niced(["mmdebstrap", "--variant=minbase", "--include=python3,python3-venv,python3-pip,ca-certificates"]),
-        "--format=tar", "bookworm", context / "base.tar", timeout_s=900,
-    )  # fmt: skip
-    (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
-    _buildah("bud", "--isolation", "chroot", "-f", context / "Dockerfile", "-t", BASE, context)
-    shutil.rmtree(context)
-
-
-def _bud(image: Image) -> None:
-    wheels = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache/uv")
-    wheels.mkdir(parents=True, exist_ok=True)
-    # The machine may trust certificate authorities of its own, and its own environment has already fetched the wheels.
-    mounts = [f"{wheels}:/root/.cache/uv", *([f"{CA_BUNDLE}:{CA_BUNDLE}:ro"] if CA_BUNDLE.exists() else [])]
-    _buildah(
-        "bud", "--layers", "--isolation", "chroot", "--pull-never", "--network", "host",
-        *(word for mount in mounts for word in ("--volume", mount)),
-        *(f"--build-arg={name}={value}" for name, value in {"BASE": BASE, **image.arguments}.items()),
-        "-f", image.dockerfile, "-t", f"localhost/heterotrain/{image.name}", image.context,
-    )  # fmt: skip
-
-
-def _export(image: Image) -> str:
-    """Add the image to the layout and return its manifest's digest."""
-    name = f"localhost/heterotrain/{image.name}"
-    blobs = layout() / "oci/blobs/sha256"
-    blobs.mkdir(parents=True, exist_ok=True)
-    if any(size > LARGE_BYTES and not (blobs / digest).exists() for digest, size in _layers(name)):
-        # An export to a plain folder leaves layers uncompressed, and layers of the layout are not packed again.
-        folder = layout() / "export"
-        shutil.rmtree(folder, ignore_errors=True)
-        _buildah("push", "--disable-compression", name, f"dir:{folder}")
-        for path in folder.iterdir():
-            if len(path.name) == len("0" * 64):
-                path.replace(blobs / path.name)
-        shutil.rmtree(folder)
-    _buildah("push", name, f"oci:{layout() / 'oci'}:{image.reference}")
-    manifests: dict[str, str] = {
-        entry.get("annotations", {}).get("org.opencontainers.image.ref.name", ""): entry["digest"]
-        for entry in json.loads((layout() / "oci/index.json").read_text())["manifests"]
-    }
-    _prune(manifests.values())
-    return manifests[image.reference]
-
-
-def _prune(manifests: Iterable[str]) -> None:
-    """Delete every blob of the layout that no image refers to."""
-    kept = set(manifests)
-    for digest in list(kept):
-        manifest = json.loads(_blob(digest).read_text())
-        kept |= {manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])}
-    for path in (layout() / "oci/blobs/sha256").iterdir():
-        if f"sha256:{path.name}" not in kept:
-            path.unlink()
-
-
-def _layers(name: str) -> list[tuple[str, int]]:
-    """Return digest and unpacked size in bytes of each layer of an image in buildah's storage."""
-    inspected: dict[str, Any] = json.loads(_buildah("inspect", "--type", "image", name))
-    wanted = set(inspected["OCIv1"]["rootfs"]["diff_ids"])
-    stored = json.loads((paths.cache() / "buildah/storage/overlay-layers/layers.json").read_text())
-    return [
-        (layer["diff-digest"].removeprefix("sha256:"), int(layer.get("diff-size", 0)))
-        for layer in stored
-        if layer.get("diff-digest") in wanted
-    ]
+def _if_served(image: Image, *, must: bool) -> Way:
+    if assembly.serves(image):
+        return Way.ENVIRONMENT
+    if must:
+        raise Problem(
+            f"IMAGES=environment, but this Python is not 3.11 or lacks packages of {image.lock}: `make setup`"
+        )
+    return Way.DOCKERFILE

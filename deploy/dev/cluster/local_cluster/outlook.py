@@ -17,8 +17,8 @@ from local_cluster.download import MEGABYTE, Limits, sizes
 from local_cluster.process import Problem
 
 # Measured on two processors. Compiling and packing keep all of them busy; starting and the demo mostly wait.
-COMPILING_CORE_S = 1200
-IMAGES_CORE_S = 300
+COMPILING_CORE_S = 1000
+IMAGES_CORE_S = 200
 PACKAGES_S = 60
 START_S = 20
 DEMO_S = 270

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -85,8 +86,16 @@ def read(text: str, machine: str) -> tuple[Release, ...]:
 
 
 def known() -> tuple[Release, ...]:
-    """Return the pinned releases for this machine."""
-    return read(MANIFEST.read_text(), platform.machine())
+    """Return the pinned releases for this machine, or those of another manifest, such as one of a mirror.
+
+    Raises:
+        Problem: ``HETEROTRAIN_RELEASES`` names no manifest.
+    """
+    path = Path(os.environ.get("HETEROTRAIN_RELEASES") or MANIFEST)
+    try:
+        return read(path.read_text(), platform.machine())
+    except (OSError, UnicodeDecodeError) as error:
+        raise Problem(f"{path} cannot be read as a list of releases: {error}") from error
 
 
 def install(release: Release, folder: Path, downloads: Downloads) -> None:

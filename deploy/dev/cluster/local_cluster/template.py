@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from local_cluster import images, paths
+from local_cluster import images, oci, paths
 from local_cluster.process import Problem, step, wait_until
 
 CONTENT = "io.containerd.content.v1.content/blobs/sha256"
@@ -45,7 +45,7 @@ def load(image: images.Image, storage: Path, ctr: Sequence[str | Path]) -> None:
         ctr: the ctr command line, without arguments.
     """
     known = {f"sha256:{path.name}" for path in (storage / CONTENT).glob("*")}
-    write = images.archive(image, without=known)
+    write = oci.archive(image.name, image.reference, without=known)
     start = [str(word) for word in ctr]
     # An import names the new image before it unpacks it. Without a second name the old image would be collected
     # meanwhile, with the layers that both share. The first import has no old image.
@@ -103,7 +103,7 @@ disabled_plugins = [
 def _share_blobs() -> None:
     """Hard-link the layout's blobs to the template's, so that the disk holds one copy."""
     for blob in (root() / CONTENT).glob("*"):
-        twin = images.layout() / "oci/blobs/sha256" / blob.name
+        twin = oci.layout() / "oci/blobs/sha256" / blob.name
         if twin.exists() and not twin.samefile(blob):
             draft = twin.with_suffix(".link")
             draft.unlink(missing_ok=True)
