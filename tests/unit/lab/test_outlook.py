@@ -19,9 +19,9 @@ LINES = {
     "build images, start the cluster, run the demo: about 16 min on 2 processors": Outlook(
         target="demo", cores=2, silent=True, compiled=ALL
     ),
-    "==> make demo: install Python packages, download 512 MB of programs, compile coredns, build images, start the "
-    "cluster, run the demo: about 8 min on 2 processors beside the download": Outlook(
-        target="demo", cores=2, download_bytes=512_000_000, compiled=["coredns", "pause"]
+    "==> make demo: install Python packages, download 512 MB of programs, build images, start the cluster, run the "
+    "demo: about 8 min on 2 processors beside the download": Outlook(
+        target="demo", cores=2, download_bytes=512_000_000, compiled=["pause"]
     ),
     "==> make cluster: compile kubernetes: about 10 min on 1 processor": Outlook(
         target="cluster", cores=1, has_packages=True, compiled=["kubernetes"], has_images=True, is_running=True
