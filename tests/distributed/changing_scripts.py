@@ -1,4 +1,4 @@
-"""Training scripts whose models change state in their forward passes."""
+"""Training scripts whose models change state in their forward passes, and gradients by hooks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from distributed.scripts import optimizer_of, problem
 from support.changing_layers import Everything
 
 
+def clamp(gradient: torch.Tensor) -> torch.Tensor:
+    """Limit a gradient, where a factor on it would make a difference."""
+    return gradient.clamp(-0.5, 0.5)
+
+
 def everything(*, out: str, fault: dict[str, Any] | None = None) -> None:
     """Train a model with all kinds of such layers, and write its final state."""
     injector = FaultInjector(fault)
     job = heterotrain.init()
-    model = job.wrap(Everything())
+    model: Any = job.wrap(Everything())
     Everything.declare(job)
+    model.head.weight.register_hook(clamp)
     optimizer = job.optimizer(optimizer_of(model))
     install_faults(injector)
     for step in job.steps(problem(96)):

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 
 import torch
+from distributed.changing_scripts import clamp
 from distributed.harness import Gate, Operator
 from distributed.scripts import optimizer_of, problem
 from heterotrain.data.order import permutation
@@ -16,7 +17,10 @@ SCRIPT = "distributed.changing_scripts:everything"
 
 
 def test_state_that_changes_in_forward_is_that_of_one_process(operate: Operate) -> None:
-    """One rank has no samples at first, one is lost in a reduction, and one joins: weights and buffers stay exact."""
+    """One rank has no samples at first, one is lost in a reduction, and one joins: weights and buffers stay exact.
+
+    A hook on a parameter limits its gradient.
+    """
     operator = operate()
     gate = Gate(operator.folder, 7)
     workers = [operator.start("w0", script=SCRIPT, fault=gate.fault), operator.start("w1", script=SCRIPT)]
@@ -33,6 +37,7 @@ def test_state_that_changes_in_forward_is_that_of_one_process(operate: Operate) 
     gate.open()
     operator.finish(workers)
     model, (x, y) = Everything(), problem(96).tensors
+    model.head.weight.register_hook(clamp)
     optimizer = optimizer_of(model)
     for epoch in range(2):
         order = permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True)

@@ -36,12 +36,14 @@ class GradientHooks:
         arrive: called with a parameter and its bucket when its gradient has arrived.
         move: called with a large parameter, unless it is the last one, when its gradient has arrived.
         close: called with a bucket when its last gradient is expected to have arrived.
+        ids: numbers of the hooks.
     """
 
     buckets: Sequence[Bucket]
     arrive: Callable[[torch.nn.Parameter, Bucket], None]
     move: Callable[[torch.nn.Parameter], None]
     close: Callable[[Bucket], None]
+    ids: set[int] = field(default_factory=set)
     _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
     _last: list[torch.nn.Parameter] | None = None
     _is_each: bool | None = None
@@ -77,6 +79,7 @@ class GradientHooks:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self.ids.clear()
         self._is_each = None
 
     def _call(self, parameter: torch.nn.Parameter, bucket: Bucket, *, each: bool, is_last: bool) -> None:
@@ -90,3 +93,4 @@ class GradientHooks:
 
         register: Callable[..., torch.utils.hooks.RemovableHandle] = parameter.register_post_accumulate_grad_hook
         self._hooks.append(register(arrived))
+        self.ids.add(self._hooks[-1].id)

@@ -10,6 +10,7 @@ import torch
 
 from heterotrain.network.group import Group
 from heterotrain.numerics.buckets import Bucket
+from heterotrain.numerics.script_hooks import ScriptHooks
 from heterotrain.numerics.timeline import Timeline
 from heterotrain.numerics.transfers import ReductionTimestamps
 
@@ -23,6 +24,7 @@ class Gradients(Protocol):
     timeline: Timeline
     elements: int
     wants_order: bool
+    script_hooks: ScriptHooks
 
     @property
     def buckets(self) -> Sequence[Bucket]: ...

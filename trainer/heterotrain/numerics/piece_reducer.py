@@ -27,6 +27,7 @@ from heterotrain.network.group import Group
 from heterotrain.numerics.buckets import Bucket, squared_norm
 from heterotrain.numerics.piece_buckets import PieceBucket, piece_buckets
 from heterotrain.numerics.reducer import CHANGED, CLEARED, TWICE
+from heterotrain.numerics.script_hooks import ScriptHooks
 from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
 from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.state.finite import all_finite
@@ -125,6 +126,7 @@ class PieceReducer:
         timeline: timeline of the device that holds the first gradient.
         elements: number of elements in this rank's gradients.
         wants_order: false: the order of buckets is fixed.
+        script_hooks: empty: a script's hooks on divided parameters see parts.
         buckets: empty: transfers of pieces are not measured, as their buckets differ by rank.
     """
 
@@ -138,6 +140,7 @@ class PieceReducer:
     timeline: Timeline = field(default_factory=HostTimeline)
     elements: int = 0
     wants_order: bool = False
+    script_hooks: ScriptHooks = field(default_factory=ScriptHooks)
     buckets: Sequence[Bucket] = ()
     squared: float = math.nan
     _buckets: list[PieceBucket] = field(default_factory=list)

@@ -26,6 +26,7 @@ from heterotrain.numerics.bucket_order import arrange, leave_in_order, share_ord
 from heterotrain.numerics.buckets import Bucket, buckets_of, squared_norm
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.gradient_hooks import GradientHooks
+from heterotrain.numerics.script_hooks import ScriptHooks
 from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
 from heterotrain.numerics.transfers import ReductionTimestamps, transfers_s
 from heterotrain.state.finite import all_finite, is_finite
@@ -66,6 +67,7 @@ class Reducer:
         elements: number of elements in all gradients; known once a step has begun.
         order: positions of parameters in the order in which their gradients arrive, the same on all ranks; empty while
             unknown.
+        script_hooks: hooks of the script on parameters, which rest until the reduction.
         wants_order: whether the ranks should agree on the order after the next committed step.
     """
 
@@ -79,6 +81,7 @@ class Reducer:
     elements: int = 0
     order: tuple[int, ...] = ()
     wants_order: bool = False
+    script_hooks: ScriptHooks = field(default_factory=ScriptHooks)
     _buckets: list[Bucket] = field(default_factory=list)
     _view_of: dict[int, torch.Tensor] = field(default_factory=dict)
     _layers: Layers | None = None
@@ -127,10 +130,15 @@ class Reducer:
         if self._watchers and self._on_gradient is None:  # the last step was not watched
             self._unwatch()
         self.on_launch = self._on_gradient = None
-        self._require_hooks().begin(one_micro_batch=micro_batches <= 1)
+        hooks = self._require_hooks()
+        hooks.begin(one_micro_batch=micro_batches <= 1)
+        own = hooks.ids | {watcher.id for watcher in self._watchers} if self._watchers else hooks.ids
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
+                tensor_hooks, other_hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001  # torch has no public list of them
+                if (tensor_hooks and not tensor_hooks.keys() <= own) or (other_hooks and not other_hooks.keys() <= own):
+                    self.script_hooks.rest(parameter, own)
 
     def watch(self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         """Call ``on_gradient`` with each parameter and each new gradient of a backward pass, until the next step."""
@@ -320,6 +328,8 @@ class Reducer:
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
         self._armed = self._held = False
+        if self.script_hooks.resting:
+            self.script_hooks.wake()
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient, in place."""

@@ -570,6 +570,12 @@ class Step:
                 self.reducer.scale(factor)
             self._squared = None if self.measurement is None else self.measurement.reduced()
         self.reducer.remember()
+        if (hooks := self.reducer.script_hooks).resting:
+            if self.skipped:
+                hooks.wake()
+            else:
+                hooks.call()
+                self._squared = None  # they may have changed the gradient
         self._decision = decision
         return decision
 
