@@ -196,12 +196,6 @@ test-wheel: setup ## the wheel in new environments, one for each extra, with the
 gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in nine minutes, one table last: the gate's proof, costs of a step, mixed speeds, tests/cuda
 	@$(or $(GPU_PYTHON),$(PY)) deploy/dev/bench/gpu.py $(ARGS)
 
-# What will happen, and about how long it takes. It runs before there is a Python environment: without a Python that
-# can run it there is no line, and the next step says what is missing. 3 is a mistake in a variable.
-outlook:
-	@PYTHONPATH=deploy/dev/cluster $(or $(PYTHON),python3) -m local_cluster.outlook \
-	  $(if $(filter demo,$(MAKECMDGOALS)),demo,cluster) $(VENV) 2>/dev/null || [ $$? -ne 3 ]
-
 ##@ Emulated cluster (kind where a Docker engine runs, otherwise real components as root)
 
 images: setup ## build the images of operator and trainer

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import queue
 import re
 import signal
-import subprocess
-import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -33,51 +29,12 @@ from heterotrain_core.split.proportion import evenly
 from support.certificates import put_certificate
 from support.ports import free_port
 from support.waiting import wait_until
+from support.zygote import START_S, Zygote
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 180.0
 """A condition that comes at all comes within this, on a machine with twice as much work as processors, too."""
-START_S = 300.0
-"""Time for the zygote to load torch on a busy machine."""
 JOB_UID = "job-uid"
-
-
-class Zygote:
-    """The process that forks workers."""
-
-    def __init__(self, *, sees_gpus: bool = False) -> None:
-        paths = [str(ROOT / part) for part in ("core", "trainer", "tests")]
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-        # Asking NVML whether there is a GPU leaves CUDA untouched, so that its children may still use it.
-        environ |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if sees_gpus else {"CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ,
-        )  # fmt: skip
-        self._inboxes: dict[str, queue.Queue[dict[str, Any]]] = {}
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def start(self, name: str, command: dict[str, Any]) -> queue.Queue[dict[str, Any]]:
-        """Fork a worker and return the queue of its messages."""
-        inbox = self._inboxes[name] = queue.Queue()
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"name": name, **command}).encode() + b"\n")
-        self._process.stdin.flush()
-        return inbox
-
-    def close(self) -> None:
-        """End the process and its workers."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=START_S)  # an interpreter with torch also takes long to end
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message = json.loads(line)
-            self._inboxes[message["name"]].put(message)
 
 
 @dataclass(slots=True)

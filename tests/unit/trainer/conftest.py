@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from heterotrain import error_output
 from heterotrain.membership import peer_service
 from heterotrain.network import connection_setup, heartbeat
 from heterotrain.telemetry import report, tensorboard
 from heterotrain.torchrun import peers
+from support.zygote import Zygote
 
 PATIENCE_S = 60.0
 LIMITS = (
@@ -27,3 +30,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hasattr(module, limit), limit
         monkeypatch.setattr(module, limit, PATIENCE_S)
     monkeypatch.setattr(heartbeat, "FROZEN_FACTOR", PATIENCE_S)  # of a second, the services' limit in these tests
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Yield the process that runs scripts in forks, with torch loaded."""
+    process = Zygote()
+    yield process
+    process.close()

@@ -5,11 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +21,12 @@ from heterotrain.data.sources import Mapped, source_of
 from heterotrain.errors import UsageError
 from support.gated_data import Gated, Opened, prepare
 from support.waiting import wait_until
+from support.zygote import Ended, Zygote
 
 ROOT = Path(__file__).parents[4]
 LIMIT_S = 120.0
 LIMIT_OF_SCRIPT_S = 240.0
-"""Below pytest's own limit. The script and its fork server import torch, which takes minutes on a loaded machine."""
+"""Longer than a test waits for the script on an idle machine."""
 
 
 def test_work_for_earlier_shares_is_dropped_before_the_next_sample(tmp_path: Path) -> None:
@@ -95,37 +93,23 @@ def main():
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a script ended; processes that it started may still be running and writing to the same file."""
+def run(
+    zygote: Zygote, folder: Path, *, setup: str = "", job: str = "heterotrain.init()", each_step: str = "", call: str
+) -> Ended:
+    """Run a script with two loader processes, and return how it ended.
 
-    returncode: int
-    output: Path
-
-    @property
-    def text(self) -> str:
-        """What the script and its processes have printed so far."""
-        return self.output.read_text()
-
-
-def run(folder: Path, *, setup: str = "", job: str = "heterotrain.init()", each_step: str = "", call: str) -> Ended:
-    """Run a script with two loader processes in an interpreter of its own, and return how it ended.
-
-    It prints to a file, because a pipe ends only with the last process that has it. After ``LIMIT_OF_SCRIPT_S`` it
-    prints where it hangs, and ends.
+    After ``LIMIT_OF_SCRIPT_S`` it prints where it hangs, and ends.
     """
-    path, output = folder / "train.py", folder / "output"
-    limit_s = LIMIT_OF_SCRIPT_S
+    path, limit_s = folder / "train.py", LIMIT_OF_SCRIPT_S
     path.write_text(SCRIPT.format(setup=setup, job=job, each_step=each_step or "pass", call=call, limit_s=limit_s))
-    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    environ |= {"PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}", "OMP_NUM_THREADS": "1", "FOLDER": str(folder)}
-    environ |= {"PYTHONFAULTHANDLER": "1"}  # so that a process that hangs can be asked where
-    with output.open("w") as file:
-        done = subprocess.run([sys.executable, str(path)], env=environ, stdout=file, stderr=file, check=False)
-    return Ended(returncode=done.returncode, output=output)
+    paths = f"{ROOT / 'core'}:{ROOT / 'trainer'}"
+    # PYTHONFAULTHANDLER: so that a process that hangs can be asked where
+    return zygote.run(
+        folder, str(path), PYTHONPATH=paths, OMP_NUM_THREADS="1", FOLDER=str(folder), PYTHONFAULTHANDLER="1"
+    )
 
 
-def test_loader_processes_end_with_a_rank_that_is_killed(tmp_path: Path) -> None:
+def test_loader_processes_end_with_a_rank_that_is_killed(zygote: Zygote, tmp_path: Path) -> None:
     """After SIGKILL of the rank neither its loader processes nor the server they were forked from live on."""
     listed = "(pathlib.Path(os.environ['FOLDER']) / 'pids').write_text(' '.join(map(str, pids)))"
     each_step = (
@@ -133,8 +117,8 @@ def test_loader_processes_end_with_a_rank_that_is_killed(tmp_path: Path) -> None
         "pids = [each.pid for each in multiprocessing.active_children()] + [_forkserver._forkserver_pid]; "
         f"{listed}; os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = run(tmp_path, each_step=each_step, call='if __name__ == "__main__": main()')
-    assert done.returncode == -9, done.text
+    done = run(zygote, tmp_path, each_step=each_step, call='if __name__ == "__main__": main()')
+    assert done.code == -9, done.text
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 3
     for pid in pids:
@@ -164,10 +148,12 @@ def where_it_hangs(pid: int, done: Ended) -> str:
         {"setup": "early = heterotrain.init()", "job": "early", "call": 'if __name__ == "__main__": main()'},
     ],
 )
-def test_a_script_without_a_main_guard_gets_one_sentence(tmp_path: Path, script: dict[str, str]) -> None:
+def test_a_script_without_a_main_guard_gets_one_sentence(
+    zygote: Zygote, tmp_path: Path, script: dict[str, str]
+) -> None:
     """It ends at once, without a traceback of multiprocessing."""
-    done = run(tmp_path, **script)
-    assert done.returncode == 1
+    done = run(zygote, tmp_path, **script)
+    assert done.code == 1
     assert 'has to start its training below `if __name__ == "__main__":`' in done.text
     assert "bootstrapping" not in done.text
     assert "/multiprocessing/" not in done.text

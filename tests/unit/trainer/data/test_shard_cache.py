@@ -6,8 +6,6 @@ import fcntl
 import http.server
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import fsspec
 import pytest
 from heterotrain import ShardCache, Shards
 from heterotrain.errors import UsageError
+from support.zygote import Zygote
 
 SIZE = 1000
 READER = """
@@ -163,7 +162,7 @@ def test_shards_are_read_through_the_cache(store: Any, tmp_path: Path) -> None:
         assert Counter(shards.read(epoch, 0, 12 * SIZE)) == Counter(dict.fromkeys(range(12), SIZE))
 
 
-def test_processes_share_the_copies_and_the_bound(tmp_path: Path) -> None:
+def test_processes_share_the_copies_and_the_bound(zygote: Zygote, tmp_path: Path) -> None:
     """Four processes read the shards of a web server at random, with room for a third of them."""
     (tmp_path / "shards").mkdir()
     for number in range(9):
@@ -180,13 +179,15 @@ def test_processes_share_the_copies_and_the_bound(tmp_path: Path) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         uris = json.dumps([f"http://127.0.0.1:{server.server_port}/{number}.bin" for number in range(9)])
         folder = tmp_path / "cache"
-        arguments = [sys.executable, "-c", READER, str(folder), str(3 * SIZE), uris]
-        readers = [subprocess.Popen([*arguments, str(seed)]) for seed in range(4)]
+        script = tmp_path / "reader.py"
+        script.write_text(READER)
+        command = [str(script), str(folder), str(3 * SIZE), uris]
+        readers = [zygote.launch(tmp_path, *command, str(seed)) for seed in range(4)]
         most = 0
         while any(reader.poll() is None for reader in readers):
             most = max(most, on_disk(folder))
         server.shutdown()
-    assert [reader.returncode for reader in readers] == [0] * 4
+    assert [reader.ended().code for reader in readers] == [0] * 4
     assert total(folder) <= 3 * SIZE
     assert SIZE <= most <= 3 * SIZE
     assert not [path for path in folder.iterdir() if path.suffix in (".data", ".reserved")]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from heterotrain.errors import UsageError
 from heterotrain.telemetry.logs import set_up_logs
 from heterotrain_core.contract import env
+from support.zygote import Zygote
 
-ROOT = Path(__file__).parents[4]
 SCRIPT = """
 import logging, threading, warnings, heterotrain, torch
 job = heterotrain.init(epochs=1, batch_samples=4)
@@ -35,24 +32,18 @@ for step in job.steps(data):
 """
 
 
-def lines_of(tmp_path: Path, form: str) -> list[str]:
+def lines_of(zygote: Zygote, tmp_path: Path, form: str) -> list[str]:
     """Run a script that logs, warns and fails; return its stderr."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    environ = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("core", "trainer")),
-        env.LOG_FORMAT: form,
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "train.py")], env=environ, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = zygote.run(tmp_path, str(script), **{env.LOG_FORMAT: form})
+    assert done.code == 1
     return done.stderr.splitlines()
 
 
-def test_every_line_is_a_json_object_with_the_rank_and_its_progress(tmp_path: Path) -> None:
+def test_every_line_is_a_json_object_with_the_rank_and_its_progress(zygote: Zygote, tmp_path: Path) -> None:
     """This includes the script's records, warnings, and uncaught exceptions of a thread and of the script."""
-    entries = [json.loads(line) for line in lines_of(tmp_path, "json")]
+    entries = [json.loads(line) for line in lines_of(zygote, tmp_path, "json")]
     found = [
         entry for entry in entries if entry["logger"] in ("of.the.script", "py.warnings", "heterotrain.telemetry.logs")
     ]
@@ -66,9 +57,9 @@ def test_every_line_is_a_json_object_with_the_rank_and_its_progress(tmp_path: Pa
     assert "Traceback" in found[3]["exception"]
 
 
-def test_text_for_people(tmp_path: Path) -> None:
+def test_text_for_people(zygote: Zygote, tmp_path: Path) -> None:
     """Time, rank and progress come first; a traceback looks as Python prints it."""
-    lines = lines_of(tmp_path, "text")
+    lines = lines_of(zygote, tmp_path, "text")
     line = next(line for line in lines if line.endswith("two"))
     assert line.partition(" [")[2] == "local/0 rank 0 epoch 0 step 2] WARNING two"
     assert lines[-1] == "KeyError: 'at the end'"

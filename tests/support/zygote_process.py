@@ -1,8 +1,10 @@
-"""A process that has loaded torch once and forks workers from it: a worker starts in milliseconds instead of seconds.
+"""A process that has loaded torch once and forks processes from it: each starts in milliseconds instead of seconds.
 
-Commands are JSON lines on standard input (``{"name", "environ", "output", "script", "arguments"}``). Messages are JSON
-lines on standard output: ``{"name", "pid"}`` for a started worker, ``{"name", "code"}`` for an ended one. The process
-forks while it has one thread and has computed nothing, because only in this state is it safe to fork torch.
+Commands are JSON lines on standard input. ``{"name", "environ", "output", "script", "arguments"}`` calls a function,
+``script`` is ``module:function``. ``{"name", "environ", "output", "errors", "folder", "program", "arguments"}`` runs a
+program as a fresh interpreter does: a script by its path, or a module after ``-m``. Messages are JSON lines on standard
+output: ``{"name", "pid"}`` for a started process, ``{"name", "code"}`` for an ended one. The process forks while it has
+one thread and has computed nothing, because only in this state is it safe to fork torch.
 """
 
 from __future__ import annotations
@@ -13,9 +15,13 @@ import functools
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import sys
+import threading
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -26,6 +32,7 @@ import heterotrain.session  # noqa: E402  # after the thread counts
 import torch  # noqa: E402  # after the thread counts
 import torch._dynamo  # noqa: E402  # after the thread counts; every optimizer needs it
 from heterotrain.network import connection_setup  # noqa: E402  # after the thread counts
+
 from support import patience  # noqa: E402  # after the thread counts
 
 heterotrain.initialization.Job = functools.partial(heterotrain.session.Job, clock=patience.now_s)  # type: ignore[misc, assignment]  # makes jobs, as the class does
@@ -56,6 +63,7 @@ def main() -> None:
                 _start(json.loads(line), children)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
+    os._exit(0)  # an interpreter with torch takes long to end
 
 
 def _start(command: dict[str, Any], children: dict[int, str]) -> None:
@@ -67,31 +75,58 @@ def _start(command: dict[str, Any], children: dict[int, str]) -> None:
 
 
 def _child(command: dict[str, Any]) -> None:
-    """Behave like a fresh interpreter that runs one function."""
+    """Behave like a fresh interpreter."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        output = os.open(command["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for standard in (1, 2):
-            os.dup2(output, standard)
+        for number, path in ((1, command["output"]), (2, command.get("errors", command["output"]))):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         faulthandler.register(signal.SIGUSR1, file=2)
-        os.environ.update(command["environ"])
         torch.set_num_threads(1)
-        module, function = command["script"].split(":")
-        getattr(importlib.import_module(module), function)(**command["arguments"])
+        if "program" in command:
+            os.environ.clear()
+            os.environ.update(command["environ"])
+            os.chdir(command["folder"])
+            _run(command["program"], command["arguments"])
+        else:
+            os.environ.update(command["environ"])
+            module, function = command["script"].split(":")
+            getattr(importlib.import_module(module), function)(**command["arguments"])
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:  # noqa: BLE001  # as the interpreter does
-        sys.excepthook(*sys.exc_info())
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+    except BaseException as error:  # noqa: BLE001  # as the interpreter does
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+            traceback = traceback.tb_next  # the script's own frames follow
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
     finally:
+        if "program" in command:
+            threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run(program: str, arguments: list[str]) -> None:
+    """Run a script, or a module after ``-m``, as ``__main__``."""
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable(file=2)
+    if program == "-m":
+        sys.argv, sys.path[0] = arguments, str(Path.cwd())
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        return
+    main = ModuleType("__main__")  # loader processes and error messages look for the script there
+    main.__file__ = program
+    sys.modules["__main__"] = main
+    sys.argv, sys.path[0] = [program, *arguments], str(Path(program).parent)
+    exec(compile(Path(program).read_bytes(), program, "exec"), vars(main))  # noqa: S102  # a test's own script
 
 
 def _reap(children: dict[int, str]) -> None:
