@@ -32,7 +32,7 @@ LINES = {
     "==> make demo: run the demo: about 4 min on 2 processors": Outlook(
         target="demo", cores=2, has_packages=True, has_images=True, is_running=True
     ),
-    "==> make cluster: everything is there: about 0 s on 2 processors": Outlook(
+    "==> make cluster: everything is there": Outlook(
         target="cluster", cores=2, has_packages=True, has_images=True, is_running=True
     ),
 }

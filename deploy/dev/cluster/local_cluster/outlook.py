@@ -73,12 +73,12 @@ class Outlook:
         if self.target == "demo":
             steps.append("run the demo")
             needed_s += DEMO_S
+        if not steps:
+            return f"==> make {self.target}: everything is there"
         time = f"{needed_s / 60:.0f} min" if needed_s > LONG_S else f"{needed_s:.0f} s"
         beside = " beside the download" if self.download_bytes else ""
         processors = "1 processor" if self.cores == 1 else f"{self.cores} processors"
-        return (
-            f"==> make {self.target}: {', '.join(steps) or 'everything is there'}: about {time} on {processors}{beside}"
-        )
+        return f"==> make {self.target}: {', '.join(steps)}: about {time} on {processors}{beside}"
 
     def _compile(self) -> str:
         if self.silent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import sys
@@ -190,6 +191,8 @@ def wanted_releases(missing: Iterable[Program], held: Iterable[releases.Release]
 def _download(missing: list[Program], held: Iterable[releases.Release], limits: Limits) -> list[Program]:
     """Download the releases that their hosts have, and return the programs that are left to compile."""
     wanted, must = wanted_releases(missing, held), source() is Source.DOWNLOAD
+    if must and not held:
+        raise Problem(f"BINARIES=download, but no release is known for {platform.machine()}: allow compiling")
     limits = patient(limits) if must else limits
     found = sizes([file.url for release in wanted for file in release.files], limits) if wanted else {}
     answered = []
