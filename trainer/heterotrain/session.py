@@ -457,8 +457,12 @@ class Job:
         return means(group, sums((len(rows), each) for rows, each in zip(ids, values, strict=False)))
 
     def finish(self, reason: str) -> None:
-        """End the training successfully after the current step; every rank has to call this in the same step."""
-        self._loop.shutdown.reason = reason
+        """End the training successfully after the current step, on all ranks; one of them is enough.
+
+        In hooks and after a step, the steps that are committed by then are the last ones. Where another rank has begun
+        the next step meanwhile, nobody commits that.
+        """
+        self._loop.finish(reason)
 
     @property
     def is_leader(self) -> bool:

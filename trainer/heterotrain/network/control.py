@@ -19,12 +19,14 @@ FIELDS = (
     "checkpoint", "mark",
     "plain_weighted", "plain_groups", "plain_total",
     "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
-    "measure_every", "fingerprint", "signature", "more", "changed",
+    "measure_every", "fingerprint", "signature", "more", "changed", "ends",
 )  # fmt: skip
 HEADER = len(FIELDS)
 SIGNATURE, CHANGED = FIELDS.index("signature"), FIELDS.index("changed")
 WAITS = 0.5
 """Stands in place of 1 for a rank that has to leave, but still waits."""
+AFTER, BEFORE = 1.0, 2.0
+"""A rank whose script has ended the training: after this step, or before it, so that nobody may commit it."""
 WORD_BITS = 52
 """Bits of a set that one float64 carries exactly."""
 
@@ -68,6 +70,7 @@ class Slot:
         signature: checksum of the parameters in the buckets.
         more: whether this rank makes another pass over its micro-batches in this step.
         changed: whether a tensor has changed in forward that no rank has tracked before, or got another shape.
+        ends: ``AFTER`` or ``BEFORE`` where this rank's script has ended the training, else 0.
         buckets_s: seconds of each bucket's transfer, one step late; NaN when unknown.
         unused: parameters that got no gradient on this rank: bit i stands for the i-th in the buckets.
         parameters: number of parameters in the buckets, so that every rank's slot has the same length.
@@ -91,6 +94,7 @@ class Slot:
     signature: int = 0
     more: bool = False
     changed: bool = False
+    ends: float = 0.0
     buckets_s: tuple[float, ...] = ()
     unused: int = 0
     parameters: int = 0
@@ -102,7 +106,8 @@ class StepDecision:
     """The decision that follows from all slots of a step.
 
     Attributes:
-        committed: every rank finished its part.
+        committed: every rank finished its part, and no script had ended the training before.
+        ends: ``BEFORE`` or ``AFTER`` where the script of some rank has ended the training, else 0.
         newest: (generation, revision) of the newest plan that any rank holds.
         holder: lowest rank in the group that holds that plan.
         plan_bytes: length of that plan.
@@ -145,6 +150,7 @@ class StepDecision:
     buckets_s: tuple[float, ...]
     unused: int = 0
     waiting: tuple[int, ...] = ()
+    ends: float = 0.0
 
 
 def to_row(slot: Slot) -> list[float]:
@@ -156,6 +162,7 @@ def to_row(slot: Slot) -> list[float]:
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
         slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total,
         float(slot.measure_every), slot.fingerprint, float(slot.signature), float(slot.more), float(slot.changed),
+        slot.ends,
         *_words(slot.unused, slot.parameters), *slot.buckets_s,
     ]  # fmt: skip
 
@@ -172,6 +179,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
         votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
         plain_weighted, plain_groups, plain_total,
         preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints, _, more, _,
+        ends,
     ) = columns[:HEADER]  # fmt: skip
     words = word_count(parameters)
     versions = list(zip(generations, revisions, strict=True))
@@ -181,7 +189,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
     loss, non_finite = _mean_loss(loss_sums, weights, weight)
     gone, waiting = _departures(leaving)
     return StepDecision(
-        committed=min(votes) == 1.0 and len(set(steps)) == 1,
+        committed=min(votes) == 1.0 and len(set(steps)) == 1 and BEFORE not in ends,
         newest=(int(newest[0]), int(newest[1])),
         holder=holder,
         plan_bytes=int(sizes_bytes[holder]),
@@ -201,6 +209,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
         buckets_s=_minima(columns[HEADER + words :]),
         unused=_common(columns[HEADER : HEADER + words]),
         waiting=waiting,
+        ends=max(ends),
     )
 
 

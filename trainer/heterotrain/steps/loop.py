@@ -30,7 +30,7 @@ from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.usable_memory import usable_bytes
 from heterotrain.membership.interface import ActiveGroup, Membership
-from heterotrain.network.control import Slot, StepDecision
+from heterotrain.network.control import AFTER, BEFORE, Slot, StepDecision
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.method import Numerics
@@ -128,6 +128,8 @@ class Loop:
         self._repeating: int | None = None
         self._open: Step | None = None
         self._lockstep = False
+        self._exchanges = False
+        self._all_end = False
         self._began_s = self._clock()
         self._step_s = 0.0
         self._replicas = replicas
@@ -185,6 +187,8 @@ class Loop:
                     self._observer.evaluated()
                 if self._hooks.finish_epoch(self):
                     self._observer.evaluated()
+                    self._agree_on_end(active_group.group)
+                self._note_end(alone=active_group.group is None)
                 if self._is_done():
                     self.records.progress_display.clear()
                     self._check_result(active_group)
@@ -199,11 +203,37 @@ class Loop:
                 self._check_result(None)
                 self.shutdown.finish_alone(self._formations.last_membership)
                 return
-            yield step
+            if self._withdraws(step):
+                step.withdraw()
+            else:
+                yield step
             if not step.committed:
                 self._repeat(step)
-            elif self.shutdown.reason:
-                self._training.progress = replace(self._training.progress, stopped=True)
+            self._exchanges = step.has_exchanged
+
+    def finish(self, reason: str) -> None:
+        """End the training after the current step, or the last one where none runs."""
+        running = self._open is not None and self._open.is_open and not self._open.committed
+        self.shutdown.end_after(reason, steps=self._training.progress.steps + int(running))
+
+    def _agree_on_end(self, group: Group | None) -> None:
+        """End the training on all ranks if a hook after an epoch has ended it on one; they call those hooks alike."""
+        if group is not None:
+            rows = group.gather_now([self.shutdown.ends(self._training.progress.steps)])
+            self._all_end = any(row[0] for row in rows)
+
+    def _note_end(self, *, alone: bool) -> None:
+        if self._all_end or (alone and self.shutdown.ends(self._training.progress.steps) == BEFORE):
+            self._training.progress = replace(self._training.progress, stopped=True)
+
+    def _withdraws(self, step: Step) -> bool:
+        """Return whether this rank, whose script has ended the training, tells the others without computing the step.
+
+        Where ranks exchange data while they compute it, the others need this rank for that, and the script gets the
+        step once more.
+        """
+        needed = self._lockstep or self._exchanges or step.task.is_joint or self._numerics.needs_all_ranks
+        return self.shutdown.ends(step.number) == BEFORE and not needed
 
     def _follow(self) -> None:
         """Act on the last step's control vectors, now that the script has finished its own part of the step.
@@ -264,7 +294,7 @@ class Loop:
         if self._training.prepared is None:  # else it may still be finished, by ``membership.late``
             self._attempts.undo()
         if isinstance(step.failure, PeerLost):
-            self._uncommitted = step
+            self._uncommitted, self._all_end = step, False
             self._leave_broken(step.failure)
         elif isinstance(step.failure, torch.OutOfMemoryError):
             self._attempts.use_less_memory(step, self.spare_memory)
@@ -279,7 +309,8 @@ class Loop:
                 f"step {step.number} ended without a result: run each step inside `with step:` and end it with "
                 "step.apply(optimizer)"
             )
-        self._report.count(names.REPEATED_STEPS)
+        if not step.is_undone:
+            self._report.count(names.REPEATED_STEPS)
 
     def _leave_broken(self, lost: Exception) -> None:
         """Leave a formation that lost a member, and whatever pass over the model this rank is in."""
@@ -425,9 +456,11 @@ class Loop:
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
             signature=reducer.signature, more=step.more, unused=reducer.unused, parameters=reducer.parameters,
             changed=state.is_active and state.has_news,
+            ends=self.shutdown.ends(step.number),
         )  # fmt: skip
         decision, held = exchange_votes(active_group, reducer, state, slot, held, job_uid=self._identity.job_uid)
         self._formations.agreed(active_group, held)
+        self._all_end = decision.ends == BEFORE or (decision.ends == AFTER and decision.committed and not step.more)
         if decision.committed:
             try:
                 self._replicas.judge(decision.fingerprints, active_group)

@@ -14,6 +14,7 @@ from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.clock import Clock
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup, Membership
+from heterotrain.network.control import AFTER, BEFORE
 from heterotrain.state.training import Training
 from heterotrain.termination_message import TerminationMessage
 
@@ -35,6 +36,7 @@ class Shutdown:
         leaving: whether this rank leaves after the current step.
         announced: whether the members of the last formation knew that this rank leaves, and took over its state.
         reason: why the script ended the training early; empty if it did not.
+        last_steps: committed steps after which it ends then.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Shutdown:
         self.leaving = False
         self.announced = False
         self.reason = ""
+        self.last_steps = 0
         self._requested_s: float | None = None
         self._signal = signal.SIGTERM
         self._grace_s = config.grace_s
@@ -65,6 +68,16 @@ class Shutdown:
         self._checkpoints = checkpoints
         self._termination_message = termination_message
         self._operated = operated
+
+    def end_after(self, reason: str, *, steps: int) -> None:
+        """Note that the script of this rank ends the training after so many committed steps."""
+        self.reason, self.last_steps = reason or "the script has ended the training", steps
+
+    def ends(self, steps: int) -> float:
+        """Return what this rank votes in a step that would follow so many committed ones (``network.control``)."""
+        if not self.reason or steps + 1 < self.last_steps:
+            return 0.0
+        return BEFORE if steps >= self.last_steps else AFTER
 
     def request(self, number: signal.Signals) -> None:
         """Record SIGTERM or SIGINT; safe inside a signal handler."""
@@ -129,7 +142,13 @@ class Shutdown:
         self._membership.everything_committed()
         missing = self._checkpoints.write_final(active_group, self._training)
         if active_group.group is not None:
-            known = active_group.group.gather_now([float(bool(missing))])
+            reason = self.reason.encode()
+            known = active_group.group.gather_now([float(bool(missing)), float(len(reason))])
+            source = next((rank for rank, row in enumerate(known) if row[1]), None)
+            if source is not None:  # also on ranks whose scripts did not end the training
+                size_bytes = int(known[source][1])
+                found = active_group.group.broadcast_bytes(reason, size_bytes=size_bytes, source=source)
+                self.reason = found.decode(errors="replace")
             if not missing and any(row[0] for row in known):
                 missing = "the checkpoint of the final state is missing: the log of the rank that writes it says why"
         self._end(missing)

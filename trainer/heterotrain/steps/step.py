@@ -20,7 +20,7 @@ import torch
 from heterotrain.errors import PeerLost, RepeatStep, UsageError, drop_frames
 from heterotrain.layouts.batch_parts import LossFunction, check_loss_function, inputs_and_targets, loss_and_weight
 from heterotrain.layouts.stage import Stage
-from heterotrain.network.control import StepDecision
+from heterotrain.network.control import BEFORE, StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.all_gather import Gathered, all_gather
 from heterotrain.numerics.gradients import Gradients
@@ -52,6 +52,7 @@ class Step:
         is_retry: whether this is another attempt at a step that this rank has tried before.
         lockstep: whether every rank gets the same number of micro-batches.
         is_open: whether the script is inside ``with step:``.
+        is_undone: whether nobody commits this step, because the script of some rank has ended the training before it.
         updates: whether the optimizers' steps have begun.
         voted: whether this rank has told the others that it finished its part, so that they may commit the step.
         more: whether another pass over the micro-batches follows the current one.
@@ -72,6 +73,7 @@ class Step:
     failure: Exception | None = None
     voted: bool = False
     is_open: bool = False
+    is_undone: bool = False
     updates: bool = False
     more: bool = False
     passes: int = 0
@@ -433,7 +435,8 @@ class Step:
         else:
             return False
         drop_frames(error)
-        _log.info("step %d is repeated: %s", self.task.number, error)
+        if not self.is_undone:
+            _log.info("step %d is repeated: %s", self.task.number, error)
         return True
 
     def _check_open(self) -> None:
@@ -462,6 +465,15 @@ class Step:
             self.reducer.flush()
         self._reduce()
 
+    def withdraw(self) -> None:
+        """Vote against the step without computing it, because the script has ended the training before it."""
+        self.is_undone = True
+        with self:
+            self._begin()
+            self._reduce_nothing()
+            self._vote(ok=False)
+            raise RepeatStep("the script has ended the training")
+
     def _vote_to_repeat(self) -> None:
         """Vote against the step after running out of memory, if peers may have sent something of this pass."""
         if self.task.is_joint:
@@ -482,8 +494,12 @@ class Step:
     @property
     def is_awaited(self) -> bool:
         """Whether the others may have committed the step or wait for an exchange, so that a vote comes too late."""
-        exchanges = 0 if self.group is None else self.group.script_exchanges
-        return self.voted or exchanges != self._exchanges_before
+        return self.voted or self.has_exchanged
+
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether the script has exchanged data with other ranks since the step began."""
+        return self.group is not None and self.group.script_exchanges != self._exchanges_before
 
     def _vote(self, *, ok: bool) -> StepDecision:
         self.voted = ok
@@ -557,6 +573,7 @@ class Step:
         self.clock.spent(Phase.SYNC, began)
         check_same_pass(step=self.number, same=decision.same_pass)
         if not decision.committed:
+            self.is_undone = decision.ends == BEFORE
             raise RepeatStep("another rank could not finish its part")
         self.context.reduced()
         if self.more:

@@ -9,7 +9,7 @@ from operator import and_
 from typing import Any
 
 import pytest
-from heterotrain.network.control import HEADER, Slot, Squares, StepDecision, decide, to_row
+from heterotrain.network.control import AFTER, BEFORE, HEADER, Slot, Squares, StepDecision, decide, to_row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +62,15 @@ def test_one_vote_against_repeats_the_step() -> None:
 def test_ranks_at_different_steps_do_not_commit() -> None:
     """Their gradients belong to different batches."""
     assert not of(a_slot(), a_slot(steps=6)).committed
+
+
+def test_one_rank_ends_the_training_of_all() -> None:
+    """After the step, which is committed; or before it, so that it is not."""
+    after, before = of(a_slot(), a_slot(ends=AFTER)), of(a_slot(ends=BEFORE, vote=False), a_slot(ends=AFTER))
+    assert (after.committed, after.ends) == (True, AFTER)
+    assert (before.committed, before.ends) == (False, BEFORE)
+    assert not of(a_slot(), a_slot(ends=BEFORE)).committed
+    assert of(a_slot()).ends == 0.0
 
 
 def test_the_newest_plan_has_a_holder() -> None:
