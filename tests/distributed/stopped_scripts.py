@@ -48,24 +48,25 @@ def start_loader(worker: int) -> None:
     hold(Path(os.environ["FOLDER"]), f"loader-{worker}")
 
 
-def train(*, folder: str, gates: bool = True, workers: int = 0, catches: bool = False) -> None:
+def train(*, folder: str, gates: bool = True, workers: int = 0, catches: bool = False, fails: int = -1) -> None:
     """Train in a process group of its own; the lowest rank waits in a step.
 
-    ``gates``: whether it does; ``catches``: whether the script catches ``KeyboardInterrupt``, as many do.
+    ``gates``: whether it does; ``catches``: whether the script catches ``KeyboardInterrupt``, as many do;
+    ``fails``: the rank that fails in that step, -1 for none.
     """
     os.setsid()
     os.environ["FOLDER"] = folder
     sys.modules["__main__"].__file__ = None  # loaders would import all that the zygote has loaded for others
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
-        loop(Path(folder), gates=gates, workers=workers)
+        loop(Path(folder), gates=gates, workers=workers, fails=fails)
     except KeyboardInterrupt:
         if not catches:
             raise
         (Path(folder) / "caught").touch()
 
 
-def loop(folder: Path, *, gates: bool, workers: int) -> None:
+def loop(folder: Path, *, gates: bool, workers: int, fails: int) -> None:
     """Train four epochs of six steps."""
     job = heterotrain.init(
         epochs=4, batch_samples=16, checkpoint_uri=folder / "checkpoints", checkpoint_interval_s=86_400
@@ -81,6 +82,8 @@ def loop(folder: Path, *, gates: bool, workers: int) -> None:
         with step:
             if gates and step.number == GATE_STEP and job.is_leader:
                 hold(folder, "step")
+            if step.number == GATE_STEP and os.environ.get("RANK") == str(fails):
+                raise ZeroDivisionError
             for x, y in step.micro_batches():
                 step.backward(((model(x) - y) ** 2).mean())
             step.apply(optimizer)

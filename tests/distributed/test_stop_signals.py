@@ -77,6 +77,17 @@ def test_a_script_may_catch_the_interrupt(start: Callable[..., list[OwnRank]], t
     assert newest_step(tmp_path) == GATE_STEP + 1
 
 
+@pytest.mark.parametrize("fails", [0, 1])
+def test_an_error_of_one_rank_leaves_a_checkpoint(
+    start: Callable[..., list[OwnRank]], tmp_path: Path, fails: int
+) -> None:
+    """The lowest rank writes it, whoever has failed."""
+    ranks = start(world_size=2, gates=False, fails=fails)
+    assert [rank.ended() for rank in ranks] == [1, 1], ranks[0].log()
+    assert newest_step(tmp_path) == GATE_STEP
+    assert f"after {GATE_STEP} steps: its checkpoint is in" in ranks[0].log()
+
+
 def test_signals_to_the_process_group_leave_loader_processes_alone(
     start: Callable[..., list[OwnRank]], tmp_path: Path
 ) -> None:

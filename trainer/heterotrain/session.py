@@ -361,11 +361,15 @@ class Job:
         ):  # the script left the loop, often by an exception; under torchrun it may still communicate
             if self.identity.mode is Mode.OPERATED:
                 self._abandon("the script left job.steps before the end of the training")
+            self._loop.leave_early()
             raise
         except Excluded as excluded:
             self._termination_message.write(Ending.LEFT, str(excluded))
             self._membership.close()
             raise SystemExit(0) from excluded
+        except Exception:  # of a data set, or because another rank has left
+            self._loop.leave_early()
+            raise
         finally:
             self._stop_signals.end()
 
@@ -475,6 +479,7 @@ class Job:
         return self._leadership.asked()
 
     def _abandon(self, reason: str) -> None:
+        self._loop.leave_early()
         self._report.gauges({names.READY: 0.0})
         self._membership.abandon(reason)
 

@@ -80,6 +80,8 @@ class CheckpointManager:
                 max_age_s=config.checkpoint_max_age_s,
                 shared=identity.mode is Mode.OPERATED,
             )
+            if not identity.rank:  # under torchrun the lowest rank writes, and others may be on other hosts
+                self._folder.storage.check_writable()
             self._writer = CheckpointWriter(self._folder, on_done=self._on_done)
 
     # -- cold start --------------------------------------------------------------------------------------------------
@@ -285,6 +287,12 @@ class CheckpointManager:
         why = f"its store did nothing for {self._writer.idle_s:.0f} s" if hangs else redacted(self._failure)
         newest = f"the newest one is of step {self._last[0]}" if self._last[0] >= 0 else "this process wrote no other"
         return f"the checkpoint of the final state is missing ({why or 'it was not written'}); {newest}"
+
+    def where_it_is(self, steps: int) -> str:
+        """Return where the checkpoint of this many steps is, as the end of a sentence; empty without one."""
+        if self._folder is None or self.newest is None or self.newest[0] != steps:
+            return ""
+        return f"; its checkpoint is in {self._folder.storage.shown}"
 
     def how_to_continue(self, steps: int) -> str:
         """Return where the checkpoint of this many steps is, and how a later run continues from it, for users."""

@@ -141,6 +141,26 @@ class Storage:
         if Path(self._root).exists() and not Path(self._root).is_dir():
             raise UsageError(f"checkpoint URI {self.shown!r} is a file: name a folder, which may not exist yet")
 
+    def check_writable(self) -> None:
+        """Make a local folder and check that files can be written there; a remote store shows it with its first file.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        if not self._local:
+            return
+        try:
+            Path(self._root).mkdir(parents=True, exist_ok=True)
+            with self._folder() as folder:
+                scratch = f".probe-{os.getpid()}"
+                os.close(os.open(scratch, os.O_WRONLY | os.O_CREAT | _FLAGS, 0o666, dir_fd=folder))
+                os.unlink(scratch, dir_fd=folder)
+        except OSError as error:
+            raise UsageError(
+                f"checkpoints cannot be written to {self.shown!r} ({error.strerror or error}): name a folder that this "
+                "user may write to, or leave out checkpoint_uri"
+            ) from error
+
     def put(self, name: str, chunks: Iterable[bytes | memoryview], *, scratch: str = "") -> StoredFile:
         """Write a file.
 

@@ -26,6 +26,7 @@ class Progress:
         hooked: committed steps at the last call of hooks that run every few steps; 0 before the first one.
         evaluated: epochs whose end-of-epoch hooks are done.
         stopped: whether the script has ended the training before its last epoch.
+        asked_epochs: epochs of the run in which it did so; a run of more epochs goes on. 0 where that is not known.
     """
 
     steps: int = 0
@@ -36,6 +37,7 @@ class Progress:
     evaluated: int = 0
     stopped: bool = False
     hooked: int = 0
+    asked_epochs: int = 0
 
     @property
     def order(self) -> tuple[int, int, int]:

@@ -43,6 +43,7 @@ from heterotrain.steps.attempt import SEEDS, Attempts, seed_step
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.departure import Departure
 from heterotrain.steps.final_check import check_result
+from heterotrain.steps.first_line import first_line, nothing_left
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.hooks import Hooks
 from heterotrain.steps.observer import Observer
@@ -130,6 +131,8 @@ class Loop:
         self._lockstep = False
         self._exchanges = False
         self._all_end = False
+        self._first_steps: int | None = None
+        self._is_over = False
         self._began_s = self._clock()
         self._step_s = 0.0
         self._replicas = replicas
@@ -192,7 +195,8 @@ class Loop:
                 if self._is_done():
                     self.records.progress_display.clear()
                     self._check_result(active_group)
-                    self.shutdown.conclude(active_group)
+                    self.shutdown.conclude(active_group, loss=self._numerics.losses.last_finite)
+                    self._is_over = True
                     return
                 self._checkpoints.maybe_write(active_group, self._training)
                 step = self._prepare(active_group, self._loader)
@@ -202,6 +206,7 @@ class Loop:
             except NotNeeded:
                 self._check_result(None)
                 self.shutdown.finish_alone(self._formations.last_membership)
+                self._is_over = True
                 return
             if self._withdraws(step):
                 step.withdraw()
@@ -224,7 +229,9 @@ class Loop:
 
     def _note_end(self, *, alone: bool) -> None:
         if self._all_end or (alone and self.shutdown.ends(self._training.progress.steps) == BEFORE):
-            self._training.progress = replace(self._training.progress, stopped=True)
+            self._training.progress = replace(
+                self._training.progress, stopped=True, asked_epochs=self._config.epochs
+            )  # fmt: skip
 
     def _withdraws(self, step: Step) -> bool:
         """Return whether this rank, whose script has ended the training, tells the others without computing the step.
@@ -264,11 +271,25 @@ class Loop:
             self.reducers.require().form(active_group.group)
         self._replicas.form(active_group.group, self._device)
         self.formed(active_group.rank)
+        if self._first_steps is None:
+            self._first_steps = self._training.progress.steps
+            self._say_where_it_begins(active_group)
         return active_group
+
+    def _say_where_it_begins(self, active_group: ActiveGroup) -> None:
+        if active_group.rank == 0 and self._is_done():
+            _log.warning(nothing_left(self._training.progress))
+        elif active_group.rank == 0:
+            samples = self._require_loader().epoch_samples
+            epochs = self._config.epochs
+            _log.info(first_line(active_group.roster, device=self._device, epochs=epochs, epoch_samples=samples))
 
     def _is_done(self) -> bool:
         progress = self._training.progress
-        return progress.stopped or (progress.epoch >= self._config.epochs and progress.evaluated >= progress.epoch)
+        goes_on = 0 < progress.asked_epochs < self._config.epochs  # than the run that the script had ended
+        return (progress.stopped and not goes_on) or (
+            progress.epoch >= self._config.epochs and progress.evaluated >= progress.epoch
+        )
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -523,6 +544,7 @@ class Loop:
 
         A rank that ended at once could look like a lost peer to one that is still waiting for the vote.
         """
+        self._is_over = True
         active_group = self.active_group
         if active_group is not None and active_group.group is not None:
             with contextlib.suppress(PeerLost):
@@ -540,6 +562,26 @@ class Loop:
         step, self._uncommitted = self._uncommitted, None
         if step is not None and active_group.group is not None and self._training.progress.steps > step.task.number:
             self._require_loader().log(step.task, self._formations.last_membership or active_group.membership)
+
+    def leave_early(self) -> None:
+        """Write a checkpoint because the script leaves the loop before the end, by ``break`` or an error.
+
+        Without an operator, nothing else would keep the committed steps. One rank writes it.
+        """
+        running, progress = self._open, self._training.progress
+        if self._identity.mode is Mode.OPERATED or self._identity.rank or self._is_over:
+            return
+        if self._first_steps in (None, progress.steps):
+            return  # a script that fails at once would find the checkpoint of a model that is not the corrected one
+        self._is_over = True
+        if running is not None and not running.committed:
+            if running.updates and not running.passes:
+                _log.error("no checkpoint is written: the error came while an optimizer changed the weights")
+                return
+            self._attempts.undo()
+        last = self._formations.last_membership if self.active_group is None else self.active_group.membership
+        if last is not None:
+            self.shutdown.leave_early(generation=last.formation.generation)
 
     def seed_alike(self, place: str) -> None:
         """Let all ranks draw the same random numbers from here on."""

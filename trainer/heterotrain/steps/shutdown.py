@@ -133,8 +133,22 @@ class Shutdown:
         )  # fmt: skip
         raise Interrupted(code) if self._signal is signal.SIGINT else SystemExit(code)
 
-    def conclude(self, active_group: ActiveGroup) -> None:
+    def leave_early(self, *, generation: int) -> None:
+        """Write a checkpoint because the script has left the loop before the end, and say where it is.
+
+        ``generation`` is that of the last formation.
+        """
+        self._checkpoints.write_now(self._training, generation=generation)
+        steps = self._training.progress.steps
+        how = self._checkpoints.how_to_continue(steps)
+        _log.warning("the script has left the training early, after %d steps: %s", steps, how)
+
+    def conclude(self, active_group: ActiveGroup, *, loss: float | None) -> None:
         """End the training together: no rank ends before all ranks have committed everything and it is saved.
+
+        Args:
+            active_group: the formation.
+            loss: the last finite one; ``None`` if there was none.
 
         Raises:
             PeerLost: a peer left meanwhile; the remaining ranks may still need this rank's state.
@@ -151,6 +165,12 @@ class Shutdown:
                 self.reason = found.decode(errors="replace")
             if not missing and any(row[0] for row in known):
                 missing = "the checkpoint of the final state is missing: the log of the rank that writes it says why"
+        if active_group.rank == 0:
+            progress = self._training.progress
+            _log.info(
+                "the training has ended after %d steps in %d epochs%s: %s%s", progress.steps, progress.epoch,
+                "" if loss is None else f", loss {loss:.4g}", self._why, self._checkpoints.where_it_is(progress.steps),
+            )  # fmt: skip
         self._end(missing)
         if active_group.group is not None:
             active_group.group.close()
@@ -163,8 +183,11 @@ class Shutdown:
             missing = self._checkpoints.missing(self._training)
         self._end(missing)
 
+    @property
+    def _why(self) -> str:
+        return self.reason or "every epoch is committed"
+
     def _end(self, missing: str) -> None:
         self._checkpoints.wait()
-        reason = self.reason or "every epoch is committed"
-        self._termination_message.write(Ending.FINISHED, f"{reason}; {missing}" if missing else reason)
+        self._termination_message.write(Ending.FINISHED, f"{self._why}; {missing}" if missing else self._why)
         self._membership.close()
