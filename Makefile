@@ -125,9 +125,6 @@ chart-files: setup-operator ## generate the chart's README and the manifest for 
 test-core: setup-core ## core, command line, simulator and prose linter
 	@$(PYTEST) $(PARALLEL) tests/unit/core tests/unit/cli tests/unit/simulator tests/unit/docs
 
-test-oracles: setup-core ## random tests of the core with TIMES=10 times as many seeds, ARGS for pytest; long
-	@HETEROTRAIN_SEEDS_TIMES=$(or $(TIMES),10) $(PYTEST) $(PARALLEL) tests/unit/core $(ARGS)
-
 test-operator: setup-operator ## operator, chart and development tools; the chart's tests need helm
 	@$(PYTEST) $(PARALLEL) tests/unit/operator tests/unit/lab tests/shell tests/packaging
 
@@ -272,7 +269,7 @@ bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help outlook demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
-  test-oracles test-operator test-trainer test-unit test-distributed histories test-guides test-kueue test-kueue-cluster test-coscheduling chaos test-wheel gpu images cluster cluster-running \
+  test-operator test-trainer test-unit test-distributed histories test-guides test-kueue test-kueue-cluster test-coscheduling chaos test-wheel gpu images cluster cluster-running \
   cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
   bench-mathematics bench-pipeline-picture bench-pipelines \
   bench-trainer bench-simulated pictures

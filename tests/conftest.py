@@ -1,7 +1,7 @@
-"""Settings for every tier: hypothesis runs the same examples every time, and CI skips no test of a missing program.
+"""Settings for every tier: the gate's examples are the same every time, and CI skips no test of a missing program.
 
-The gate leaves out tests that are marked ``thorough``; ``REPEAT=all`` runs them, too. The limit of a test counts on the
-clock of patience.
+The gate leaves out tests that are marked ``thorough``. ``REPEAT=all`` runs them, too, and hypothesis draws anew. The
+limit of a test counts on the clock of patience.
 """
 
 from __future__ import annotations
@@ -15,18 +15,31 @@ from support import programs, repeat
 pytest_plugins = ["support.patient_limits"]
 
 settings.register_profile(
-    "default", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "project",
+    derandomize=not repeat.is_thorough(),
+    print_blob=True,
+    max_examples=repeat.times(gate=40, every=2000),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("many", parent=settings.get_profile("default"), max_examples=2000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.load_profile("project")
+repeat.choose_seed()
+
+
+def pytest_report_header() -> str:
+    """Name the seed of a long run."""
+    return f"{repeat.VARIABLE}={repeat.ALL} {repeat.SEED}={os.environ[repeat.SEED]}" if repeat.is_thorough() else ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only the long run needs."""
-    left_out = [] if repeat.is_thorough() else [item for item in items if item.get_closest_marker("thorough")]
+    if repeat.is_thorough():
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -44,7 +44,7 @@ def test_ci_calls_every_target_of_tests_that_needs_no_device() -> None:
     targets = {line.partition(":")[0] for line in makefile.splitlines() if line.startswith("test-")}
     called = {word for job in JOBS.values() for step in job["steps"] for word in step.get("run", "").split()}
     by_hand = {
-        *("test-coscheduling", "test-kueue", "test-kueue-cluster", "test-oldest-torch", "test-oracles"),
+        *("test-coscheduling", "test-kueue", "test-kueue-cluster", "test-oldest-torch"),
         "test-unit",
     }
     """A GPU, programs of the emulated cluster (CI has kind), 6 GB of packages, hours, and the sum of three others."""

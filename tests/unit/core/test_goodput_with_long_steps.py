@@ -19,6 +19,7 @@ from heterotrain_core.planning.batch import BatchDecision, BatchRequest, decide_
 from heterotrain_core.planning.fitting import fit_members
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
+from support.repeat import times
 from unit.core.oracles import member_step_s
 from unit.core.planning.test_long_steps import PAUSES, told
 
@@ -106,7 +107,7 @@ def test_little_is_lost_against_the_best_candidate_by_drawn_steps(
     assert max(losses) < worst
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_the_wait_for_long_steps_is_that_of_all_outcomes(seed: int) -> None:
     """Up to nine members, each with or without a long step: the mean over all combinations."""
     rng = np.random.default_rng(seed)

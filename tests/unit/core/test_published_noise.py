@@ -10,9 +10,10 @@ from heterotrain_core.noise_scale import NoiseSample
 from heterotrain_core.outlier_samples import RankSquares
 from heterotrain_core.published_noise import estimate_as_published
 from support.noise_weights import local_estimates, published_weights
+from support.repeat import times
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=15, every=600)))
 def test_the_estimates_are_those_of_the_published_matrices(seed: int) -> None:
     """Up to eight ranks of one to three groups; the groups of a rank are only known by the sum of their squares."""
     rng = np.random.default_rng(seed)

@@ -24,6 +24,24 @@ def test_another_word_is_an_error_that_names_both() -> None:
         repeat.is_thorough({repeat.VARIABLE: "most"})
 
 
+def test_a_long_run_draws_a_seed_that_can_be_repeated() -> None:
+    environment = {repeat.VARIABLE: repeat.ALL}
+    repeat.choose_seed(environment)
+    drawn = environment[repeat.SEED]
+    repeat.choose_seed(environment)
+    assert environment[repeat.SEED] == drawn
+    assert 0 <= int(drawn) < repeat.MOST_SEED
+    gate: dict[str, str] = {}
+    repeat.choose_seed(gate)
+    assert not gate
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "", "2147483648", "1" * 5000, "٣"])
+def test_a_wrong_seed_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="write a whole number from 0 to 2147483647"):
+        repeat.choose_seed({repeat.VARIABLE: repeat.ALL, repeat.SEED: text})
+
+
 SUITE = """
 import pytest
 

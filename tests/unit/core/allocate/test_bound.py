@@ -23,6 +23,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.perf.exchange_sizes import ExchangeSeen
 from heterotrain_core.split.member import SplitMember, TableTime
 from scipy.optimize import Bounds, LinearConstraint, milp
+from support.repeat import times
 
 
 def a_member(rng: random.Random) -> SplitMember:
@@ -157,7 +158,7 @@ def mixed(seed: int) -> tuple[PoolCapacity, list[JobDemand]]:
     return PoolCapacity(pools), jobs
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=120)))
 def test_the_bound_holds_where_sizes_mix(seed: int) -> None:
     """Slots of different sizes do not add up; every combination of options that fits is tried."""
     capacity, jobs = mixed(seed)
@@ -227,7 +228,7 @@ def test_three_pools_of_sixteen_nodes() -> None:
     rng = random.Random(78)
     nodes = (16, 16, 16)
     capacity = PoolCapacity([Pool(name=f"p{i}", nodes=(1,) * count) for i, count in enumerate(nodes)])
-    for _ in range(3):
+    for _ in range(times(gate=1, every=3)):
         jobs = open_to_all(rng, nodes, 2, fixed_s=0.01)
         proposal = propose(capacity, jobs)
         rows_OP = combine(*value.limits(jobs[0], nodes), 5000)

@@ -13,6 +13,7 @@ from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Poo
 from heterotrain_core.allocate.propose import propose
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.split.member import SplitMember
+from support.repeat import times
 
 HOUR_S = 3600.0
 STARTS_IN_S = 30.0
@@ -75,7 +76,7 @@ def needed_s(job: JobDemand, counts: tuple[int, ...], losses_per_s: tuple[float,
     return bare_s + (mean + 2 * math.sqrt(mean)) * 600 / sum(counts) + (job.pause_s if changed else 0.0)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=15, every=600)))
 def test_the_cheapest_set_in_time_or_else_the_fastest(seed: int) -> None:
     """Every combination of workers is tried; the risk of losses and the pace count."""
     rng = random.Random(seed)
@@ -121,7 +122,7 @@ def test_a_deadline_comes_before_another_job_s_speed_but_not_its_minimum() -> No
     assert sum(grants["other"].workers.values()) >= 4
 
 
-@pytest.mark.parametrize("seed", [*range(8), *GAVE_BACK_ONE_BY_ONE])
+@pytest.mark.parametrize("seed", [*range(times(gate=2, every=80)), *GAVE_BACK_ONE_BY_ONE])
 def test_until_its_end_a_job_is_in_time_and_rarely_changes(seed: int) -> None:
     """Speeds are known to 3 %, workers take a while to start, spot workers are lost: it neither is late nor wavers.
 

@@ -13,6 +13,7 @@ from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_core.allocate.fair_share import exponents
 from heterotrain_core.allocate.problem import JobDemand, JobPool, Pool, Proposal
 from heterotrain_core.allocate.propose import build_candidates, propose
+from support.repeat import times
 
 
 def a_job(
@@ -112,7 +113,7 @@ def an_instance(seed: int) -> tuple[PoolCapacity, list[JobDemand]]:
     return a_pool(capacity), jobs
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_the_proposal_is_the_best_of_all_by_brute_force(seed: int) -> None:
     """Of all numbers of workers that fit: the first admissions, then the greatest weighted product of rates."""
     capacity, jobs = an_instance(seed)
@@ -142,7 +143,7 @@ def _fits(capacity: PoolCapacity, choice: tuple[object, ...]) -> bool:
     return Occupancy(capacity).fits({("p", 1): workers})
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_no_tenant_s_waiting_jobs_push_others_below_their_shares(seed: int) -> None:
     """A tenant that used at most its share before loses workers only down to that share, or to other minimums."""
     capacity, jobs = an_instance(seed)
@@ -170,7 +171,7 @@ def test_a_job_beyond_its_share_that_finds_no_free_node_does_not_divide_its_tena
     assert "namespace's share" in second.reason
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=15, every=600)))
 def test_proposing_again_after_a_proposal_was_carried_out_changes_nothing(seed: int) -> None:
     capacity, jobs = an_instance(seed)
     first = propose(capacity, jobs).grants

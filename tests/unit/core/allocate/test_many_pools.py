@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import product
 
 import pytest
 from heterotrain_core.allocate.capacity import PoolCapacity
 from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Pool, Proposal
 from heterotrain_core.allocate.propose import build_candidates, propose
 from heterotrain_core.allocate.value import MOST_OPTIONS, possible_counts
+from support.repeat import times
 
 MOST_BYTES = 50 * 1024 * 1024
 
@@ -40,9 +42,10 @@ def measured(capacity: PoolCapacity, jobs: list[JobDemand]) -> tuple[Proposal, i
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("objective", list(Objective))
-@pytest.mark.parametrize("each", [2, 31, 1000])
-@pytest.mark.parametrize("pools", [13, 16, 24, 32])
+SIZES = tuple(product([13, 16, 24, 32], [2, 31, 1000], Objective))
+
+
+@pytest.mark.parametrize(("pools", "each", "objective"), SIZES[:: times(gate=7, every=1)])
 def test_memory_and_options_are_bounded(pools: int, each: int, objective: Objective) -> None:
     """However many pools a job has: some options, but never more than the limit, and little memory."""
     job = a_job(pools, each=each, objective=objective)

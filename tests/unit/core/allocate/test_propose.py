@@ -20,6 +20,7 @@ from heterotrain_core.allocate.value import rates
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
+from support.repeat import times
 
 SIZES = (1, 1, 2, 4)
 
@@ -104,7 +105,7 @@ def fits_by_trying(nodes: tuple[int, ...], sizes: list[int]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_grants_keep_every_limit(seed: int) -> None:
     """Grants fit on the nodes; gangs, minimums and maximums are kept; every grant has a reason."""
     pools, jobs = an_instance(seed)
@@ -126,7 +127,7 @@ def test_grants_keep_every_limit(seed: int) -> None:
         assert fits_by_trying(pool.nodes, sorted(held.get(pool.name, []), reverse=True))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_a_proposal_is_stable_once_carried_out(seed: int) -> None:
     """The order of the jobs in the question does not matter, and asking again afterwards changes nothing."""
     pools, jobs = an_instance(seed)
@@ -172,7 +173,7 @@ def jittered(jobs: list[JobDemand], rng: random.Random) -> list[JobDemand]:
     return [replace(job, pools=tuple(other(job_pool) for job_pool in job.pools)) for job in jobs]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=300)))
 def test_no_flip_flop(seed: int) -> None:
     """Speeds that are measured a little differently may move workers once, but moving back never pays again."""
     rng = random.Random(seed)
@@ -183,7 +184,7 @@ def test_no_flip_flop(seed: int) -> None:
     assert not any(grant.changed for grant in third.grants)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(times(gate=8, every=250)))
 def test_few_jobs_are_allocated_exactly(seed: int) -> None:
     """Branch and bound against all combinations."""
     pools, jobs = an_instance(seed)
@@ -205,7 +206,7 @@ def test_few_jobs_are_allocated_exactly(seed: int) -> None:
 def test_the_search_comes_close_to_the_best() -> None:
     """Where both can be had: the same jobs run, and a job's rate is 0.01 % lower on average, 1 % at worst."""
     gaps = []
-    for seed in range(150):
+    for seed in range(times(gate=40, every=150)):
         pools, jobs = an_instance(1000 + seed)
         candidates = build_candidates(PoolCapacity(pools), jobs)
         best, near = best_choice(candidates, PoolCapacity(pools)), search(candidates, PoolCapacity(pools))
@@ -271,7 +272,7 @@ def test_the_search_comes_close_where_pauses_are_long() -> None:
     pairs.
     """
     gaps = []
-    for seed in range(300):
+    for seed in range(times(gate=60, every=300)):
         rng = random.Random(seed)
         pools = [Pool(name=name, nodes=(1,) * rng.randint(4, 8)) for name in ("p", "q")[: rng.randint(1, 2)]]
         free = {pool.name: len(pool.nodes) for pool in pools}
@@ -304,7 +305,7 @@ def test_the_search_comes_close_where_pauses_are_long() -> None:
     assert max(gaps) < 0.01
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
 def test_another_node_never_hurts(seed: int) -> None:
     """With one more node, as many jobs run in order, and the sum of scores is not lower (nothing runs yet)."""
     pools, jobs = an_instance(seed)

@@ -13,6 +13,7 @@ from heterotrain_core.allocate.problem import JobDemand, JobPool, Pool
 from heterotrain_core.allocate.propose import build_candidates, propose
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.member import SplitMember
+from support.repeat import times
 
 
 def two_jobs(rng: random.Random, nodes: tuple[int, ...], most_workers: int) -> tuple[PoolCapacity, list[JobDemand]]:
@@ -67,7 +68,7 @@ def test_two_jobs_share_many_nodes_as_well_as_possible(
 ) -> None:
     """Each job's rate is within 0.2 % of the best sharing, although most numbers of workers are not listed."""
     rng = random.Random(78)
-    for _ in range(cases):
+    for _ in range(times(gate=1, every=cases)):
         capacity, jobs = two_jobs(rng, nodes, most_workers)
         grants = propose(capacity, jobs).grants
         with monkeypatch.context() as unlimited:

@@ -19,6 +19,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.member import SplitMember
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
+from support.repeat import times
 
 
 def contending_jobs(seed: int, *, jobs: int, pools: int, nodes: int) -> tuple[list[Pool], list[JobDemand]]:
@@ -129,7 +130,9 @@ def gap(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> float:
 
 def test_a_dozen_contending_jobs() -> None:
     """Ten jobs to fourteen that contend for three pools: 0.1 % on average, 3 % at worst."""
-    gaps = [gap(*contending_jobs(seed, jobs=10 + seed % 5, pools=3, nodes=14)) for seed in range(60)]
+    gaps = [
+        gap(*contending_jobs(seed, jobs=10 + seed % 5, pools=3, nodes=14)) for seed in range(times(gate=20, every=60))
+    ]
     assert float(np.mean(gaps)) < 0.001
     assert float(np.quantile(gaps, 0.95)) < 0.002
     assert max(gaps) < 0.03
@@ -137,21 +140,23 @@ def test_a_dozen_contending_jobs() -> None:
 
 def test_fifty_contending_jobs() -> None:
     """With more jobs each single choice matters less: 0.1 % on average, 1 % at worst."""
-    gaps = [gap(*contending_jobs(seed, jobs=50, pools=6, nodes=40)) for seed in range(8)]
+    gaps = [gap(*contending_jobs(seed, jobs=50, pools=6, nodes=40)) for seed in range(times(gate=4, every=8))]
     assert float(np.mean(gaps)) < 0.001
     assert max(gaps) < 0.01
 
 
 def test_barely_more_nodes_than_jobs() -> None:
     """A hundred jobs on some 120 nodes, where the choice of pools matters: 4 % at worst."""
-    gaps = [gap(*tight(seed)) for seed in range(4)]
+    gaps = [gap(*tight(seed)) for seed in range(times(gate=1, every=4))]
     assert max(gaps) < 0.04
 
 
 def test_searched_proposals_are_stable_once_carried_out() -> None:
     """More jobs than branch and bound takes on: asking again after a proposal was carried out changes nothing."""
-    groups_of_jobs = [contending_jobs(seed, jobs=13 + seed % 5, pools=3, nodes=16) for seed in range(30, 60)]
-    for pools, jobs in (*groups_of_jobs, tight(0), tight(1)):
+    groups_of_jobs = [
+        contending_jobs(seed, jobs=13 + seed % 5, pools=3, nodes=16) for seed in range(30, times(gate=40, every=60))
+    ]
+    for pools, jobs in (*groups_of_jobs, *map(tight, range(times(gate=1, every=2)))):
         proposal = propose(PoolCapacity(pools), jobs)
         assert not proposal.exact
         assert any(grant.changed for grant in proposal.grants)

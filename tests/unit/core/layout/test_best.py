@@ -10,13 +10,14 @@ from heterotrain_core.layout.best import allowed_kinds, best_members, shards_of
 from heterotrain_core.layout.book import book_of
 from heterotrain_core.layout.pass_time import Gathering, gathered_bytes
 from heterotrain_core.layout.result import Cover, Infeasible, LayoutKind
+from support.repeat import times
 from unit.core.layout.sharded_oracle import a_problem
 
 
 def test_no_allowed_layout_is_faster_than_the_best_one() -> None:
     """More kinds of layouts are never slower, and a sharded member takes no less than any division could."""
     seen = set()
-    for seed in range(12):
+    for seed in range(times(gate=4, every=12)):
         problem = replace(a_problem(seed)[0], least_members=1)
         book = book_of(problem)
         rates = []
@@ -35,7 +36,7 @@ def test_no_allowed_layout_is_faster_than_the_best_one() -> None:
 
 def test_a_single_member_is_made_where_no_pipeline_holds_the_model() -> None:
     found = None
-    for seed in range(40):
+    for seed in range(times(gate=12, every=40)):
         problem = replace(a_problem(seed)[0], least_members=1, may_shard=True)
         templates = shards_of(problem)
         if templates:

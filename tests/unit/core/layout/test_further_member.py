@@ -10,6 +10,7 @@ import pytest
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.further_member import lacking_devices
 from heterotrain_core.layout.result import LayoutKind
+from support.repeat import times
 from unit.core.layout.instances import a_problem
 
 KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
@@ -25,7 +26,7 @@ def most_members(feasible: list[tuple[int, ...]], devices: tuple[int, ...]) -> i
     return found
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_no_smaller_addition_allows_a_further_member(seed: int) -> None:
     rng = random.Random(seed)
     problem = a_problem(rng, kinds=rng.randint(1, 3), units=4, most=3, memory=(250, 900))

@@ -15,6 +15,7 @@ from heterotrain_core.layout.grouping_bound import least_total
 from heterotrain_core.layout.problem import Link
 from heterotrain_core.layout.result import Infeasible
 from heterotrain_core.layout.zones import zone_costs
+from support.repeat import times
 
 Links = Mapping[tuple[str, str], Link]
 
@@ -90,7 +91,7 @@ def solved(zones: Sequence[Zone], links: Links, stages: int, exchange: float, bo
     return found
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_small_problems_are_solved_exactly(seed: int) -> None:
     found = solved(*a_problem(seed))
     assert found.exact
@@ -98,7 +99,7 @@ def test_small_problems_are_solved_exactly(seed: int) -> None:
     assert found.bound_s == pytest.approx(least_total_s(*a_problem(seed)))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_the_search_for_large_problems_is_near_and_its_bound_holds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, "EXACT_WORK", -1)
     zones, links, stages, exchange, boundary = a_problem(seed)

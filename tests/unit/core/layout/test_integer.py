@@ -10,6 +10,7 @@ import pytest
 from heterotrain_core.layout.integer import choose
 from heterotrain_core.layout.simplex import maximise
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from support.repeat import times
 
 
 def an_instance(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
@@ -21,7 +22,7 @@ def an_instance(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     return value, need, rng.integers(0, 9, kinds), int(rng.integers(0, 4))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(times(gate=60, every=3000)))
 def test_the_relaxation_agrees_with_highs(seed: int) -> None:
     value, need, devices, least = an_instance(seed)
     limits = np.vstack([need.T, -np.ones(len(value))])
@@ -35,7 +36,7 @@ def test_the_relaxation_agrees_with_highs(seed: int) -> None:
     assert found.amounts.sum() >= least - 1e-6
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(times(gate=60, every=3000)))
 def test_the_programme_agrees_with_highs(seed: int) -> None:
     value, need, devices, least = an_instance(seed)
     rows = [LinearConstraint(need.T, -np.inf, devices), LinearConstraint(np.ones((1, len(value))), least, np.inf)]
@@ -49,7 +50,7 @@ def test_the_programme_agrees_with_highs(seed: int) -> None:
         assert amounts @ value == pytest.approx(found.value)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_a_short_search_keeps_its_bound(seed: int) -> None:
     value, need, devices, least = an_instance(1000 + seed)
     exact = choose(value, need, devices, least=least, most_nodes=5000).value
@@ -58,7 +59,7 @@ def test_a_short_search_keeps_its_bound(seed: int) -> None:
         assert short.value <= exact + 1e-9 <= short.bound + 1e-6
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_a_wanted_value_is_reached_if_it_can_be(seed: int) -> None:
     value, need, devices, least = an_instance(2000 + seed)
     exact = choose(value, need, devices, least=least, most_nodes=5000).value

@@ -9,6 +9,7 @@ import pytest
 from heterotrain_core.layout.knapsack import Menu, menu, most_room, room_bounds
 from heterotrain_core.layout.state_shares import state_ratios
 from scipy.optimize import LinearConstraint, milp
+from support.repeat import times
 from unit.core.layout.sharded_oracle import largest_ratio
 
 
@@ -40,7 +41,7 @@ def by_programme(menus: list[Menu], samples: int, *, whole: bool) -> float | Non
     return -float(found.fun) if found.success else None
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=15, every=600)))
 def test_most_room_and_its_bounds(seed: int) -> None:
     menus, samples = some_menus(seed)
     best, relaxed = by_programme(menus, samples, whole=True), by_programme(menus, samples, whole=False)
@@ -65,7 +66,7 @@ def test_a_menu_keeps_what_nothing_beats() -> None:
     assert menu(2, ((4, 1.0), (2, 3.0), (3, 1.0), (1, 3.0), (4, 0.5))).entries == ((2, 3.0), (4, 1.0))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=300)))
 def test_water_filling_leaves_the_smallest_largest_part(seed: int) -> None:
     rng = random.Random(seed)
     rooms = [rng.choice([0.0, rng.uniform(0, 10)]) for _ in range(rng.randint(1, 6))]

@@ -12,6 +12,7 @@ from heterotrain_core.layout.book import book_of
 from heterotrain_core.layout.known import KnownMember, known_step_seconds
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Cover, Member
+from support.repeat import times
 from unit.core.layout.instances import a_problem
 from unit.core.layout.sharded_oracle import a_problem as a_sharded_problem
 
@@ -35,7 +36,7 @@ def a_question(seed: int) -> Problem:
 
 def test_the_planners_own_members_have_the_step_that_it_has_found() -> None:
     kinds = set()
-    for seed in range(80):
+    for seed in range(times(gate=16, every=80)):
         problem = a_question(seed)
         found = best_members(book_of(problem), problem)
         if not isinstance(found, Cover):

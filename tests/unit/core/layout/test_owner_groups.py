@@ -14,12 +14,13 @@ from heterotrain_core.layout.cover import cover
 from heterotrain_core.layout.exchange import owner_bytes
 from heterotrain_core.layout.problem import Link
 from heterotrain_core.layout.result import Cover, Infeasible, Template
+from support.repeat import times
 from unit.core.layout.instances import a_problem
 from unit.core.layout.test_cover import roomy
 from unit.core.layout.test_exchange import a_sharded, drawn
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(times(gate=20, every=1000)))
 def test_there_are_as_many_groups_as_sets_of_owners(seed: int) -> None:
     rng = random.Random(seed)
     problem = a_problem(rng, kinds=3, units=5)

@@ -13,6 +13,7 @@ from heterotrain_core.layout.cut import cut, finalists, layout_of, memory_reach,
 from heterotrain_core.layout.family import family_of, parts_of
 from heterotrain_core.layout.problem import DeviceKind, Link
 from heterotrain_core.layout.reach import Least, reach, trace
+from support.repeat import times
 from unit.core.layout.instances import a_problem, pipelines
 
 SIZE = 3
@@ -25,7 +26,7 @@ def some_problem(rng: random.Random, **changes: int) -> tuple:
     return problem, costs_of(problem, SIZE), [kind.count for kind in problem.kinds]
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(times(gate=24, every=1200)))
 @pytest.mark.parametrize("least", Least)
 def test_the_table_has_the_best_pipeline_of_every_multiset(seed: int, least: Least) -> None:
     problem, costs, counts = some_problem(random.Random(seed), batch_samples=9 if seed % 5 == 0 else 64)
@@ -54,7 +55,7 @@ def test_random_problems_are_feasible_and_infeasible() -> None:
     assert 40 < sum(fits) < 160
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(times(gate=40, every=2000)))
 def test_a_cut_is_the_best_for_its_number_of_micro_batches(seed: int) -> None:
     rng = random.Random(seed)
     problem, costs, counts = some_problem(rng)
@@ -75,7 +76,7 @@ def test_a_cut_is_the_best_for_its_number_of_micro_batches(seed: int) -> None:
     assert dict(layout.devices) == {kind.name: kind.count for kind in problem.kinds if kind.count}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=15, every=600)))
 def test_the_stated_gap_of_a_cut_holds(seed: int) -> None:
     rng = random.Random(seed)
     problem, costs, counts = some_problem(rng, most=3)
@@ -88,7 +89,7 @@ def test_the_stated_gap_of_a_cut_holds(seed: int) -> None:
         assert shares == sorted(shares)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=15, every=600)))
 def test_a_level_limits_every_stage(seed: int) -> None:
     rng = random.Random(seed)
     problem, costs, counts = some_problem(rng)
@@ -99,7 +100,7 @@ def test_a_level_limits_every_stage(seed: int) -> None:
     assert float(found.fill_U[-1]) == pytest.approx(min(within, default=math.inf), rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=15, every=600)))
 def test_memory_reach_is_the_longest_suffix_that_any_arrangement_holds(seed: int) -> None:
     rng = random.Random(seed)
     problem, costs, counts = some_problem(rng)
@@ -153,7 +154,7 @@ def test_many_different_links_form_classes_that_are_never_too_fast() -> None:
             assert classes[class_KK[i, j]].seconds(1e6) >= problem.link(one, other).seconds(1e6)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
 def test_a_family_has_all_parts_of_each_of_its_multisets(seed: int) -> None:
     rng = random.Random(seed)
     counts = [rng.randint(0, 9) for _ in range(rng.randint(1, 6))] + [1]

@@ -17,6 +17,7 @@ from heterotrain_core.layout.cover import cover
 from heterotrain_core.layout.problem import Link, Problem
 from heterotrain_core.layout.rates import LayoutRates
 from heterotrain_core.layout.result import Cover, LayoutKind
+from support.repeat import times
 from unit.core.layout.instances import a_problem
 
 KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
@@ -30,7 +31,7 @@ def an_instance(seed: int) -> tuple[Problem, Book] | None:
     return (problem, book) if isinstance(book, Book) else None
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_every_number_of_devices_has_the_rate_of_its_best_members(seed: int) -> None:
     """Bounds of the planner's own search and of the table's times lie in between."""
     found = an_instance(seed)

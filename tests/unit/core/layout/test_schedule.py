@@ -7,6 +7,7 @@ import random
 
 import pytest
 from heterotrain_core.layout.schedule import MOST_SIMULATED, Passes, share_seconds, timeline
+from support.repeat import times
 
 
 def by_relaxation(stages: list[Passes], micro_batches: int) -> float:
@@ -51,7 +52,7 @@ def by_relaxation(stages: list[Passes], micro_batches: int) -> float:
     return max(end.values())
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(times(gate=30, every=1500)))
 def test_the_simulation_is_the_longest_path(seed: int) -> None:
     rng = random.Random(seed)
     stages = [Passes(rng.uniform(0, 2), rng.uniform(0.1, 4)) for _ in range(rng.randint(1, 7))]
@@ -59,7 +60,7 @@ def test_the_simulation_is_the_longest_path(seed: int) -> None:
     assert share_seconds(stages, micro_batches) == pytest.approx(by_relaxation(stages, micro_batches), rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=300)))
 def test_the_timeline_has_every_pass_once_and_ends_with_the_share(seed: int) -> None:
     rng = random.Random(seed)
     stages = [Passes(rng.uniform(0.1, 2), rng.uniform(0.1, 4)) for _ in range(rng.randint(1, 6))]
@@ -73,7 +74,7 @@ def test_the_timeline_has_every_pass_once_and_ends_with_the_share(seed: int) -> 
         assert all(before.end_s <= after.start_s + 1e-9 for before, after in itertools.pairwise(own))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(times(gate=5, every=50)))
 def test_rounds_that_repeat_are_skipped_without_an_error(seed: int) -> None:
     rng = random.Random(seed)
     stages = [Passes(rng.uniform(0, 2), rng.uniform(0.1, 4)) for _ in range(4)]
@@ -98,7 +99,7 @@ def test_no_schedule_is_shorter_than_the_work_of_one_stage_and_the_way_to_it() -
             way += sum(stage)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(times(gate=4, every=40)))
 def test_long_shares_go_on_at_the_pace_of_the_simulated_part(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     stages = [Passes(rng.uniform(0.2, 2), rng.uniform(0.2, 2)) for _ in range(5)]

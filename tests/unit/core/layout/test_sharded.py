@@ -21,6 +21,7 @@ from heterotrain_core.layout.sharded import (
     sharded_templates,
 )
 from scipy.optimize import linprog
+from support.repeat import times
 from unit.core.layout.sharded_oracle import a_problem, least_step_s
 
 MIB, GIB = 2**20, 2**30
@@ -77,7 +78,7 @@ def assert_possible(problem: Problem, found: ShardedMember, share: int) -> None:
     assert found.bound_s <= found.step_s * (1 + 1e-12) <= found.lockstep_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(72))
+@pytest.mark.parametrize("seed", range(times(gate=18, every=720)))
 def test_no_division_is_faster(seed: int) -> None:
     once, equal_shards = bool(seed & 1), bool(seed & 2)
     problem, devices, share = a_problem(seed)

@@ -18,6 +18,7 @@ from heterotrain_core.layout.transition import Holder, Part, Transition, parts_o
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
+from support.repeat import times
 from unit.core.layout.instances import a_problem
 
 SECONDS = {"forward_s": 1.0, "backward_s": 1.0, "input_s": 0.0, "gradient_s": 0.0}
@@ -61,7 +62,7 @@ def found_for(problem: Problem, holders: list[Holder], layouts: list[Layout], **
     return answer
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(times(gate=20, every=1000)))
 def test_the_assignment_is_the_cheapest(seed: int) -> None:
     rng = np.random.default_rng(seed)
     places = int(rng.integers(1, 12))
@@ -153,7 +154,7 @@ def by_permutations(problem: Problem, holders: list[Holder], layouts: list[Layou
     return best
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=15, every=600)))
 def test_the_fewest_bytes_move(seed: int) -> None:
     rng = random.Random(seed)
     problem = a_model()
@@ -233,7 +234,7 @@ def test_a_small_gain_does_not_pay_and_a_broken_layout_always_does() -> None:
     assert (large.pays, large.payback_s) == (True, 20.0)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(times(gate=5, every=100)))
 def test_a_loss_is_planned_from_the_book_and_moves_less_than_everything(seed: int) -> None:
     """As an operator does it: cover, lose a device, cover what is left, and move what has to move."""
     problem = a_problem(random.Random(seed), kinds=2, units=6, most=3, memory=(1200, 2000))

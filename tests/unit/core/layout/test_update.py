@@ -11,11 +11,12 @@ from heterotrain_core.layout.book import book_of
 from heterotrain_core.layout.problem import DeviceKind, Problem, UnitProfile, UnitSeconds
 from heterotrain_core.layout.result import Cover
 from heterotrain_core.layout.update import least_update, rough_update, update_seconds
+from support.repeat import times
 from unit.core.layout.instances import a_problem
 from unit.core.layout.test_exchange import drawn, longest_update, with_updates
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(times(gate=20, every=1000)))
 def test_the_device_that_takes_longest_counts(seed: int) -> None:
     rng = random.Random(seed)
     problem = with_updates(a_problem(rng, kinds=3, units=5), rng)

@@ -14,6 +14,7 @@ from heterotrain_core.perf.fit import fit_data
 from heterotrain_core.perf.model import MemberModel, TimeCurve, at_pace, compute_s
 from heterotrain_core.perf.regression_data import RegressionData, summarize
 from scipy.stats import chi2
+from support.repeat import times
 
 SIZES = (50, 150, 50, 150, *[100] * 12, 60, 180, 60, 180, *[120] * 12)
 """Two epochs of one batch, each with a probe first."""
@@ -52,7 +53,7 @@ def at(curve: TimeCurve, size: float) -> float:
     return float(np.interp(size, xs, ys))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_lines_stay_lines(seed: int) -> None:
     """Members whose times are lines have no curve, whatever the noise; chance bends one pool in a thousand."""
     rng = np.random.default_rng(seed)
@@ -75,7 +76,7 @@ def test_lines_are_rejected_where_chance_alone_strays_as_far_in_one_of_a_thousan
     assert not lines_rejected([(0.0, 0)])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
 def test_bent_times_are_followed(seed: int) -> None:
     """Times that jump between two sizes: the curve is closer to the truth than the line, and never falls."""
     rng = np.random.default_rng(seed)

@@ -23,6 +23,7 @@ from heterotrain_core.planning.fitting import fit_members
 from heterotrain_core.planning.shares import SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.expected import efficiency_ceiling
 from heterotrain_core.split.member import SplitMember
+from support.repeat import times
 
 PER_SAMPLE_S, FIXED_S = 0.01, 0.1
 SCALING = Hiccups(rate=0.01, ratio=2.0)
@@ -148,7 +149,7 @@ def test_the_predicted_step_has_the_pauses_of_every_batch() -> None:
     assert float(np.mean(errors)) == pytest.approx(0.0, abs=0.01)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
 def test_ceilings_match_draws(seed: int) -> None:
     """Any noise, number of members, length of a step, and long steps of both kinds at once."""
     rng = np.random.default_rng(seed)
@@ -166,7 +167,7 @@ def test_ceilings_match_draws(seed: int) -> None:
     assert found == pytest.approx(mean_s / float(last.mean()), rel=error + 0.01)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
 def test_the_variation_is_what_a_ceiling_has_beyond_its_long_steps(seed: int) -> None:
     rng = np.random.default_rng(seed)
     members, variation = int(rng.integers(2, 40)), float(rng.uniform(0.01, 0.3))
@@ -176,7 +177,7 @@ def test_the_variation_is_what_a_ceiling_has_beyond_its_long_steps(seed: int) ->
     assert common_variation(1.0, members, hiccups) == 0.0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(times(gate=4, every=80)))
 def test_no_shares_exceed_the_ceiling_with_pauses(seed: int) -> None:
     """Random divisions of one batch, judged by drawn steps, stay below it."""
     rng = np.random.default_rng(seed)
@@ -226,7 +227,7 @@ def demand(rng: np.random.Generator, pools: int, workers: int) -> JobDemand:
     )
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(times(gate=5, every=100)))
 def test_the_allocation_expects_the_rate_of_drawn_steps(seed: int) -> None:
     """One pool and one batch, balanced: so many members with noise, drawn."""
     rng = np.random.default_rng(seed)
@@ -244,7 +245,7 @@ def test_the_allocation_expects_the_rate_of_drawn_steps(seed: int) -> None:
     assert found == pytest.approx(job.batch_samples / float(times.max(axis=1).mean()), rel=0.02)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=60)))
 def test_the_bound_of_unlisted_options_holds_with_long_steps(seed: int) -> None:
     """So many workers that options are bounded, not counted; random ones of them are never beyond the bound."""
     rng = np.random.default_rng(seed)

@@ -17,6 +17,7 @@ from heterotrain_core.planning.shares import SharesDecision, SharesRequest, deci
 from heterotrain_core.planning.significance import false_positive_gain
 from heterotrain_core.split.balance import Split, evaluate
 from heterotrain_core.split.member import CurveTime, SplitMember
+from support.repeat import times
 from unit.core.oracles import table_at
 
 # Seconds of ResNet-50 by micro-batch (Sia's artifact); the fall of the RTX 6000 from 231 to 327 samples is left out.
@@ -81,7 +82,7 @@ def over_optimum(decision: SharesDecision) -> float:
     return max(own_s(pool, share) for pool, share in zip(POOLS, decision.division.shares, strict=True)) / best_s() - 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(times(gate=4, every=40)))
 def test_an_edge_between_two_sizes_costs_little(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that jump beyond 327 samples: curves are within 4 % of the optimum at once, lines are not after epochs."""
     by_curves = [over_optimum(trained(epochs, seed=seed)[1]) for epochs in (1, 3)]

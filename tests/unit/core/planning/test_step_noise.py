@@ -18,6 +18,7 @@ from heterotrain_core.perf.expected_maximum import Derivatives, derivatives, exp
 from heterotrain_core.planning.evidence import MemberEvidence
 from heterotrain_core.planning.shares import SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.expected import efficiency_ceiling
+from support.repeat import times
 
 MEMBERS = 3
 STEPS = 600
@@ -143,7 +144,7 @@ def long_steps(mean: np.ndarray, deviation: np.ndarray, hiccups: Hiccups, steps:
     return times
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=120)))
 def test_the_mean_of_a_maximum_with_long_steps_matches_draws(seed: int) -> None:
     rng = np.random.default_rng(seed)
     members = int(rng.integers(2, 12))
@@ -169,7 +170,7 @@ def test_derivatives_with_long_steps_are_those_of_differences() -> None:
         assert second[i] == pytest.approx((above.gradient_W - below.gradient_W) / 2 / width, rel=5e-3, abs=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(times(gate=4, every=80)))
 def test_no_shares_exceed_the_ceiling_with_long_steps(seed: int) -> None:
     """Random shares, judged by drawn steps, stay below it."""
     rng = np.random.default_rng(seed)

@@ -9,6 +9,7 @@ from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_core.planning.evidence import MemberEvidence
 from heterotrain_core.planning.fitting import fit_members
 from heterotrain_core.planning.shares import SharesDecision, SharesRequest, decide_shares
+from support.repeat import times
 
 SIZES = (24, 28, 32, 36, 40)
 SCRAPE = 10
@@ -46,7 +47,7 @@ def told(
     return tuple(found)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(times(gate=5, every=100)))
 def test_a_bend_is_not_a_long_step(seed: int) -> None:
     """16 members of 80 scrapes; in most runs, an edge is taken for a change of some member's speed.
 

@@ -13,6 +13,7 @@ from heterotrain_core.split.member import CurveTime, SplitMember
 from heterotrain_core.split.step_time import Timing
 from scipy.optimize import linprog
 from scipy.sparse import block_diag, coo_array
+from support.repeat import times
 from unit.core.oracles import (
     a_compute,
     a_problem,
@@ -24,7 +25,7 @@ from unit.core.oracles import (
 )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=60)))
 def test_integers_are_optimal_by_brute_force(seed: int) -> None:
     """Floors, caps, granularities, micro-batches, tables that fall: never slower than the best of all divisions."""
     rng = random.Random(seed)
@@ -44,7 +45,7 @@ def test_integers_are_optimal_by_brute_force(seed: int) -> None:
     assert feasible > 75
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=60)))
 def test_curves_are_divided_optimally_by_brute_force(seed: int) -> None:
     """The same with time curves among lines and tables: the optimum, and each time as the definition has it."""
     rng = random.Random(100 + seed)

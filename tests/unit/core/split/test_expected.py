@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.stats import norm
+from support.repeat import times
 
 PUBLISHED = (
     # variations; balanced ceiling and true ceiling, both by a separate solver and by drawn steps
@@ -201,7 +202,7 @@ def test_the_search_leaves_a_limit_that_was_reached_up_to_rounding() -> None:
     assert found[1].expected_s - found[1].bound_s <= TOLERANCE * found[1].expected_s
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
 def test_steps_of_the_search_are_compared_with_the_value_of_its_derivatives(seed: int) -> None:
     rng = np.random.default_rng(seed)
     mean = rng.uniform(0.5, 1.5, int(rng.integers(2, 70)))

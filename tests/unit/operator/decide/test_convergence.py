@@ -9,6 +9,7 @@ from heterotrain_operator.decide.job import decide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, pool, without_times
+from support.repeat import times
 
 POOLS = ("a", "b", "c")
 Event = Callable[[FakeCluster], object]
@@ -75,7 +76,7 @@ def a_cluster() -> FakeCluster:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(gate=20, every=1000))
 @given(events)
 def test_every_scenario_comes_to_rest_and_keeps_its_promises(
     scenario: list[tuple[Callable[[int], Event], int]],
@@ -100,7 +101,7 @@ def test_every_scenario_comes_to_rest_and_keeps_its_promises(
         assert len(cluster.status["internal"]["accountedWorkers"]) <= len(cluster.pods) + len(members)
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(gate=20, every=1000))
 @given(events)
 def test_the_decision_depends_on_its_inputs_only(scenario: list[tuple[Callable[[int], Event], int]]) -> None:
     cluster = a_cluster()
@@ -110,7 +111,7 @@ def test_the_decision_depends_on_its_inputs_only(scenario: list[tuple[Callable[[
         cluster.step()
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(gate=20, every=1000))
 @given(events)
 def test_a_quiet_cluster_heals_every_job(scenario: list[tuple[Callable[[int], Event], int]]) -> None:
     """When the disturbances stop and there is room, the job trains with all its workers again."""
@@ -136,7 +137,7 @@ def test_a_quiet_cluster_heals_every_job(scenario: list[tuple[Callable[[int], Ev
     assert len(cluster.members()) == 7
 
 
-@settings(max_examples=60)
+@settings(max_examples=times(gate=20, every=1000))
 @given(events)
 def test_a_decision_taken_again_adds_nothing(scenario: list[tuple[Callable[[int], Event], int]]) -> None:
     cluster = a_cluster()

@@ -20,7 +20,7 @@ from heterotrain_operator.prom.vector import Vector, parse_answer
 from lab.scale.exporters import SCRAPE_S, StandIn
 from support.fake_cluster import FakeCluster, node_body, pool
 
-FEW, MANY = 100, 400
+FEW, MANY = 50, 200
 MOST_GROWTH = 1.1 * MANY / FEW
 POOLS = ("a100", "v100")
 MOST_CALLS_PER_WORKER = 250

@@ -19,6 +19,7 @@ from heterotrain_operator.prom.series_map import JobReader, SeriesMap, parse_eve
 from heterotrain_operator.prom.snapshot import Snapshot
 from heterotrain_operator.prom.vector import Series, parse_vector
 from support.fake_cluster import NOW_S, FakeCluster, a_running_job
+from support.repeat import first_seed, times
 
 ME = MemberId("uid-a", 0)
 WORKERS = {"uid-a": "job-w0"}
@@ -299,11 +300,11 @@ def random_rows(rng: random.Random, cluster: FakeCluster, scrape: int) -> list[S
 
 def test_no_history_of_random_series_raises() -> None:
     """Every history is read and taken; a part of them is decided on as well, which takes longer."""
-    rng = random.Random(1)  # noqa: S311  # reproducible
+    rng = random.Random(first_seed(gate=1))  # noqa: S311  # reproducible
     cluster = a_running_job()
     workers = {pod.uid: pod.name for pod in cluster.pod_views}
     pools = {pod.uid: pod.pool for pod in cluster.pod_views}
-    for number in range(1000):
+    for number in range(times(gate=150, every=10_000)):
         job = TelemetryHistory()
         for scrape in range(3):
             rows = random_rows(rng, cluster, scrape)

@@ -18,6 +18,7 @@ from heterotrain_operator.decide.allocation.allocate import problem_of
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from support.fake_cluster import NOW_S, pool
 from support.multi_job_cluster import MultiJobCluster, even_time
+from support.repeat import times
 
 Workers = tuple[tuple[str, int], ...]
 """Per worker, the pool of nodes that it fits on (empty for any), and its cores."""
@@ -98,7 +99,7 @@ def best_of_all(
     return best
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=15, every=600)))
 def test_no_combination_is_better_than_the_operator_s(seed: int) -> None:
     multi, jobs, least = an_instance(seed)
     nodes = {name: int(body["status"]["allocatable"]["cpu"]) for name, body in multi.nodes.items()}

@@ -10,9 +10,9 @@ import pytest
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from support.fake_cluster import Body, FakeCluster, pool
 from support.multi_job_cluster import MultiJobCluster
+from support.repeat import times
 
 POOLS = "abc"
-SCENARIOS = 14
 
 
 class Scenario:
@@ -82,7 +82,7 @@ def ready(cluster: FakeCluster) -> int:
     return sum(view.ready and not view.deleting for view in cluster.pod_views)
 
 
-@pytest.mark.parametrize("seed", range(SCENARIOS))
+@pytest.mark.parametrize("seed", range(times(gate=5, every=140)))
 def test_every_scenario_comes_to_rest_and_no_job_is_stopped_for_another(seed: int) -> None:
     scenario = Scenario(seed)
     for _ in range(8):
@@ -102,7 +102,7 @@ def test_every_scenario_comes_to_rest_and_no_job_is_stopped_for_another(seed: in
                 assert {p["name"]: p["granted"] for p in cluster.status["pools"]} == limits
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(times(gate=1, every=40)))
 def test_small_differences_of_measured_speeds_move_no_worker(seed: int) -> None:
     """With speeds that vary by half a percent, at most one of many decisions differs."""
     scenario = Scenario(100 + seed)
@@ -113,7 +113,7 @@ def test_small_differences_of_measured_speeds_move_no_worker(seed: int) -> None:
     multi.settle(rounds=30)
     exact = {name: dict(speeds) for name, speeds in multi.speeds.items()}
     moves = 0
-    for _ in range(12):
+    for _ in range(times(gate=6, every=12)):
         for name, speeds in exact.items():
             multi.speeds[name] = {kind: v * (1 + scenario.rng.uniform(-0.005, 0.005)) for kind, v in speeds.items()}
         before = multi.limits()

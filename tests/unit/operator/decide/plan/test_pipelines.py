@@ -17,6 +17,7 @@ from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.decide.plan.stages import PROFILE_WAIT_S
 from support.fake_cluster import FakeCluster, pool
+from support.repeat import times
 
 GIB = 2**30
 UNITS = 6
@@ -434,7 +435,7 @@ def test_a_pipeline_s_speed_is_not_kept_as_that_of_a_worker() -> None:
     assert cluster.status["internal"]["pools"] == [{"name": "a", "exhaustedTries": 0}]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(times(gate=5, every=50)))
 def test_random_losses_and_returns_leave_a_sound_plan(seed: int) -> None:
     """Each ready worker is in one member or a spare, the job settles, and it trains whenever a member can be formed."""
     rng = random.Random(seed)  # noqa: S311  # reproducible
