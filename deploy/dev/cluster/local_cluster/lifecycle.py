@@ -13,6 +13,8 @@ from local_cluster import cgroups, images, network, node, paths, pki, record, te
 from local_cluster.process import Problem, run, say, step, wait_until
 
 CONFIGURATION = paths.REPOSITORY / "kind-config.yaml"
+GRACE = "GRACE"
+"""Variable: ``short``, the default, or ``real`` for the times after which Kubernetes takes a silent node for lost."""
 
 
 def setup(*also: toolchain.Program) -> None:
@@ -58,7 +60,7 @@ def up(*, reuse: bool = False) -> None:
         started_s = time.monotonic()
         signal.signal(signal.SIGTERM, _interrupt)
         try:
-            _start(CONFIGURATION.read_text())
+            _start(configuration(os.environ.get(GRACE) or "short"))
         except BaseException:
             say("    the start failed: removing the incomplete cluster")
             _clear()
@@ -71,6 +73,18 @@ def down() -> None:
     """Stop the cluster, or remove the remains of a crashed one; without a cluster this does nothing."""
     with record.exclusively("down"):
         _clear()
+
+
+def configuration(grace: str) -> str:
+    """Return the text of the cluster's configuration.
+
+    Raises:
+        Problem: ``grace`` is neither ``short`` nor ``real``.
+    """
+    if grace not in ("short", "real"):
+        raise Problem(f"{GRACE} is {grace!r}: write short or real")
+    text = CONFIGURATION.read_text()
+    return topology.with_short_grace(text) if grace == "short" else text
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

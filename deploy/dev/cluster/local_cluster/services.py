@@ -133,6 +133,7 @@ def control_plane(node: Node, topology: Topology, *, programs: Path, pki: Path) 
             f"--service-account-private-key-file={accounts}.key", f"--root-ca-file={pki}/ca.crt",
             f"--cluster-signing-cert-file={pki}/ca.crt", f"--cluster-signing-key-file={pki}/ca.key",
             "--use-service-account-credentials=true", "--profiling=false",
+            *(f"--{name}={value}" for name, value in topology.controller_manager.items()),
         ],
         "kube-scheduler": [
             f"{programs}/kube-scheduler", f"--master={topology.api_server}", *client("scheduler"), *single,

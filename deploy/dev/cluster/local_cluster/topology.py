@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -19,6 +19,18 @@ NODE_SUBNET_6 = ipaddress.IPv6Network("fd30:240::/64")
 """The same in IPv6, for nodes only: the machine itself gets no address."""
 POD_PREFIX_LENGTH = 24
 POD_PREFIX_LENGTH_6 = 64
+SHORT_GRACE: Mapping[str, Mapping[str, Any]] = {
+    # A node renews its Lease four times in this time, and reports a change of its conditions after two seconds.
+    "KubeletConfiguration": {
+        "nodeLeaseDurationSeconds": 8,
+        "nodeStatusUpdateFrequency": "2s",
+        "nodeStatusReportFrequency": "5m",
+    },
+    "ClusterConfiguration": {
+        "controllerManager": {"extraArgs": {"node-monitor-period": "1s", "node-monitor-grace-period": "12s"}}
+    },
+}
+"""Settings by which a silent node is lost after 12 s instead of 40 to 50: six renewals may fail or come late."""
 CONTROL_PLANE_TAINT = "node-role.kubernetes.io/control-plane=:NoSchedule"
 
 
@@ -67,6 +79,7 @@ class Topology:
         pod_subnet: the pods' addresses, with those of IPv6 after a comma in a cluster with both.
         service_subnet: the Services' addresses, likewise.
         kubelet: fields to merge into every kubelet's configuration.
+        controller_manager: further flags of the controller manager, without their dashes.
     """
 
     name: str
@@ -75,6 +88,7 @@ class Topology:
     service_subnet: str
     nodes: tuple[Node, ...]
     kubelet: Mapping[str, Any]
+    controller_manager: Mapping[str, str] = field(default_factory=dict)
     api_port: int = 6443
 
     @property
@@ -137,7 +151,15 @@ def read(text: str) -> Topology:
         service_subnet=str(networking.get("serviceSubnet", "10.96.0.0/16")),
         nodes=nodes,
         kubelet=_patch(document, "KubeletConfiguration"),
+        controller_manager=_patch(document, "ClusterConfiguration").get("controllerManager", {}).get("extraArgs", {}),
     )
+
+
+def with_short_grace(text: str) -> str:
+    """Return the configuration with ``SHORT_GRACE`` added, for tests that wait for the loss of nodes."""
+    document = yaml.safe_load(text)
+    patches = [yaml.safe_dump({"kind": kind, **fields}) for kind, fields in SHORT_GRACE.items()]
+    return yaml.safe_dump({**document, "kubeadmConfigPatches": [*document.get("kubeadmConfigPatches", ()), *patches]})
 
 
 def _first(subnets: str) -> ipaddress.IPv4Network:
