@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import aiohttp
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
 from heterotrain_operator.cluster_state.parse import rfc3339, rfc3339_micro
+from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound
 from heterotrain_operator.kube.resources import CONFIG_MAPS, EVENTS, JOBS, LEASES, NODES, PODS, Resource
@@ -34,9 +37,11 @@ NAMESPACES = Resource("v1", "namespaces")
 CRDS = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions")
 DEPLOYMENTS = Resource("apps/v1", "deployments")
 INSTALLED = "app.kubernetes.io/name=heterotrain-operator"
+SILENCED = "tests.heterotrain.dev/replicas"
+"""Annotation of a Deployment without replicas: how many it had."""
 NODE_LEASES = "kube-node-lease"
-RENEW_S = 10.0
-"""Time between two signs of life of a node; after 40 s without one, the control plane takes it for lost."""
+RENEW_S = 2.0
+"""Time between two signs of life of a node; after 12 s without one, the control plane takes it for lost."""
 
 
 async def served(client: KubeClient) -> bool:
@@ -49,35 +54,47 @@ async def served(client: KubeClient) -> bool:
     return True
 
 
-async def silence_installed_operators(client: KubeClient) -> list[Body]:
-    """Scale installed operators to zero and return them: two with different Leases would undo each other's work."""
-    found = [each async for each in client.list(DEPLOYMENTS, labels=INSTALLED) if each["spec"].get("replicas")]
-    for deployment in found:
-        await scale(client, deployment, 0)
+async def silence_installed_operators(client: KubeClient) -> None:
+    """Scale installed operators to zero: two with different Leases would undo each other's work."""
+    async for deployment in client.list(DEPLOYMENTS, labels=INSTALLED):
+        if replicas := deployment["spec"].get("replicas"):
+            await _scale(client, deployment, 0, silenced=str(replicas))
 
     async def gone() -> bool:
         return not [pod async for pod in client.list(PODS, labels=f"{INSTALLED},pod-template-hash")]
 
     await until(gone, "the installed operator has stopped")
-    return found
 
 
-async def scale(client: KubeClient, deployment: Body, replicas: int) -> None:
-    """Set a Deployment's number of replicas."""
+async def restore_installed_operators(client: KubeClient) -> None:
+    """Scale operators that these tests, or earlier ones that were killed, have silenced to what they were."""
+    async for deployment in client.list(DEPLOYMENTS, labels=INSTALLED):
+        if replicas := deployment["metadata"].get("annotations", {}).get(SILENCED):
+            await _scale(client, deployment, int(replicas), silenced=None)
+
+
+async def _scale(client: KubeClient, deployment: Body, replicas: int, *, silenced: str | None) -> None:
     metadata = deployment["metadata"]
-    await client.merge(DEPLOYMENTS, metadata["namespace"], metadata["name"], {"spec": {"replicas": replicas}})
+    patch = {"metadata": {"annotations": {SILENCED: silenced}}, "spec": {"replicas": replicas}}
+    await client.merge(DEPLOYMENTS, metadata["namespace"], metadata["name"], patch)
 
 
 @asynccontextmanager
 async def own_namespace(kube: KubeClient) -> AsyncIterator[str]:
     """Create a namespace of a test's own, and remove it in the end."""
-    name = f"ht-{secrets.token_hex(4)}"
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "namespace": ""}}
-    await kube.create(NAMESPACES, body)
+    name = await new_namespace(kube)
     try:
         yield name
     finally:
         await remove_namespace(kube, name)
+
+
+async def new_namespace(kube: KubeClient) -> str:
+    """Create a namespace and return its name."""
+    name = f"ht-{secrets.token_hex(4)}"
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "namespace": ""}}
+    await kube.create(NAMESPACES, body)
+    return name
 
 
 async def remove_namespace(kube: KubeClient, name: str) -> None:
@@ -99,6 +116,39 @@ async def force_delete(kube: KubeClient, pod: Body) -> None:
         await kube._call("DELETE", PODS.path(metadata["namespace"], metadata["name"]), body=options)
 
 
+@contextmanager
+def signs_of_life() -> Iterator[dict[str, str]]:
+    """Renew the Leases of nodes as kubelets do, in a thread: a test may stop its event loop for longer than that.
+
+    Yields:
+        The uid of each node by its name; tests add their nodes.
+    """
+    nodes: dict[str, str] = {}
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(_renew_leases(nodes, ended)), daemon=True)
+    thread.start()
+    try:
+        yield nodes
+    finally:
+        ended.set()
+        thread.join()
+
+
+async def _renew_leases(nodes: Mapping[str, str], ended: threading.Event) -> None:
+    kube = KubeClient(await load_configuration())
+    while not await asyncio.to_thread(ended.wait, RENEW_S):
+        for name, uid in tuple(nodes.items()):
+            owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
+            body = {
+                "apiVersion": LEASES.api_version, "kind": "Lease",
+                "metadata": {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]},
+                "spec": {"holderIdentity": name, "renewTime": rfc3339_micro(time.time())},
+            }  # fmt: skip
+            with suppress(KubeError):
+                await kube.apply(LEASES, body)
+    await kube.close()
+
+
 class Cluster:
     """A test's namespace and nodes.
 
@@ -106,11 +156,12 @@ class Cluster:
         container: name of the container that trains, in the status of pods.
     """
 
-    def __init__(self, kube: KubeClient, namespace: str) -> None:
+    def __init__(self, kube: KubeClient, namespace: str, nodes: dict[str, str] | None = None) -> None:
+        """``nodes`` gets the uid of each node by its name, for ``signs_of_life``."""
         self.kube = kube
         self.namespace = namespace
         self.container = "main"
-        self._nodes: dict[str, str] = {}
+        self._nodes = {} if nodes is None else nodes
 
     async def add_node(self, pool_name: str, *, cpu: str = "4", suffix: str = "") -> str:
         """Create a node without a kubelet that only this namespace's pods tolerate, and return its name.
@@ -148,23 +199,10 @@ class Cluster:
             content_type="application/merge-patch+json",
         )
 
-    async def renew_leases(self) -> None:
-        """Renew the nodes' Leases again and again, as kubelets do: a test may last longer than a node may be silent."""
-        while True:
-            for name, uid in tuple(self._nodes.items()):
-                owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
-                body = {
-                    "apiVersion": LEASES.api_version, "kind": "Lease",
-                    "metadata": {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]},
-                    "spec": {"holderIdentity": name, "renewTime": rfc3339_micro(time.time())},
-                }  # fmt: skip
-                with suppress(KubeError):
-                    await self.kube.apply(LEASES, body)
-            await asyncio.sleep(RENEW_S)
-
     async def remove_nodes(self) -> None:
         """Delete the nodes of this test; their Leases go with them."""
         async for node in self.kube.list(NODES, labels=f"ht-test={self.namespace}"):
+            self._nodes.pop(node["metadata"]["name"], None)
             await self.kube.delete(NODES, "", node["metadata"]["name"], uid=node["metadata"]["uid"])
 
     def pool(self, name: str, **fields: Any) -> Body:
@@ -310,13 +348,15 @@ class Cluster:
 
 
 class Operator:
-    """The operator as a process that watches one namespace."""
+    """The operator as a process that watches one namespace, or several."""
 
-    def __init__(self, namespace: str, log: Path, *options: str) -> None:
+    def __init__(self, namespace: str, log: Path, *options: str, watched: Sequence[str] = ()) -> None:
+        """``namespace`` holds its Lease, and is the only one that it watches without ``watched``."""
         self._namespace = namespace
+        self._watched = watched or (namespace,)
         self._log = log
         self._options = options
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.health_port, self.metrics_port = free_port(), free_port()
 
     async def start(self) -> None:
@@ -324,7 +364,7 @@ class Operator:
         with self._log.open("ab") as log:
             flags = {
                 "namespace": self._namespace,
-                "watch-namespaces": self._namespace,
+                "watch-namespaces": ",".join(self._watched),
                 "listen": "127.0.0.1",
                 "health-port": self.health_port,
                 "metrics-port": self.metrics_port,
@@ -334,7 +374,7 @@ class Operator:
             }
             options = [f"--{name}={value}" for name, value in flags.items()]
             command = [sys.executable, "-m", "heterotrain_operator", "run", *options, *self._options]
-            self._process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+            self._process = await asyncio.to_thread(subprocess.Popen, command, stdout=log, stderr=log)
         await until(self.leads, "the operator leads", timeout_s=240)
 
     async def leads(self) -> bool:
@@ -355,11 +395,10 @@ class Operator:
         """Kill it without warning."""
         assert self._process is not None
         self._process.kill()
-        await self._process.wait()
+        await asyncio.to_thread(self._process.wait)
 
     async def stop(self) -> int:
         """Terminate it and return its exit code."""
         assert self._process is not None
-        if self._process.returncode is None:
-            self._process.terminate()
-        return await self._process.wait()
+        self._process.terminate()
+        return await asyncio.to_thread(self._process.wait)

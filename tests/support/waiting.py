@@ -34,16 +34,19 @@ def wait_until(
 async def until(probe: Callable[[], Any], what: str, *, timeout_s: float = 90.0, every_s: float = 0.1) -> Any:
     """Return the first true answer of a probe, which may be asynchronous.
 
+    The limit is on the clock of patience, or on that of an event loop in virtual time.
+
     Raises:
         AssertionError: there is none in time.
     """
     loop = asyncio.get_running_loop()
-    end_s = loop.time() + timeout_s
+    clock = loop.time if getattr(loop, "looptime_on", False) else patience.now_s
+    end_s = clock() + timeout_s
     while True:
         answer = probe()
         if asyncio.iscoroutine(answer):
             answer = await answer
         if answer:
             return answer
-        assert loop.time() < end_s, f"not within {timeout_s:g} s: {what}"
+        assert clock() < end_s, f"not within {timeout_s:g} s: {what}"
         await asyncio.sleep(every_s)

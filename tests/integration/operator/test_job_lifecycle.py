@@ -204,7 +204,7 @@ async def test_a_damaged_and_a_deleted_plan_are_replaced_by_higher_versions(
 
 
 async def test_a_killed_operator_misses_nothing_and_counts_nothing_twice(
-    cluster: Cluster, operator: Operator, namespace: str, tmp_path: Path
+    cluster: Cluster, own_operator: Operator, namespace: str, tmp_path: Path
 ) -> None:
     """Without an operator, one worker fails and another is evicted; the next operator counts each of them once."""
     for name in ("a", "b", "c"):
@@ -212,7 +212,7 @@ async def test_a_killed_operator_misses_nothing_and_counts_nothing_twice(
     await cluster.create(cluster.job(*(cluster.pool(name) for name in ("a", "b", "c"))))
     names = await cluster.started(3)
     await state_is(cluster, "Running")
-    await operator.kill()
+    await own_operator.kill()
     failing, evicted, stayer = names
     await cluster.end(failing, Ending.FAILED, reason="boom")
     pod = (await cluster.pods())[evicted]
@@ -251,8 +251,8 @@ async def passes(operator: Operator, more: int) -> None:
     await until(probe, f"{more} more passes")
 
 
-async def test_a_planned_end_hands_the_lease_over(operator: Operator, namespace: str, tmp_path: Path) -> None:
-    assert await operator.stop() == 0
+async def test_a_planned_end_hands_the_lease_over(own_operator: Operator, namespace: str, tmp_path: Path) -> None:
+    assert await own_operator.stop() == 0
     successor = Operator(namespace, tmp_path / "successor.log")
     await successor.start()
     assert await successor.stop() == 0
@@ -405,12 +405,12 @@ async def test_suspend_removes_workers_and_resume_goes_on(cluster: Cluster, oper
     assert (await cluster.status())["disruptions"] == 0
 
 
-async def test_deleting_a_job_leaves_nothing(cluster: Cluster, operator: Operator) -> None:
+async def test_deleting_a_job_leaves_nothing(cluster: Cluster, own_operator: Operator) -> None:
     """The garbage collector follows owner references, with or without an operator."""
     await cluster.add_node("a")
     body = await cluster.create(cluster.job(cluster.pool("a"), network={"dnsNames": True}))
     await cluster.started(1)
-    await operator.stop()
+    await own_operator.stop()
     await cluster.kube.delete(JOBS, cluster.namespace, "job", uid=body["metadata"]["uid"])
 
     async def left() -> list[str]:
