@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from heterotrain.data.sample_log import SampleLog
 from heterotrain_cli.cluster import api
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import encode_plan
 from lab.cluster import Cluster, ClusterError
-from lab.jobs import Job
+from lab.jobs import Job, committed_steps
 from support.api_stub import ApiStub, serve
 from support.plans import plan_of
 
@@ -43,3 +44,13 @@ def test_a_server_that_fails_is_not_a_job_without_a_plan(tmp_path: Path, monkeyp
         with pytest.raises(ClusterError, match="starting"):
             job.plan()
         assert job.plan() is None
+
+
+def test_steps_are_counted_once_and_without_a_line_that_is_still_being_written(tmp_path: Path) -> None:
+    for rank in range(2):
+        log = SampleLog(str(tmp_path), name=f"rank-{rank}")
+        for step in range(10, 22):
+            log.write({"rank": rank, "step": step, "samples": [step, 1]})
+    with (tmp_path / "rank-0.jsonl").open("a") as file:
+        file.write('{"rank":0,"step":2')  # of 22
+    assert committed_steps(tmp_path) == 12

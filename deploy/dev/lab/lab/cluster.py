@@ -15,6 +15,10 @@ import yaml
 
 _T = TypeVar("_T")
 REPOSITORY = Path(__file__).resolve().parents[4]
+clock: Callable[[], float] = time.monotonic
+"""Measures the limits of waits, in seconds; tests replace it by one that is patient with a busy machine."""
+BREAK = 4.0
+"""A break between two probes is at least this many times as long as a probe."""
 
 
 class ClusterError(Exception):
@@ -33,7 +37,7 @@ class Cluster:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     namespace: str = "default"
 
-    def run(self, *command: str, stdin: str | None = None, timeout_s: float = 60) -> str:
+    def run(self, *command: str, stdin: str | None = None, timeout_s: float = 240) -> str:
         """Return the command's standard output.
 
         Raises:
@@ -55,7 +59,7 @@ class Cluster:
             raise ClusterError(f"`{' '.join(command)}`: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 60) -> str:
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 240) -> str:
         """Run kubectl in this cluster's namespace and return its output."""
         return self.run("kubectl", "-n", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
 
@@ -86,22 +90,24 @@ class Cluster:
 def wait_for(probe: Callable[[], _T | None], what: str, *, timeout_s: float, every_s: float = 0.25) -> _T:
     """Return the first answer of ``probe`` that is neither ``None`` nor ``False``.
 
-    A failing command counts as "not yet", because API servers and pods come and go during the tests.
+    A failing command counts as "not yet", because API servers and pods come and go during the tests. A probe that takes
+    long, such as a command, is repeated less often: the processors are for what is awaited.
 
     Raises:
         ClusterError: ``timeout_s`` passed; the message holds the last failure.
     """
-    deadline_s, last = time.monotonic() + timeout_s, ""
+    deadline_s, last = clock() + timeout_s, ""
     while True:
+        began_s = time.monotonic()
         try:
             answer = probe()
         except ClusterError as error:
             answer, last = None, f" (last error: {error})"
         if answer is not None and answer is not False:
             return answer
-        if time.monotonic() > deadline_s:
+        if clock() > deadline_s:
             raise ClusterError(f"not within {timeout_s:.0f} s: {what}{last}")
-        time.sleep(every_s)
+        time.sleep(max(every_s, BREAK * (time.monotonic() - began_s)))
 
 
 def commands(cluster: Cluster, *lines: Sequence[str]) -> None:
