@@ -27,8 +27,23 @@ help: ## list the targets
 demo: outlook cluster-running ## run the main job on a real cluster; prints a table and draws a picture
 	@$(LAB) -m lab.demo
 
-test: setup $(VENV)/stores/.installed ## every tier, from lint to end-to-end tests on a real cluster; SIDE_BY_SIDE=no runs one at a time
-	@$(LAB) -m lab.all_tests
+# PART= names one or more parts, ARGS= more arguments of pytest; deploy/dev/lab/lab/testing/parts.py is the table.
+LIGHT_PARTS := core cli simulator docs
+OPERATOR_PARTS := operator lab packaging chaos
+PARTS_NEED = $(if $(PART),$(if $(filter-out $(LIGHT_PARTS),$(PART)),$(if $(filter-out $(LIGHT_PARTS) $(OPERATOR_PARTS),$(PART)),setup,setup-operator),setup-core),setup)
+TESTING := $(LAB) -m lab.testing
+
+check: ## lint, unit and shell tests, three minutes on two cores; PART="operator" is shorter and needs no PyTorch
+	@$(MAKE) --no-print-directory $(PARTS_NEED)
+	@$(TESTING) check $(if $(PART),lint $(PART)) -- $(ARGS)
+
+test: ## check, then distributed tests next to those on a real cluster; PART="distributed" is one part of it
+	@$(MAKE) --no-print-directory $(PARTS_NEED)
+	@$(TESTING) gate $(PART) -- $(ARGS)
+
+test-all: ## everything that needs no GPU, with many seeds and histories; hours. PART=stores is one part of it
+	@$(MAKE) --no-print-directory $(PARTS_NEED)
+	@$(TESTING) all $(PART) -- $(ARGS)
 
 ##@ Python environment (each target installs what it needs; VENV=folder chooses another environment)
 
@@ -94,17 +109,14 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 
 ##@ Style and generated files
 
-lint: setup lint-prose ## ruff, mypy, import-linter, the prose linter
+lint: lint-prose ## ruff, mypy, import-linter, the prose linter; in `make check`, as much as its parts have packages for
+	@$(MAKE) --no-print-directory $(PARTS_NEED)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy && $(VENV)/bin/mypy deploy/dev/bench
+ifneq ($(PARTS_NEED),setup-core)
+	@$(VENV)/bin/mypy $(if $(filter setup-operator,$(PARTS_NEED)),$(addprefix -p ,$(WITHOUT_PYTORCH)))
 	@$(VENV)/bin/lint-imports --no-cache
-
-lint-operator: setup-operator lint-prose ## the same without mypy on the trainer, so without PyTorch
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy $(addprefix -p ,$(WITHOUT_PYTORCH))
-	@$(VENV)/bin/lint-imports --no-cache
+endif
 
 lint-prose: setup-core ## texts of README, docs and CRD: length of lines and sentences, glossary, English habits
 	@PYTHONPATH=deploy/dev/prose $(PY) -m prose_lint
@@ -120,22 +132,7 @@ crds: setup-operator ## generate the CRD from the operator's models, into crds/ 
 chart-files: setup-operator ## generate the chart's README and the manifest for clusters without Helm; needs helm
 	@PYTHONPATH=deploy/dev/lab $(PY) -m lab.chart_files
 
-##@ Tests without a cluster
-
-test-core: setup-core ## core, command line, simulator and prose linter
-	@$(PYTEST) $(PARALLEL) tests/unit/core tests/unit/cli tests/unit/simulator tests/unit/docs
-
-test-operator: setup-operator ## operator, chart and development tools; the chart's tests need helm
-	@$(PYTEST) $(PARALLEL) tests/unit/operator tests/unit/lab tests/shell tests/packaging
-
-test-trainer: setup ## trainer, without processes of its own
-	@$(PYTEST) $(PARALLEL) tests/unit/trainer
-
-test-unit: setup ## the three above in one run, about two minutes
-	@$(PYTEST) $(PARALLEL) tests/unit tests/shell tests/packaging
-
-test-distributed: setup ## real training processes with injected faults
-	@$(PYTEST) -n 2 tests/distributed
+##@ Longer runs and packages for parts of `make test-all`
 
 chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=number, SEED=first one; about one second each
 	@PYTHONPATH=core:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \
@@ -146,37 +143,26 @@ histories: setup ## seeded histories of real workers: KIND=data, divided, unequa
 	  export "HETEROTRAIN_$${part^^}HISTORIES=$$first:$$((first + $(or $(HISTORIES),20)))"; \
 	  $(PYTEST) -n 2 "tests/distributed/test_$${part}histories.py"
 
-test-guides: setup ## the guides' scripts before and after; installs Accelerate, Lightning, transformers and data libraries
+guides-packages: setup
 	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/guides.txt > $(VENV)/guides.txt
 	@$(INSTALL) --no-deps --require-hashes -r $(VENV)/guides.txt
-	@$(PYTEST) tests/guides
 
 $(VENV)/stores/.installed: requirements/stores.txt | $(VENV)/.installed
-	@echo "==> Python packages of requirements/stores.txt, for test-stores only"
+	@echo "==> Python packages of requirements/stores.txt, for tests of stores only"
 	@$(INSTALL) --require-hashes --target $(VENV)/stores -r requirements/stores.txt
 	@touch $@
 
-test-stores: setup $(VENV)/stores/.installed ## checkpoints and shards in S3, with a real client and server
-	@PYTHONPATH=$(VENV)/stores $(PYTEST) tests/stores tests/unit/trainer/checkpoints/test_checkpoint.py -k "not unknown_protocol"
-
-test-kueue: setup ## jobs in queues of the real Kueue, on a control plane of its own; compiles Kueue
-	@$(PYTEST) tests/kueue
-
-test-kueue-cluster: setup cluster-running ## a job in a queue of the real Kueue on the cluster's kubelets; compiles Kueue
-	@$(PYTEST) tests/kueue_on_cluster
-
-test-coscheduling: setup ## jobs with a PodGroup of the real coscheduling plugin; compiles its scheduler
-	@$(PYTEST) tests/coscheduling
+stores-packages: $(VENV)/stores/.installed
 
 OLDEST := $(VENV)-oldest-torch
-test-oldest-torch: setup ## the trainer's tests with the lowest PyTorch that it accepts, in an environment of 6 GB of its own
+oldest-torch: setup
 	@test -x $(OLDEST)/bin/python || $(UV) venv --quiet --python $(PY) $(OLDEST)
 	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/dev.txt > $(OLDEST)/rest.txt
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --require-hashes -r requirements/trainer-cu12.txt
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --require-hashes -r $(OLDEST)/rest.txt
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --no-build-isolation -e .
-	@$(OLDEST)/bin/pytest -q $(PARALLEL) tests/unit/trainer
-	@$(OLDEST)/bin/pytest -q tests/distributed
+	@REPEAT=gate $(OLDEST)/bin/pytest -q $(PARALLEL) tests/unit/trainer
+	@REPEAT=gate $(OLDEST)/bin/pytest -q tests/distributed
 
 $(VENV)/docs/.installed: requirements/docs.txt | $(VENV)/.installed
 	@echo "==> Python packages of requirements/docs.txt, for docs only"
@@ -186,9 +172,6 @@ $(VENV)/docs/.installed: requirements/docs.txt | $(VENV)/.installed
 docs: setup $(VENV)/docs/.installed ## the documentation site, into out/site; fails on dead links
 	@PYTHONPATH=$(VENV)/docs $(PY) -m sphinx -q -W --keep-going -c deploy/dev/site -d out/doctrees . out/site
 	@echo out/site/index.html
-
-test-wheel: setup ## the wheel in new environments, one for each extra, with the oldest and the newest packages; slow, needs a network
-	@$(PYTEST) tests/wheel
 
 gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in nine minutes, one table last: the gate's proof, costs of a step, mixed speeds, tests/cuda
 	@$(or $(GPU_PYTHON),$(PY)) deploy/dev/bench/gpu.py $(ARGS)
@@ -208,15 +191,6 @@ cluster-running: setup # like `cluster`, but a running cluster is fine
 
 cluster-down: setup ## stop the cluster; leaves no process, mount or interface behind
 	@$(CLUSTER) down
-
-# Integration tests start operators of their own; an installed one would work on the same jobs.
-test-cluster: cluster-running ## chart, integration and end-to-end tests; the cluster keeps running
-	@$(CLUSTER) programs
-	@environment=$$($(CLUSTER) env); eval "$$environment"; \
-	  helm uninstall heterotrain --namespace heterotrain-system --ignore-not-found --wait; \
-	  $(PYTEST) tests/packaging; \
-	  $(PYTEST) tests/integration --ignore tests/integration/cluster; \
-	  $(PYTEST) tests/e2e
 
 operator-local: setup-operator ## run the operator from the sources in place of the installed one, until Ctrl-C
 	@$(LAB) -m lab.own_operator run $(ARGS)
@@ -268,8 +242,8 @@ pictures: setup ## draw the pictures of docs/mathematics.md again
 bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
-.PHONY: help outlook demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds chart-files docs test-core \
-  test-operator test-trainer test-unit test-distributed histories test-guides test-kueue test-kueue-cluster test-coscheduling chaos test-wheel gpu images cluster cluster-running \
-  cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
+.PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint lint-prose format crds chart-files docs chaos histories \
+  guides-packages stores-packages oldest-torch gpu images cluster cluster-running \
+  cluster-down operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
   bench-mathematics bench-pipeline-picture bench-pipelines \
   bench-trainer bench-simulated pictures

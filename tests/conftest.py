@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import programs, repeat
 
-pytest_plugins = ["support.patient_limits"]
+pytest_plugins = ["support.accounting", "support.patient_limits"]
 
 settings.register_profile(
     "project",

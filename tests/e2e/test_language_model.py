@@ -1,6 +1,6 @@
 """The language model of the guide, small: 16 ranks in 2 pods, S3 in the cluster, submitted and watched from Python.
 
-The server of S3 and its client are Python packages of ``make test-stores``, which the pods mount.
+The server of S3 and its client are Python packages of ``make test-all PART=stores``, which the pods mount.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def losses(path: Path, ranks: int, folder: Path) -> list[float]:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_both_scripts_end_with_the_same_loss(tmp_path: Path, guide: str) -> None:
     if guide in LIBRARY and find_spec(LIBRARY[guide]) is None:
-        pytest.skip(reason="make test-guides installs it")
+        pytest.skip(reason="make test-all PART=guides installs it")
     folder, before = ROOT / "deploy/examples" / guide, RANKS_BEFORE.get(guide, (1, 2))
     runs = [*(("before.py", ranks) for ranks in before), ("after.py", 1), ("after.py", 2)]
     found = [losses(folder / script, ranks, tmp_path) for script, ranks in runs]

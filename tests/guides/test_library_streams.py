@@ -32,7 +32,7 @@ class Numbers(Dataset[dict[str, int]]):
 
 def hugging_face(folder: Path) -> Any:
     """Return text files that are read one after the other, as a corpus is."""
-    datasets = pytest.importorskip("datasets", reason="make test-guides installs it")
+    datasets = pytest.importorskip("datasets", reason="make test-all PART=guides installs it")
     files = []
     for shard in range(SHARDS):
         lines = (json.dumps({"id": number}) for number in range(shard, SAMPLES, SHARDS))
@@ -49,7 +49,7 @@ def shuffled(folder: Path) -> Any:
 
 def webdataset(folder: Path) -> Any:
     """Return tar files with one entry a sample; the library has no ``state_dict``."""
-    library = pytest.importorskip("webdataset", reason="make test-guides installs it")
+    library = pytest.importorskip("webdataset", reason="make test-all PART=guides installs it")
     for shard in range(SHARDS):
         with tarfile.open(folder / f"{shard}.tar", "w") as tar:
             for number in range(shard, SAMPLES, SHARDS):
@@ -72,7 +72,7 @@ def webdataset_by_the_clock(folder: Path) -> Any:
 
 def stateful_loader(_folder: Path) -> Any:
     """Return torchdata's loader of shuffled batches; a batch is a sample of the stream."""
-    library = pytest.importorskip("torchdata.stateful_dataloader", reason="make test-guides installs it")
+    library = pytest.importorskip("torchdata.stateful_dataloader", reason="make test-all PART=guides installs it")
     generator = torch.Generator().manual_seed(5)
     return library.StatefulDataLoader(Numbers(), batch_size=1, shuffle=True, generator=generator, num_workers=0)
 

@@ -17,7 +17,7 @@ def test_metrics_survive_the_loss_of_a_worker(operate: Callable[..., Operator], 
 
     One rank has no samples; another one is lost when its metric is about to exchange its states.
     """
-    pytest.importorskip("torchmetrics", reason="make test-guides installs it")
+    pytest.importorskip("torchmetrics", reason="make test-all PART=guides installs it")
     operator = operate()
     fault = {"place": place, "step": 0 if place == "in a hook" else 3}
     workers = [

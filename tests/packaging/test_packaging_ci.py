@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lab.testing.parts import PARTS
 
 ROOT = Path(__file__).parents[2]
 JOBS = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())["jobs"]
@@ -39,16 +41,14 @@ def test_a_missing_program_skips_a_test_and_fails_it_in_ci(tmp_path: Path, ci: s
     assert "no-such-program not found: run `make images` once" in done.stdout
 
 
-def test_ci_calls_every_target_of_tests_that_needs_no_device() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    targets = {line.partition(":")[0] for line in makefile.splitlines() if line.startswith("test-")}
-    called = {word for job in JOBS.values() for step in job["steps"] for word in step.get("run", "").split()}
-    by_hand = {
-        *("test-coscheduling", "test-kueue", "test-kueue-cluster", "test-oldest-torch"),
-        "test-unit",
-    }
-    """A GPU, programs of the emulated cluster (CI has kind), 6 GB of packages, hours, and the sum of three others."""
-    assert targets - called == by_hand
+def test_ci_runs_every_part_that_needs_no_device() -> None:
+    steps = [step.get("run", "") for job in JOBS.values() for step in job["steps"]]
+    asked = [value for run in steps for value in re.findall(r"^make test(?:-all)? PART=(\S+|\"[^\"]+\")$", run)]
+    called = {name for value in asked for name in value.strip('"').split()}
+    by_hand = {"heavy", "chaos", "oldest-torch", "coscheduling", "kueue", "kueue-cluster", "cluster"}
+    """A choice of other parts' tests, hours, 6 GB of packages, and programs of the emulated cluster (CI has kind)."""
+    assert "make lint" in steps
+    assert {part.name for part in PARTS} - called == by_hand | {"lint"}
 
 
 def test_the_wheel_is_tried_on_every_python_that_it_claims() -> None:
@@ -61,14 +61,14 @@ def test_the_wheel_is_tried_on_every_python_that_it_claims() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "target", "programs"),
+    ("job", "chosen", "programs"),
     [
-        ("operator", "test-operator", ("prometheus", "promtool")),
-        ("cluster", "test-cluster", ("prometheus", "promtool", "kubeconform")),
+        ("operator", "operator lab packaging", ("prometheus", "promtool")),
+        ("cluster", "packaging integration e2e", ("prometheus", "promtool", "kubeconform")),
     ],
 )
-def test_a_job_has_the_programs_of_its_tests(job: str, target: str, programs: tuple[str, ...]) -> None:
+def test_a_job_has_the_programs_of_its_tests(job: str, chosen: str, programs: tuple[str, ...]) -> None:
     scripts = "\n".join(step.get("run", "") for step in JOBS[job]["steps"])
     for name in programs:
         assert f'-o "$RUNNER_TEMP/bin/{name}" "$package' in scripts
-    assert scripts.index('bin" >> "$GITHUB_PATH"') < scripts.index(f"make {target}")
+    assert scripts.index('bin" >> "$GITHUB_PATH"') < scripts.index(f'make test PART="{chosen}"')

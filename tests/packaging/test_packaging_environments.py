@@ -1,4 +1,4 @@
-"""The light environments suffice: the tests of `make test-core` and `make test-operator` load no heavy packages."""
+"""The light environments suffice: their parts of `make check` load no heavy packages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab.testing.parts import PARTS
 
 ROOT = Path(__file__).parents[2]
 COLLECT = """
@@ -23,21 +24,23 @@ import pytest
 sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "-n", "0", *{folders!r}]))
 """
 ABSENT = {
-    "test-core": ["torch", "kopf", "structlog"],
-    "test-operator": ["torch", "torchvision", "sklearn", "fsspec", "tensorboardX"],
+    "LIGHT_PARTS": ["torch", "kopf", "structlog"],
+    "OPERATOR_PARTS": ["torch", "torchvision", "sklearn", "fsspec", "tensorboardX"],
 }
 
 
-def folders(target: str) -> list[str]:
-    """Return the folders whose tests a target of the Makefile runs."""
-    recipe = re.search(rf"^{target}:.*\n(\t.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert recipe is not None, f"the Makefile has no target {target}"
-    return re.findall(r"\btests/\S+", recipe[1])
+def folders(variable: str) -> list[str]:
+    """Return the folders of parts that the Makefile lists in a variable."""
+    value = re.search(rf"^{variable} := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert value is not None, f"the Makefile has no variable {variable}"
+    names = value[1].split()
+    assert set(names) <= {part.name for part in PARTS}
+    return [folder for part in PARTS if part.name in names for folder in part.folders]
 
 
-@pytest.mark.parametrize("target", sorted(ABSENT))
-def test_a_tier_is_collected_without_the_packages_of_larger_ones(target: str) -> None:
-    code = COLLECT.format(absent=ABSENT[target], folders=folders(target))
+@pytest.mark.parametrize("variable", sorted(ABSENT))
+def test_parts_are_collected_without_the_packages_of_larger_ones(variable: str) -> None:
+    code = COLLECT.format(absent=ABSENT[variable], folders=folders(variable))
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 

@@ -1,4 +1,4 @@
-"""These tests need the packages of ``make test-stores``."""
+"""These tests need the packages of ``make test-all PART=stores``."""
 
 from __future__ import annotations
 

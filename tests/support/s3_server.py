@@ -1,4 +1,4 @@
-"""A server of S3 in this process, for the client that trainings use; its packages come with ``make test-stores``."""
+"""A server of S3 in this process, for the client that trainings use; ``make test-all PART=stores`` has its packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The wheel in new environments, one for each extra: what users get from ``pip install``. ``make test-wheel`` runs it.
+"""The wheel in new environments, one for each extra: what users get from ``pip install``.
+
+``make test-all PART=wheel`` runs it.
 
 Each environment is installed twice: with the newest versions that the metadata allow, and with the lowest versions of
 the packages that they name.

@@ -133,7 +133,7 @@ PARTS_OF_SCRIPTS = (
     "README.md", "docs/collectives.md", "docs/large-models.md", "docs/other-libraries.md", "docs/training-loop.md",
 )  # fmt: skip
 """Documents whose blocks of Python are parts of training scripts, without a model and data of their own: another test
-compiles them, and the guides' whole scripts are run by `make test-guides`."""
+compiles them, and the guides' whole scripts are run by `make test-all PART=guides`."""
 
 PROFILE = "members:\n- {name: a100, perSampleSeconds: 0.001}\n- {name: t4, perSampleSeconds: 0.01}\n"
 SCENARIO = """

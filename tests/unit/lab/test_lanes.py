@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab import lanes
-from lab.all_tests import summary
-from lab.lanes import Failed, Programs
+from lab.testing import lanes
+from lab.testing.lanes import Failed, Programs
 from support.waiting import wait_until
 
 AWAITS = 'until [ -e "$1" ]; do sleep 0.01; done; '
@@ -139,8 +139,41 @@ def test_programs_that_yield_do_so_until_the_others_are_done(tmp_path: Path, mon
     assert set_to == [lanes.BEHIND, lanes.BEHIND, 0]
 
 
-def test_result_files_are_added_up(tmp_path: Path) -> None:
-    """Errors count as failures."""
-    for name, counts in (("a", 'tests="5" failures="1" errors="1"'), ("b", 'tests="3" skipped="1"')):
-        (tmp_path / f"{name}.xml").write_text(f"<testsuites><testsuite {counts}/></testsuites>")
-    assert summary(sorted(tmp_path.iterdir())) == "5 passed, 2 failed, 1 skipped"
+def test_jobs_take_free_places_in_their_order(tmp_path: Path) -> None:
+    """The first two can end only together, so they run at once; the third starts when one of them has ended."""
+    programs, one, two = Programs(tmp_path), tmp_path / "one", tmp_path / "two"
+    order: list[str] = []
+
+    def job(name: str, own: Path, other: Path) -> Callable[[], None]:
+        def run() -> None:
+            shell(programs, name, f'touch "$1"; {AWAITS.replace("$1", "$2")}', own, other)
+            order.append(name)
+
+        return run
+
+    jobs = [job("first", one, two), job("second", two, one), job("third", tmp_path / "three", one)]
+    programs.drain(jobs, at_once=2)
+    assert sorted(order) == ["first", "second", "third"]
+    assert order[-1] == "third"
+
+
+def test_a_failed_job_ends_the_others(tmp_path: Path) -> None:
+    programs, never = Programs(tmp_path), tmp_path / "never"
+    with pytest.raises(Failed, match="broken"):
+        programs.drain([lambda: shell(programs, "broken", "exit 3"), never.touch], at_once=1)
+    assert not never.exists()
+
+
+def test_long_work_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lanes, "PROGRESS_S", 0.0)
+    told = tmp_path / "told"
+
+    def progress(name: str) -> str:
+        told.touch()
+        return f"{name} 3 of 7"
+
+    programs = Programs(tmp_path, progress=progress)
+    programs.side_by_side([lambda: shell(programs, "long", AWAITS, told)])
+    assert "long 3 of 7" in capsys.readouterr().out

@@ -75,8 +75,8 @@ def test_a_program_runs_without_the_script_for_any_batch(trained: Path, tmp_path
 
 
 def test_onnx_agrees_with_the_model(trained: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="make test-wheel checks it")
-    pytest.importorskip("onnxscript", reason="make test-wheel checks it")
+    pytest.importorskip("onnxruntime", reason="make test-all PART=wheel checks it")
+    pytest.importorskip("onnxscript", reason="make test-all PART=wheel checks it")
     out = tmp_path / "digits.onnx"
     done = export(trained, out, *MODEL)
     assert done.exit_code == 0, done.output

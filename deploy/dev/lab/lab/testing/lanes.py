@@ -11,12 +11,15 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ENDS_S = 60.0
 """A program that was interrupted has this long to clean up."""
+PROGRESS_S = 30.0
+"""Running programs are named this often."""
 BEHIND = 10
 """Niceness of a program that lets others go first; it still gets a tenth of a processor."""
 
@@ -38,23 +41,28 @@ class Programs:
     Attributes:
         folder: where the output of running programs goes, in files named after them.
         seconds: duration of each program that has ended by itself.
+        progress: a program's name to a few words on how far it is.
         problem: the first failure that stopped the lanes.
         failed: the programs that failed and stopped nothing.
     """
 
     folder: Path
     seconds: dict[str, float] = field(default_factory=dict)
+    progress: Callable[[str], str] = str
     problem: BaseException | None = None
     failed: list[str] = field(default_factory=list)
     _running: dict[subprocess.Popen[bytes], bool] = field(default_factory=dict)  # whether it lets others go first
+    _names: dict[subprocess.Popen[bytes], str] = field(default_factory=dict)
     _behind: bool = False
     _started_s: float = field(default_factory=time.monotonic)
+    _told_s: float = field(default_factory=time.monotonic)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def say(self, text: str) -> None:
         """Print a line with the seconds since the start."""
         with self._lock:
-            print(f"\n==> [{time.monotonic() - self._started_s:4.0f} s] {text}", flush=True)
+            self._told_s = time.monotonic()
+            print(f"\n==> [{self._told_s - self._started_s:4.0f} s] {text}", flush=True)
 
     def run(
         self,
@@ -63,14 +71,16 @@ class Programs:
         environment: Mapping[str, str] | None = None,
         yields: bool = False,
         may_fail: bool = False,
-    ) -> None:
-        """Run a program to its end and print its output.
+        fine: Collection[int] = (0,),
+    ) -> int:
+        """Run a program to its end, print its output and return its exit code.
 
         Args:
             name: what people call it; it also names the file with its output.
             command: the program and its arguments.
             environment: all of its variables; those of this process by default.
             yields: whether it lets others go first between ``hold_back`` and ``go_on``.
+            fine: exit codes that are no failure.
             may_fail: whether the others go on after its failure, which ``failed`` then names.
 
         Raises:
@@ -86,7 +96,7 @@ class Programs:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
                 start_new_session=True,
             )  # fmt: skip
-            self._running[process] = yields
+            self._running[process], self._names[process] = yields, name
             if yields and self._behind:
                 _set_niceness(process, BEHIND)
             self.say(f"{name}: started, with output in {path}")
@@ -96,13 +106,32 @@ class Programs:
             if self.problem is not None:
                 raise Stopped(name)
             self.seconds[name] = time.monotonic() - began_s
-            self.say(f"{name}: {'passed' if code == 0 else 'FAILED'} after {self.seconds[name]:.0f} s")
+            self.say(f"{name}: {'passed' if code in fine else 'FAILED'} after {self.seconds[name]:.0f} s")
             print(path.read_text(errors="replace"), end="", flush=True)
-            if code != 0 and may_fail:
+            if code not in fine and may_fail:
                 self.failed.append(name)
-            elif code != 0:
+            elif code not in fine:
                 self.problem = Failed(name)
                 raise self.problem
+        return code
+
+    def drain(self, jobs: Sequence[Lane], *, at_once: int) -> None:
+        """Run jobs in their order, as many at a time as there are places; only the main thread may call this.
+
+        Raises:
+            BaseException: the first failure.
+        """
+        waiting = deque(jobs)
+
+        def place() -> None:
+            while True:
+                try:
+                    job = waiting.popleft()
+                except IndexError:
+                    return
+                job()
+
+        self.side_by_side([place] * min(at_once, len(jobs)))
 
     def hold_back(self) -> None:
         """Let programs that yield take what the others leave, from now on."""
@@ -144,10 +173,16 @@ class Programs:
             for thread in threads:
                 while thread.is_alive():  # a signal is handled between two waits
                     thread.join(timeout=0.2)
+                    self._tell_progress()
         except BaseException as error:  # noqa: BLE001  # Ctrl-C, too, is raised at the end
             self._stop(error)
             for thread in threads:
                 thread.join()
+
+    def _tell_progress(self) -> None:
+        with self._lock:
+            if self._running and time.monotonic() - self._told_s >= PROGRESS_S:
+                self.say("; ".join(self.progress(self._names[process]) for process in self._running))
 
     def _follow(self, lane: Lane) -> None:
         try:
