@@ -346,6 +346,7 @@ class Job:
         if processes.count:
             check_main_guard([self._line, main_line()])
         admission.check_belongs(self._training.model, self._training.optimizers)
+        admission.check_schedules(self._training.optimizers, self._training.extras.values())
         if readers not in ("one", "all"):
             raise UsageError(f'readers must be "one" or "all", not {readers!r}')
         source = source_of(

@@ -99,6 +99,49 @@ def test_schedulers_count_committed_steps() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**6)
 
 
+def schedules(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return a scheduler of each kind."""
+    made = torch.optim.lr_scheduler
+    parts = [made.ConstantLR(optimizer, 0.5, total_iters=1), made.ExponentialLR(optimizer, 0.9)]
+    chained = made.ChainedScheduler([made.ExponentialLR(optimizer, 0.9)], optimizer)
+    return [made.SequentialLR(optimizer, parts, [1]), chained, made.LambdaLR(optimizer, lambda step: 0.5**step)]
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_a_scheduler_that_the_job_does_not_know_is_refused(kind: int) -> None:
+    """After a resume it would begin again. One that is registered is the script's to step."""
+    job, model, optimizer = a_job()
+    scheduler = schedules(optimizer)[kind]
+    with pytest.raises(UsageError, match=r"SGD has a learning-rate scheduler .* pass it to job\.scheduler"):
+        train(job, model, optimizer)
+    job, model, optimizer = a_job()
+    scheduler = schedules(optimizer)[kind]
+    job.register("schedule", scheduler)
+    job.on_epoch_end(lambda _epoch: scheduler.step())
+    train(job, model, optimizer)
+
+
+@pytest.mark.parametrize("kind", [0, 2])
+def test_a_scheduler_that_is_stepped_twice_is_refused(kind: int) -> None:
+    """By the job and by the script: the rate would change twice as fast."""
+    job, model, optimizer = a_job()
+    scheduler = job.scheduler(schedules(optimizer)[kind])
+    done = []
+
+    def loop() -> None:
+        for step in job.steps(DATA):
+            with step:
+                for x, y in step.micro_batches():
+                    step.backward(((model(x) - y) ** 2).mean())
+                step.apply(optimizer)
+            scheduler.step()
+            done.append(step.number)
+
+    with pytest.raises(UsageError, match=r"LR, which job\.scheduler steps as well"):
+        loop()
+    assert done == [0]
+
+
 def test_hooks_run_once_for_each_epoch_without_gradients() -> None:
     """They run in eval mode, and the mode is restored."""
     job, model, optimizer = a_job(epochs=3)

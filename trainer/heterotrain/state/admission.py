@@ -107,6 +107,27 @@ def check_scheduler(scheduler: Any) -> None:
     check_stateful("job.scheduler", scheduler)
 
 
+def check_schedules(optimizers: Iterable[torch.optim.Optimizer], registered: Iterable[Any]) -> None:
+    """Refuse optimizers with a learning-rate scheduler that is not registered: after a resume it would begin again.
+
+    Args:
+        optimizers: of the job; torch marks those that a scheduler was made for.
+        registered: all that the job saves, schedulers among it.
+
+    Raises:
+        UsageError: there is such an optimizer.
+    """
+    held = [each for thing in registered for each in (thing, *getattr(thing, "__dict__", {}).values())]
+    known = {id(getattr(each, "optimizer", None)) for each in held}
+    for optimizer in optimizers:
+        if getattr(optimizer.step, "_wrapped_by_lr_sched", False) and id(optimizer) not in known:
+            raise UsageError(
+                f"{type(optimizer).__name__} has a learning-rate scheduler that the job does not know, so it would "
+                "begin again after a resume and on a rank that joins: pass it to job.scheduler, which steps it once in "
+                "each step, and leave out scheduler.step(); or to job.register(name, scheduler), and step it in a hook"
+            )
+
+
 def check_stateful(who: str, thing: Any) -> None:
     """Refuse objects whose state cannot be transferred.
 

@@ -183,7 +183,8 @@ class Loop:
             try:
                 self._follow()
                 active_group = self.active_group or self._form()
-                self._replicas.resync(active_group)
+                if self._replicas.resync(active_group):
+                    self.records.expect_schedules()
                 if self._hooks_follow(self._training.progress):
                     self._checkpoints.write_before_hooks(active_group, self._training)
                 if self._hooks.finish_step(self):
@@ -271,6 +272,7 @@ class Loop:
             self.reducers.require().form(active_group.group)
         self._replicas.form(active_group.group, self._device)
         self.formed(active_group.rank)
+        self.records.expect_schedules()
         if self._first_steps is None:
             self._first_steps = self._training.progress.steps
             self._say_where_it_begins(active_group)

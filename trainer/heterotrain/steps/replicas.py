@@ -160,8 +160,8 @@ class Replicas:
         )
         self.resync(active_group)
 
-    def resync(self, active_group: ActiveGroup) -> None:
-        """Send the chosen rank's state to all others, if that was decided.
+    def resync(self, active_group: ActiveGroup) -> bool:
+        """Send the chosen rank's state to all others, if that was decided; return whether it was.
 
         Raises:
             PeerLost: the group broke meanwhile.
@@ -169,7 +169,7 @@ class Replicas:
         donor, self._donor = self._donor, None
         group = active_group.group
         if donor is None or group is None:
-            return
+            return False
         receivers = tuple(rank for rank in range(group.world_size) if rank != donor)
         roles = transfer.Roles(leader=donor, donors=(donor,), receivers=receivers, cold_start=False)
         received = transfer.exchange(group, roles, self._training.flat)
@@ -180,6 +180,7 @@ class Replicas:
         _log.warning(
             "the state of rank %d was sent to all others (%d of at most %d times)", donor, self._resyncs, MOST_RESYNCS
         )
+        return True
 
     # -- internals ---------------------------------------------------------------------------------------------------
 

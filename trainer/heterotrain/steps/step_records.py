@@ -11,6 +11,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain.checkpoints.record import RunRecord
+from heterotrain.errors import UsageError
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.control import StepDecision
 from heterotrain.numerics.method import Numerics
@@ -54,6 +55,28 @@ class StepRecords:
         self._epochs = epochs
         self._prices_per_hour = prices_per_hour
         self._non_finite_steps = 0
+        self._counts: list[int | None] = []
+
+    def expect_schedules(self) -> None:
+        """Note how often the schedulers were stepped, as they are now; for a state that has come from elsewhere."""
+        self._counts = [_count(scheduler) for scheduler in self.schedulers]
+
+    def _step_schedulers(self, times: int) -> None:
+        """Step each scheduler.
+
+        Raises:
+            UsageError: the script has stepped one since the last step.
+        """
+        for scheduler, before in zip(self.schedulers, self._counts, strict=False):
+            if _count(scheduler) != before:
+                raise UsageError(
+                    f"the script steps its {type(scheduler).__name__}, which job.scheduler steps as well, so the rate "
+                    "changes twice as fast: leave out scheduler.step()"
+                )
+        for _ in range(times):
+            for scheduler in self.schedulers:
+                scheduler.step()
+        self.expect_schedules()
 
     def committed(
         self, step: Step, decision: StepDecision, active_group: ActiveGroup, loader: BatchLoader, *, is_divided: bool
@@ -74,9 +97,9 @@ class StepRecords:
         self._record.note(active_group.roster, step=step.task.number)
         if step.skipped:
             self._attempts.undo()  # also running statistics, which a forward pass that is not finite has changed
-        for _ in range(self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not step.skipped)):
-            for scheduler in self.schedulers:
-                scheduler.step()
+        self._step_schedulers(
+            self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not step.skipped)
+        )  # fmt: skip
         telemetry_began_s = time.perf_counter()
         self._observer.committed(step, decision, active_group, now_s=now_s)
         if self.tensorboard is not None:
@@ -113,6 +136,12 @@ class StepRecords:
             batch_samples=roster.plan.global_batch_samples,
             price_per_hour=price_of(roster.plan, self._prices_per_hour),
         )  # fmt: skip
+
+
+def _count(scheduler: Any) -> int | None:
+    """Return how often a scheduler was stepped; ``None`` for one that does not count."""
+    counts = (getattr(scheduler, name, None) for name in ("_step_count", "last_epoch"))
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
 def price_of(plan: Plan, prices_per_hour: Mapping[str, float]) -> float | None:
