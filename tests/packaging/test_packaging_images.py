@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from lab.install import LOCAL_PROMETHEUS_IMAGE, PROMETHEUS_MANIFEST, PROMETHEUS_URL, local_prometheus
 from local_cluster.kind import PROMETHEUS
+from support.wheels import built
 
 REPOSITORY = Path(__file__).parents[2]
 MANIFESTS = sorted([*REPOSITORY.glob("deploy/monitoring/*.yaml"), *REPOSITORY.glob("deploy/examples/*/*.yaml")])
@@ -70,15 +69,13 @@ def test_the_urls_of_prometheus_in_the_readme_and_the_cluster_are_the_service_of
     assert f"prometheus.url={url}" in (REPOSITORY / "README.md").read_text()
 
 
-def wheel_files(source: Path, folder: Path) -> dict[str, int]:
-    """Build the wheel of a folder, and return its files with their checksums."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=source, check=True, capture_output=True)
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
+def files_of(wheel: Path) -> dict[str, int]:
+    """Return a wheel's files with their checksums."""
+    with zipfile.ZipFile(wheel) as archive:
         return {entry.filename: entry.CRC for entry in archive.infolist()}
 
 
-def test_the_build_context_of_images_gives_the_wheel_of_the_sources(tmp_path: Path) -> None:
+def test_the_build_context_of_images_gives_the_wheel_of_the_sources(wheel: Path, tmp_path: Path) -> None:
     """Images install this wheel; a package that .dockerignore leaves out would be missing in them without an error."""
     ignored, *kept = (REPOSITORY / ".dockerignore").read_text().split()
     assert ignored == "*"
@@ -87,7 +84,7 @@ def test_the_build_context_of_images_gives_the_wheel_of_the_sources(tmp_path: Pa
         (context / path).parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (REPOSITORY / path).is_dir() else shutil.copy
         copy(REPOSITORY / path, context / path)
-    assert wheel_files(context, tmp_path / "of_context") == wheel_files(REPOSITORY, tmp_path / "of_sources")
+    assert files_of(built(context, tmp_path / "wheel")) == files_of(wheel)
 
 
 @pytest.mark.parametrize("name", ["operator", "trainer"])

@@ -22,6 +22,7 @@ import yaml
 from heterotrain_core.version import __version__
 from lab import release_names
 from support.helm import helm, of_kind
+from support.wheels import built
 
 ROOT = Path(__file__).parents[2]
 JOBS = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]
@@ -171,10 +172,7 @@ def test_the_plugin_installs_the_package_that_the_release_publishes(released: Pa
 
 
 def test_the_published_wheel_names_pages_that_exist(released: Path, tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=released, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(built(released, tmp_path)) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
         text = archive.read(metadata).decode()
     assert f"Project-URL: Homepage, {SOURCE}\n" in text

@@ -22,16 +22,6 @@ PACKAGES = (
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (found,) = folder.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python environment with nothing but the wheel and numpy, which is all that the wheel requires."""
     folder = tmp_path_factory.mktemp("environment")

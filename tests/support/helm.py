@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ EVERYTHING = (
     "metrics.auth=true",
 )
 """Settings that turn on all optional objects."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,10 +37,15 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def render(*values: str, release: str = "release", namespace: str = "operators") -> list[dict[str, Any]]:
     """Return the objects that the chart renders with these ``name=value`` settings."""
+    return [each for each in yaml.load_all(_rendered(values, release, namespace), _LOADER) if each]
+
+
+@functools.cache
+def _rendered(values: tuple[str, ...], release: str, namespace: str) -> str:
     settings = [part for value in values for part in ("--set", value)]
     done = helm("template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.36.0", *settings)
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return done.stdout
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

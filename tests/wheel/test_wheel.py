@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from heterotrain_core.version import __version__
+from support.wheels import built
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
@@ -55,11 +56,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (found,) = folder.glob("*.whl")
-    return found
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def test_every_extra_is_installed() -> None:
