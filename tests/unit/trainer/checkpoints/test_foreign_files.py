@@ -16,8 +16,9 @@ from heterotrain.checkpoints.manifest import Label, Manifest, decode_manifest, d
 from heterotrain.checkpoints.storage import DamagedFileError, Storage, StoredFile
 from heterotrain.errors import UsageError
 from heterotrain.state.tensors import flatten
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.repeat import times
 
 
 def written(folder: CheckpointFolder, step: int, value: float = 0.0) -> Manifest:
@@ -198,6 +199,7 @@ JSON = st.recursive(
 FIELDS = ["format", "generation", "step", "skeleton", "parts", "written_unix_s", "hooks", "tensors", "file", "spans"]
 
 
+@settings(max_examples=times(gate=40, every=1000))
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=10) | JSON | st.binary(max_size=40))
 def test_no_text_of_a_manifest_or_a_part_raises_another_error(raw: Any) -> None:
     name = Label(generation=1, step=2, mark=3).manifest

@@ -10,6 +10,7 @@ from heterotrain.layouts.holdings import Extent, pieces_of
 from heterotrain_core.layout.exchange import owner_bytes
 from heterotrain_core.layout.problem import DeviceKind, Problem, UnitProfile, UnitSeconds
 from heterotrain_core.layout.result import Layout, LayoutKind, Shard, Stage
+from support.repeat import times
 
 UNITS, ELEMENTS = 6, 60
 
@@ -51,7 +52,7 @@ def drawn(rng: random.Random) -> tuple[Layout, list[dict[str, Extent]]]:
     return Layout(kind=LayoutKind.PIPELINE if size > 1 else LayoutKind.REPLICATED, stages=stages), held
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=30, every=600)))
 def test_pieces_have_the_owners_and_bytes_of_the_plan(seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311  # no secret
     members = [drawn(rng) for _ in range(rng.randint(2, 4))]

@@ -19,6 +19,7 @@ from heterotrain.layouts.units import units_of
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from heterotrain_core.layout.pass_time import DeviceTimes, Gathering, collectives, gathered_bytes
 from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
+from support.repeat import times
 
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 BEGIN, REDUCE = GatheredUnit.begin_gathering, GatheredUnit.reduce
@@ -169,7 +170,7 @@ def test_a_unit_begins_to_be_gathered_when_the_one_before_it_computes(monkeypatc
 
 
 @pytest.mark.parametrize("around", [True, False])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
 def test_the_planner_predicts_a_pass_in_the_order_of_the_trainer(
     seed: int, around: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +256,7 @@ def linears(widths: Sequence[int]) -> list[torch.nn.Linear]:
 
 
 @pytest.mark.parametrize("around", [True, False])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
 def test_the_planner_counts_the_bytes_of_gathered_units(
     seed: int, around: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

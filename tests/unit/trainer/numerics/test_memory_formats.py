@@ -73,7 +73,7 @@ def job_weights(
     return weights(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])

@@ -9,6 +9,7 @@ import torch
 from heterotrain.numerics.noise import Measurement, Preconditioner
 from heterotrain.numerics.reducer import Reducer
 from heterotrain_core.noise_scale import estimate
+from support.repeat import times
 
 
 def problem() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
@@ -83,7 +84,8 @@ def test_one_rank_that_accumulates_finds_the_noise() -> None:
     reducer = Reducer(model, bucket_bytes=1000)
     generator = torch.Generator().manual_seed(6)
     cuts, signal, spread = (1, 2, 5), [], []
-    for _ in range(3000):
+    draws = times(gate=1500, every=3000)
+    for _ in range(draws):
         reducer.begin(micro_batches=3)
         measured = Measurement(reducer, micro_batches=3, loss_scale=1.0, preconditioner=None)
         for number, size in enumerate(cuts):
@@ -101,8 +103,8 @@ def test_one_rank_that_accumulates_finds_the_noise() -> None:
         assert sample is not None
         signal.append(sample.gradient_squared)
         spread.append(sample.variance)
-    assert sum(signal) / 3000 == pytest.approx(float(truth @ truth), rel=0.05)
-    assert sum(spread) / 3000 == pytest.approx(6 * deviation**2, rel=0.02)
+    assert sum(signal) / draws == pytest.approx(float(truth @ truth), rel=0.05)
+    assert sum(spread) / draws == pytest.approx(6 * deviation**2, rel=0.02)
 
 
 def test_nothing_is_divided_before_the_first_step() -> None:

@@ -10,6 +10,7 @@ from heterotrain.layouts.holdings import Extent, Holding
 from heterotrain.state.lacks import Place
 from heterotrain.state.moves import batches, releases
 from heterotrain.state.tensors import Entry
+from support.repeat import times
 
 UNIT = 8
 
@@ -33,7 +34,7 @@ def stages(rng: random.Random, sizes: list[int], ranks: int) -> list[Holding]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=20, every=400)))
 def test_no_rank_needs_more_room_than_for_its_larger_part_and_two_units(seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311  # seeded chance
     ranks, sizes = (

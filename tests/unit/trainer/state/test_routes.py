@@ -16,6 +16,7 @@ from heterotrain.state.tensors import Entry
 from heterotrain.state.transfer import StateSummary, assign_roles, places_of
 from hypothesis import given
 from hypothesis import strategies as st
+from support.repeat import times
 
 
 @given(total=st.integers(1, 60), donors=st.integers(1, 5), receivers=st.integers(1, 6), seed=st.integers(0, 9))
@@ -90,7 +91,7 @@ def holdings(rng: np.random.Generator, sizes: dict[str, int], ranks: int) -> lis
     return found
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=30, every=600)))
 def test_transfers_between_random_layouts(seed: int) -> None:
     """Every rank ends with exactly what it needs, each element received once and from a rank that has it."""
     rng = np.random.default_rng(seed)
@@ -139,7 +140,7 @@ def test_transfers_between_random_layouts(seed: int) -> None:
     assert all(held >= want for held, want in zip(holds, wanted, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(times(gate=20, every=400)))
 def test_ranks_that_hold_everything_together(seed: int) -> None:
     """The chosen ranks leave nothing out, and without any of them the ones before it would not do."""
     rng = np.random.default_rng(seed)

@@ -16,10 +16,11 @@ from heterotrain.membership.consensus.paxos import (
     value_to_propose,
 )
 from heterotrain_core.contract.plan import Layout, LayoutKind
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.plans import plan_of
+from support.repeat import times
 
 MEMBERS = 5
 LAYOUTS = (2, 1, 2)
@@ -118,6 +119,7 @@ class Voting(RuleBasedStateMachine):
 
 
 TestVoting = Voting.TestCase
+TestVoting.settings = settings(max_examples=times(gate=40, every=1000))
 
 
 class VotingOfMembers(Voting):
@@ -136,6 +138,7 @@ class VotingOfMembers(Voting):
 
 
 TestVotingOfMembers = VotingOfMembers.TestCase
+TestVotingOfMembers.settings = settings(max_examples=times(gate=40, every=1000))
 
 
 def as_they_are(ranks: Collection[int]) -> tuple[int, ...]:
