@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from support import patience
+
+UNLIMITED_S: Final = 3600.0
+"""For limits in real time that no test is to reach: pytest's own, on the clock of patience, ends one that hangs."""
 
 
 def wait_until(

@@ -202,7 +202,7 @@ def test_a_store_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyP
     release.set()
     for thread in threading.enumerate():
         if thread.name == "heterotrain-checkpoint":
-            thread.join(60)  # else it would complete its checkpoint in the next test's store
+            thread.join()  # else it would complete its checkpoint in the next test's store
     assert len(ids) == 48
     outcome = job._termination_message.outcome
     assert outcome is not None

@@ -95,7 +95,7 @@ def on_two_ranks(run: Callable[[MemberGroup, int, threading.Barrier], None]) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     for group in groups:
         group.cut("the test is over")
     assert errors == []

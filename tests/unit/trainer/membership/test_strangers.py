@@ -17,7 +17,7 @@ from heterotrain.network.authentication import GREETING, MOST_HALF_OPEN, NONCE_B
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan, Rank
 from support.ports import free_port
-from support.waiting import wait_until
+from support.waiting import UNLIMITED_S, wait_until
 
 
 def service_of(name: str, secret: bytes) -> PeerService:
@@ -72,8 +72,8 @@ def test_whoever_knows_all_names_gets_nothing(victim: PeerService, body: dict[st
     before = REFUSALS.count
     message = {"job": "j", "to": ["a-uid", 0], "from": ["evil", 0], **body}
     text = json.dumps(message).encode()
-    with socket.create_connection(("127.0.0.1", victim.identity.peer_port or 0), 30) as stranger:
-        stranger.settimeout(30)
+    with socket.create_connection(("127.0.0.1", victim.identity.peer_port or 0), UNLIMITED_S) as stranger:
+        stranger.settimeout(UNLIMITED_S)
         assert stranger.recv(1000) != b""
         stranger.sendall(struct.pack("!I", len(text)) + text + b" " * 100)
         with contextlib.suppress(ConnectionResetError):
@@ -86,9 +86,9 @@ def test_a_rank_of_another_job_or_without_a_secret_is_refused(victim: PeerServic
     """And a rank that has the right secret is served."""
     for secret in (b"t" * 32, b""):
         other = service_of("c", secret)
-        assert other.call(other.request(rank_of(victim), "plan", {}, timeout_s=30)).result() is None
+        assert other.call(other.request(rank_of(victim), "plan", {}, timeout_s=UNLIMITED_S)).result() is None
         other.close()
-    assert mate.call(mate.request(rank_of(victim), "plan", {}, timeout_s=30)).result() is not None
+    assert mate.call(mate.request(rank_of(victim), "plan", {}, timeout_s=UNLIMITED_S)).result() is not None
 
 
 def test_a_flood_of_silent_connections_is_bounded_and_shuts_nobody_out(victim: PeerService, mate: PeerService) -> None:
@@ -101,7 +101,7 @@ def test_a_flood_of_silent_connections_is_bounded_and_shuts_nobody_out(victim: P
             *(reader.readexactly(len(GREETING) + NONCE_BYTES) for reader, _ in opened), return_exceptions=True
         )
         assert victim.callers.half_open <= MOST_HALF_OPEN
-        reply = await asyncio.wrap_future(mate.call(mate.request(rank_of(victim), "plan", {}, timeout_s=30)))
+        reply = await asyncio.wrap_future(mate.call(mate.request(rank_of(victim), "plan", {}, timeout_s=UNLIMITED_S)))
         assert reply is not None
         for _, writer in opened:
             writer.transport.abort()
@@ -118,8 +118,8 @@ def test_a_caller_without_a_proof_is_dropped_after_the_limit(
 ) -> None:
     """A slow client holds its place for a limited time, however slowly it goes on."""
     monkeypatch.setattr(victim.callers, "_handshake_s", 0.2)
-    with socket.create_connection(("127.0.0.1", victim.identity.peer_port or 0), 30) as stranger:
-        stranger.settimeout(30)
+    with socket.create_connection(("127.0.0.1", victim.identity.peer_port or 0), UNLIMITED_S) as stranger:
+        stranger.settimeout(UNLIMITED_S)
         stranger.recv(1000)
         stranger.sendall(b"x")
         with contextlib.suppress(ConnectionResetError):

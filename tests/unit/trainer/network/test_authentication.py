@@ -18,8 +18,10 @@ from heterotrain.network.authentication import (
     Refusals,
     authenticate,
 )
+from support.waiting import UNLIMITED_S
 
 SECRET = b"s" * 32
+NEVER_S = time.monotonic() + UNLIMITED_S
 
 
 def run(work: Callable[[], None]) -> tuple[threading.Thread, list[BaseException]]:
@@ -42,7 +44,7 @@ def both(
 ) -> tuple[list[BaseException], list[BaseException]]:
     """Return the errors of the listener and of the caller."""
     left, right = socket.socketpair()
-    end_s = time.monotonic() + 30
+    end_s = NEVER_S
 
     def side(one: socket.socket, secret: bytes, role: str, *, listens: bool) -> Callable[[], None]:
         def work() -> None:
@@ -53,10 +55,8 @@ def both(
 
     first, listener_errors = run(side(left, listener, called, listens=True))
     second, caller_errors = run(side(right, caller, meant, listens=False))
-    first.join(60)
-    second.join(60)
-    assert not first.is_alive()
-    assert not second.is_alive()
+    first.join()
+    second.join()
     return listener_errors, caller_errors
 
 
@@ -80,7 +80,7 @@ def test_another_secret_process_or_purpose_is_refused_on_both_sides(other: dict[
     assert [type(error) for error in caller] == [ConnectionResetError]
 
 
-def greeted(one: socket.socket, secret: bytes = SECRET, *, within_s: float = 30) -> list[BaseException]:
+def greeted(one: socket.socket, secret: bytes = SECRET, *, within_s: float = UNLIMITED_S) -> list[BaseException]:
     """Start a listener on one end of a pair; the list gets its error."""
     return run(
         lambda: authenticate(one, Credentials(secret=secret), role="r", listens=True, end_s=time.monotonic() + within_s)
@@ -92,9 +92,7 @@ def test_a_recorded_conversation_is_useless() -> None:
     left, middle = socket.socketpair()
     stranger, right = socket.socketpair()
     greeted(left)
-    _, errors = run(
-        lambda: authenticate(right, Credentials(secret=SECRET), role="r", listens=False, end_s=time.monotonic() + 30)
-    )
+    _, errors = run(lambda: authenticate(right, Credentials(secret=SECRET), role="r", listens=False, end_s=NEVER_S))
     stranger.sendall(middle.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL))
     said = stranger.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
     middle.sendall(said)
@@ -103,11 +101,11 @@ def test_a_recorded_conversation_is_useless() -> None:
 
     again, there = socket.socketpair()
     thread, refused = run(
-        lambda: authenticate(again, Credentials(secret=SECRET), role="r", listens=True, end_s=time.monotonic() + 30)
+        lambda: authenticate(again, Credentials(secret=SECRET), role="r", listens=True, end_s=NEVER_S)
     )
     there.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)
     there.sendall(said)
-    thread.join(60)
+    thread.join()
     assert isinstance(refused[0], NotAuthenticatedError)
     assert errors == []
     for one in (left, middle, stranger, right, again, there):
@@ -117,13 +115,11 @@ def test_a_recorded_conversation_is_useless() -> None:
 def test_a_proof_sent_back_to_its_author_is_refused() -> None:
     """A stranger that answers a caller with the caller's own proof and nonce learns nothing and is no listener."""
     here, stranger = socket.socketpair()
-    thread, errors = run(
-        lambda: authenticate(here, Credentials(secret=SECRET), role="r", listens=False, end_s=time.monotonic() + 30)
-    )
+    thread, errors = run(lambda: authenticate(here, Credentials(secret=SECRET), role="r", listens=False, end_s=NEVER_S))
     stranger.sendall(GREETING + b"\0" * NONCE_BYTES)
     said = stranger.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
     stranger.sendall(said[NONCE_BYTES:])
-    thread.join(60)
+    thread.join()
     assert isinstance(errors[0], NotAuthenticatedError)
     here.close()
     stranger.close()
@@ -145,7 +141,7 @@ def test_a_listener_of_another_kind_is_refused() -> None:
     here, server = socket.socketpair()
     server.sendall(b"220 mail.example ready\r\n" + b" " * 60)
     with pytest.raises(NotAuthenticatedError, match="not a rank of this version"):
-        authenticate(here, Credentials(secret=SECRET), role="r", listens=False, end_s=time.monotonic() + 30)
+        authenticate(here, Credentials(secret=SECRET), role="r", listens=False, end_s=NEVER_S)
     server.setblocking(False)
     with pytest.raises(ConnectionResetError):  # closed, with what it did not read
         server.recv(1)

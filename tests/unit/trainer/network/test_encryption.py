@@ -42,11 +42,12 @@ from heterotrain.network.mesh.exchange import Payload
 from support.certificates import put_certificate
 from support.ports import free_port
 from support.tap import Tap
-from support.waiting import wait_until
+from support.waiting import UNLIMITED_S, wait_until
 from unit.trainer.membership.test_strangers import rank_of
 from unit.trainer.network.mesh.test_mesh import Store, collected, meshes, together
 
 SECRET = b"s" * 32
+NEVER_S = time.monotonic() + UNLIMITED_S
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def both(listener: Credentials, caller: Credentials) -> list[socket.socket | OSE
     ends = socket.socketpair()
 
     def side(number: int) -> socket.socket | OSError:
-        credentials, end_s = (listener, caller)[number], time.monotonic() + 30
+        credentials, end_s = (listener, caller)[number], NEVER_S
         try:
             return authenticate(ends[number], credentials, role="r", listens=not number, end_s=end_s)
         except OSError as error:
@@ -84,7 +85,7 @@ def test_both_sides_with_the_jobs_certificate_agree_on_tls_1_3(tls: Tls) -> None
     assert isinstance(right, ssl.SSLSocket)
     assert left.version() == right.version() == "TLSv1.3"
     right.sendall(b"hello")
-    assert receive(left, 5, end_s=time.monotonic() + 30) == b"hello"
+    assert receive(left, 5, end_s=NEVER_S) == b"hello"
     left.close()
     right.close()
     refusals = both(ours, Credentials(secret=b"t" * 32, tls=tls))
@@ -118,7 +119,7 @@ def test_a_caller_without_a_certificate_gets_no_further(tls: Tls) -> None:
 
     def listen() -> OSError | None:
         try:
-            authenticate(here, Credentials(secret=SECRET, tls=tls), role="r", listens=True, end_s=time.monotonic() + 30)
+            authenticate(here, Credentials(secret=SECRET, tls=tls), role="r", listens=True, end_s=NEVER_S)
         except OSError as error:
             return error
         return None
@@ -175,7 +176,7 @@ def test_a_broken_connection_ends_the_wait(how: str, tls: Tls) -> None:
         waiting = pool.submit(gathering.wait)
         {"cut here": first.cut, "cut there": second.cut, "closed there": second.close}[how]()
         with pytest.raises(OSError, match=r"rank \d ended|reset|EOF|PROTOCOL_IS_SHUTDOWN|pipe"):
-            waiting.result(30)
+            waiting.result()
         first.cut()
         with pytest.raises(OSError, match=r"EOF|SSL|pipe|reset|closed"):
             first._peers[1].send(b"plain text")  # rather than succeed below TLS
@@ -318,7 +319,7 @@ def test_a_failed_tunnel_leaves_no_connection_open(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("heterotrain.network.gloo.tunnels._Pair.move", Mock(side_effect=MemoryError))
     Tunnels({0: ours}, rank=1)
     theirs.sendall(b"x")
-    theirs.settimeout(30)
+    theirs.settimeout(UNLIMITED_S)
     with contextlib.suppress(ConnectionResetError):
         assert theirs.recv(1) == b""
     theirs.close()
@@ -333,7 +334,7 @@ def test_bytes_before_the_handshake_end_the_connection(tls: Tls) -> None:
 
         async def outcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, listens: bool) -> Any:
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(UNLIMITED_S):
                     await authenticate_streams(reader, writer, ours, role="r", listens=listens)
             except (OSError, asyncio.IncompleteReadError) as error:
                 return error
@@ -381,7 +382,7 @@ def test_the_peer_port_serves_ranks_with_the_certificate_only(tls: Tls, other_tl
     """Requests, the store and heartbeats work; everybody else is counted, and nothing is read from them."""
     victim, mate = service_of("a", tls), service_of("b", tls)
     rank = rank_of(victim)
-    assert mate.call(mate.request(rank, "plan", {}, timeout_s=30)).result() is not None
+    assert mate.call(mate.request(rank, "plan", {}, timeout_s=UNLIMITED_S)).result() is not None
     hosted = victim.host_store()
     hosted.store.set("key", b"value")
     store = mate.connect_store(rank, hosted.number)
@@ -397,7 +398,7 @@ def test_the_peer_port_serves_ranks_with_the_certificate_only(tls: Tls, other_tl
     wait_until(lambda: mate.heartbeats.is_up(("a-uid", 0)), "the heartbeats are up", timeout_s=30)
     for wrong in (other_tls, None):
         before, other = REFUSALS.count, service_of("c", wrong)
-        assert other.call(other.request(rank, "plan", {}, timeout_s=30)).result() is None
+        assert other.call(other.request(rank, "plan", {}, timeout_s=UNLIMITED_S)).result() is None
         wait_until(lambda: REFUSALS.count > before, "the refusal is counted", timeout_s=30)  # noqa: B023  # used here
         other.close()
     for each in (mate, victim):

@@ -18,6 +18,7 @@ from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain.network.two_levels import TwoLevelGroup
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.contract.plan import Layout, LayoutKind
+from support.repeat import times
 
 
 class Communicator:
@@ -49,7 +50,7 @@ def test_a_cut_aborts_nccl_once(fails: bool) -> None:
     group.cut("a peer is lost")
     group.cut("again")
     for thread in group._aborts:
-        thread.join(60)
+        thread.join()
     assert communicator.aborts == 1
     with pytest.raises(PeerLost, match="a peer is lost"):
         group.check()
@@ -58,10 +59,10 @@ def test_a_cut_aborts_nccl_once(fails: bool) -> None:
 def test_a_cut_does_not_wait_for_an_abort_that_hangs() -> None:
     """The thread that cuts also answers the peers' heartbeats: this rank would look lost itself."""
     let_go = threading.Event()
-    group = group_with(SimpleNamespace(abort=lambda: let_go.wait(60)), backend="nccl")
+    group = group_with(SimpleNamespace(abort=let_go.wait), backend="nccl")
     with ThreadPoolExecutor(1) as pool:
         try:
-            pool.submit(group.cut, "a peer is lost").result(30)
+            pool.submit(group.cut, "a peer is lost").result()
         finally:
             let_go.set()
     assert group.is_cut
@@ -92,7 +93,7 @@ class Waiting(Communicator):
     def eager_connect_single_device(self, _device: torch.device) -> None:
         """Wait."""
         self.is_asked.set()
-        self.is_released.wait(60)
+        self.is_released.wait()
 
 
 def test_a_rank_that_is_lost_while_nccl_connects_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +103,12 @@ def test_a_rank_that_is_lost_while_nccl_connects_holds_nobody(monkeypatch: pytes
     group = group_with(communicator, backend="nccl")
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(group._join, [communicator], frozenset())
-        assert communicator.is_asked.wait(60)
+        communicator.is_asked.wait()
         assert group.waiting is not None, "the hang watch has to see it"
         assert group.waiting.what == "the connections of NCCL"
         group.cut("a peer is lost")
         with pytest.raises(PeerLost, match="a peer is lost"):
-            joining.result(60)
+            joining.result()
     assert not communicator.is_released.is_set()
     communicator.is_released.set()
 
@@ -139,7 +140,7 @@ def test_a_cut_aborts_nccl_inside_an_island() -> None:
     group = group_with(TwoLevelGroup(communicator, None, is_nccl=True, is_over=lambda: False), backend="gloo")
     group.cut("a peer is lost")
     for thread in group._aborts:
-        thread.join(60)
+        thread.join()
     assert communicator.aborts == 1
 
 
@@ -162,7 +163,7 @@ def test_more_groups_of_owners_than_the_planner_may_ask_for_are_refused() -> Non
         owners_to_connect(pairs[: MOST_OWNER_GROUPS + 1], 80)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(times(gate=30, every=600)))
 def test_ranks_need_no_more_groups_than_the_plan_counts(seed: int) -> None:
     """Pieces of drawn layouts, with parameters of any size, as ranks find them."""
     rng = random.Random(seed)  # noqa: S311  # reproducible

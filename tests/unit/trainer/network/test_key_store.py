@@ -16,6 +16,7 @@ from heterotrain.network.connection_setup import c10d, gloo_group
 from heterotrain.network.gloo.abort import open_sockets
 from heterotrain.network.gloo.listeners import GuardedDevices
 from heterotrain.network.key_store import HostedKeyStore, KeyTable, RemoteKeyStore, serve
+from support.waiting import UNLIMITED_S
 
 
 @contextlib.contextmanager
@@ -39,17 +40,17 @@ def stores(ranks: int) -> Iterator[tuple[KeyTable, list[HostedKeyStore | RemoteK
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     served = [asyncio.run_coroutine_threadsafe(answer(one), loop) for one, _ in pairs]
-    remote = [RemoteKeyStore(other, limit_s=30) for _, other in pairs]
+    remote = [RemoteKeyStore(other, limit_s=UNLIMITED_S) for _, other in pairs]
     try:
-        yield table, [HostedKeyStore(table, limit_s=30), *remote]
+        yield table, [HostedKeyStore(table, limit_s=UNLIMITED_S), *remote]
     finally:
         table.close()
         for each in remote:
             each.close()
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(stop(), loop).result()
         assert all(each.done() for each in served)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
+        thread.join()
         loop.close()
 
 
@@ -59,7 +60,7 @@ def test_every_rank_reads_what_every_rank_has_set() -> None:
         waiting = [pool.submit(view.get, "late") for view in views[:2]]
         views[2].set("early", b"\0e")
         views[2].set("late", "text")
-        assert [each.result(30) for each in waiting] == [b"text"] * 2
+        assert [each.result() for each in waiting] == [b"text"] * 2
         assert views[2].get("late") == b"text"
         assert [view.get("early") for view in views] == [b"\0e"] * 3
 
@@ -71,7 +72,7 @@ def test_the_end_of_the_table_wakes_all_who_wait() -> None:
         table.close()
         for each in waiting:
             with pytest.raises(OSError, match=r"given up|ended"):
-                each.result(30)
+                each.result()
 
 
 def test_a_cut_wakes_the_rank_itself() -> None:
@@ -80,7 +81,7 @@ def test_a_cut_wakes_the_rank_itself() -> None:
         waiting = pool.submit(views[1].get, "never")
         views[1].cut()
         with pytest.raises(OSError, match=r"ended|Bad file|shutdown|pipe"):
-            waiting.result(30)
+            waiting.result()
 
 
 def test_gloo_groups_meet_in_the_store_and_then_take_no_connection() -> None:
@@ -90,7 +91,7 @@ def test_gloo_groups_meet_in_the_store_and_then_take_no_connection() -> None:
         made = [
             pool.submit(gloo_group, view, "g", rank=rank, world_size=3, route=None) for rank, view in enumerate(views)
         ]
-        groups = [each.result(60) for each in made]
+        groups = [each.result() for each in made]
         values = [torch.full((4,), float(rank)) for rank in range(3)]
         works = [group.allreduce([value], c10d.AllreduceOptions()) for group, value in zip(groups, values, strict=True)]
         for work in works:

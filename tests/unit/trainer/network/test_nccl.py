@@ -28,7 +28,7 @@ class Communicator:
         self.calls.append(name)
         if name in self._hangs:
             self.reached.set()
-            assert self.let_go.wait(60)
+            self.let_go.wait()
 
     def eager_connect_single_device(self, _device: torch.device) -> None:
         """Connect."""
@@ -60,7 +60,7 @@ def test_a_connect_that_was_left_behind_is_aborted_when_it_returns() -> None:
     group = Communicator("connect")
     with pytest.raises(PeerLost):
         join_nccl(group, lose)
-    assert group.reached.wait(60)
+    group.reached.wait()
     assert group.calls == ["connect"]
     group.let_go.set()
     wait_until(
@@ -79,12 +79,12 @@ def test_an_abort_that_hangs_holds_nobody() -> None:
     """Neither the caller, who answers heartbeats, nor the aborts of other groups."""
     stuck, free = Communicator("abort"), Communicator()
     threads = abort([stuck, free])
-    assert stuck.reached.wait(60)
-    threads[1].join(60)
+    stuck.reached.wait()
+    threads[1].join()
     assert free.calls == ["abort"]
     assert threads[0].is_alive()
     stuck.let_go.set()
-    threads[0].join(60)
+    threads[0].join()
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -96,13 +96,13 @@ def test_a_released_group_is_freed_even_if_its_end_hangs(is_cut: bool) -> None:
     groups = [group]
     aborts = abort(groups) if is_cut else []
     release(groups, aborts)
-    assert reached.wait(60)
+    reached.wait()
     assert group.calls == [hangs]
     del group
     assert there() is not None
     let_go.set()
     for thread in aborts:
-        thread.join(60)
+        thread.join()
     aborts.clear()
 
     def is_gone() -> bool:

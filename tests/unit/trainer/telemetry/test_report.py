@@ -153,7 +153,7 @@ def test_only_defects_are_logged(fault: str, caplog: pytest.LogCaptureFixture) -
     class Slow:
         def collect(self) -> Iterator[Metric]:
             asked.set()
-            answer.wait(60)
+            answer.wait()
             if fault == "defect":
                 raise KeyError("a defect")
             yield GaugeMetricFamily("large", "x" * 10_000_000, value=1.0)
@@ -169,12 +169,12 @@ def test_only_defects_are_logged(fault: str, caplog: pytest.LogCaptureFixture) -
     try:
         with socket.create_connection(("127.0.0.1", identity.metrics_port or 0)) as scraper:
             scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            assert asked.wait(60)
+            asked.wait()
             scraper.setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
             )  # reset, not an orderly end
         answer.set()
-        assert handled.wait(60)
+        handled.wait()
     finally:
         server.shutdown()
         server.server_close()

@@ -11,15 +11,15 @@ import torch
 from heterotrain.network.connection_setup import c10d
 from heterotrain.network.gloo import bounded_wait
 from heterotrain.network.gloo.bounded_wait import BoundedWait, release_abandoned
-from support.waiting import wait_until
+from support.waiting import UNLIMITED_S, wait_until
 
 
-def pair(time_out_s: float = 60.0) -> list[c10d.ProcessGroupGloo]:
+def pair() -> list[c10d.ProcessGroupGloo]:
     """Return the two ranks of a group, both in this process."""
     store, made = c10d.HashStore(), {}
 
     def make(rank: int) -> None:
-        made[rank] = c10d.ProcessGroupGloo(store, rank, 2, timedelta(seconds=time_out_s))
+        made[rank] = c10d.ProcessGroupGloo(store, rank, 2, timedelta(seconds=UNLIMITED_S))
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -57,8 +57,9 @@ def test_an_abandoned_operation_that_gloo_ends_later_keeps_neither_threads_nor_d
 
     pair().clear()  # what the first group of a process leaves for all later ones
     before = held()
-    ranks = pair(time_out_s=5.0)
-    watched = BoundedWait(ranks[0].allreduce([torch.ones(3)]), is_over=lambda: True, belongs_to=ranks[0])
+    ranks, options = pair(), c10d.AllreduceOptions()
+    options.timeout = timedelta(seconds=1)
+    watched = BoundedWait(ranks[0].allreduce([torch.ones(3)], options), is_over=lambda: True, belongs_to=ranks[0])
     with pytest.raises(RuntimeError):
         watched.wait()
     assert bounded_wait._ABANDONED[-1][1] is ranks[0]

@@ -19,6 +19,7 @@ from heterotrain.network.gloo.abort import address_of, interface_of
 from heterotrain.network.mesh.connect import connect, gloo_address
 from heterotrain.network.mesh.exchange import HEAD, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
+from support.waiting import UNLIMITED_S
 
 
 class Store:
@@ -37,26 +38,26 @@ class Store:
     def get(self, key: str) -> bytes:
         """Return a value as soon as it is set."""
         with self._told:
-            assert self._told.wait_for(lambda: key in self._values, 30)
+            assert self._told.wait_for(lambda: key in self._values)
             return self._values[key]
 
 
 def together(ranks: int, work: Callable[[int], Any]) -> list[Any]:
     """Run ``work(rank)`` for all ranks at the same time; return what they returned."""
     with ThreadPoolExecutor(ranks) as pool:
-        return [future.result(60) for future in [pool.submit(work, rank) for rank in range(ranks)]]
+        return [future.result() for future in [pool.submit(work, rank) for rank in range(ranks)]]
 
 
 @contextlib.contextmanager
 def meshes(
-    ranks: int, *, store: Any = None, address: str = "127.0.0.1", limit_s: float = 30, tls: Tls | None = None
+    ranks: int, *, store: Any = None, address: str = "127.0.0.1", limit_s: float = UNLIMITED_S, tls: Tls | None = None
 ) -> Iterator[list[Mesh]]:
     """Connect ``ranks`` ranks."""
     store = store or Store()
 
     def one(rank: int) -> Mesh:
         return connect(
-            store, rank=rank, world_size=ranks, address=address, within_s=30, limit_s=limit_s,
+            store, rank=rank, world_size=ranks, address=address, within_s=UNLIMITED_S, limit_s=limit_s,
             credentials=Credentials(secret=b"s" * 32, tls=tls),
         )  # fmt: skip
 
@@ -106,7 +107,7 @@ def test_a_broken_connection_ends_the_wait(how: str) -> None:
             waiting = pool.submit(gathering.wait)
             ended()
             with pytest.raises(OSError, match=r"rank \d ended|reset"):
-                waiting.result(30)
+                waiting.result()
 
 
 def collected_from(gathering: Any, *, peers: tuple[int, ...]) -> int:
@@ -180,7 +181,7 @@ def test_payloads_are_in_place_for_any_senders_and_receivers() -> None:
 @pytest.mark.parametrize("number", [15, 16, 17, 32])
 def test_a_payload_that_ends_with_a_turn_is_complete(number: int) -> None:
     """As many views as reads per turn, one fewer and one more: received data are not waited for."""
-    with meshes(2, limit_s=5) as (first, second):
+    with meshes(2) as (first, second):
         views = [memoryview(bytes([i]) * 3) for i in range(number)]
         boxes = [bytearray(3) for _ in range(number)]
         sending = first.send_receive(outgoing={1: Payload(3 * number, views)}, incoming={})
@@ -206,7 +207,7 @@ def test_views_are_requested_only_when_needed() -> None:
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(sending.wait)
             second.send_receive(outgoing={}, incoming={0: Payload(len(box), [memoryview(box)])}).wait()
-            done.result(30)
+            done.result()
         assert asked == 100
 
 
