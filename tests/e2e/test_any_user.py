@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 from heterotrain_core.version import __version__
 from lab.cluster import REPOSITORY, Cluster, wait_for
@@ -16,6 +17,7 @@ UID = 1_000_660_000
 METADATA = "import getpass, importlib.metadata as m; print(m.version('heterotrain'), getpass.getuser())"
 
 
+@pytest.mark.thorough
 def test_a_job_trains_under_any_user(start: Start) -> None:
     running = start(epochs=None, uid=UID)
     running.wait_steps(1)
@@ -26,6 +28,7 @@ def test_a_job_trains_under_any_user(start: Start) -> None:
     assert {each.stat().st_uid for each in (running.folder / "samples").iterdir()} == {UID}
 
 
+@pytest.mark.thorough
 def test_the_operator_reads_the_cluster_under_any_user(installed: Cluster) -> None:
     """The pod of `helm test` needs the client of the API server, the Lease and Prometheus."""
     cluster = Cluster(environment=installed.environment, namespace=OPERATOR_NAMESPACE)

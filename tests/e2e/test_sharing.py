@@ -47,7 +47,7 @@ def workers(most: int, *, least: int) -> dict[str, Any]:
     """Return the part of a spec that requests workers with one device each."""
     resources = {
         "requests": {"cpu": "100m", "memory": "256Mi", DEVICE: "1"},
-        "limits": {"cpu": "500m", "memory": "1536Mi", DEVICE: "1"},
+        "limits": {"cpu": "1", "memory": "1536Mi", DEVICE: "1"},
     }
     pool = {
         "name": POOL,

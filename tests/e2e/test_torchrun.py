@@ -42,6 +42,7 @@ def namespace(installed: Cluster) -> Iterator[Cluster]:
     remove_namespace(cluster, waits=False)
 
 
+@pytest.mark.thorough
 def test_a_script_for_torchrun_goes_on_after_the_loss_of_a_worker(namespace: Cluster) -> None:
     """The launchers start it again from its own checkpoint. The lost worker counts as a disruption."""
     folder = fresh_folder(f"{namespace.namespace}-job")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from heterotrain_core.contract import keys
 from lab import spot_node
 from lab.cluster import wait_for
@@ -17,9 +18,10 @@ MOST_FLAPS = 3
 """Losses within ten minutes after which the operator does not use a node for a while."""
 
 
+@pytest.mark.thorough
 def test_a_flapping_node_is_left_alone(start: Start) -> None:
     """Its kubelet reports it as not ready again and again. The job goes on without it, and without further changes."""
-    running = start(epochs=None, epoch_samples=3360, training={"globalBatchSize": 336})
+    running = start(epochs=None)
     job, cluster = running.job, running.job.cluster
     job.wait_members(3, timeout_s=180)
     running.wait_steps(3)

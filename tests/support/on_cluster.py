@@ -13,8 +13,8 @@ OF_POOL = {"FROM_COMMAND": "command of the pool", "FROM_VARIABLE": "variable of 
 
 def remove_namespace(cluster: Cluster, *, waits: bool = True) -> None:
     """Delete the cluster's namespace; with ``waits``, return only when it is gone."""
-    options = ["--timeout=180s"] if waits else ["--wait=false"]
-    cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", *options, timeout_s=190)
+    options = ["--timeout=600s"] if waits else ["--wait=false"]
+    cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", *options, timeout_s=620)
 
 
 def diagnostics(job: Job) -> str:

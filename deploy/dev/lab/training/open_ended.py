@@ -2,9 +2,13 @@
 
 It serves tests of unknown duration, such as a worker that moves to another job and comes back. The script runs in a pod
 together with the digits example's own script (`train.py`), whose data and network it uses.
+
+With `--sample-seconds` it waits for each sample as for a device, so that a job that only has to go on takes few
+processor seconds. Its steps are real all the same: samples, gradients, votes and commits.
 """
 
 import argparse
+import time
 from pathlib import Path
 
 import heterotrain
@@ -18,12 +22,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples-per-epoch", type=int, required=True)
     parser.add_argument("--until", type=Path, required=True, help="file whose appearance ends the training")
+    parser.add_argument("--width", type=int, default=44, help="channels of the first layer")
+    parser.add_argument("--sample-seconds", type=float, default=0.0, help="wait for each sample")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
     job = heterotrain.init()
-    model = job.wrap(network(44))
+    model = job.wrap(network(options.width))
     optimizer = job.optimizer(torch.optim.Adam(model.parameters(), lr=0.002))
 
     @job.on_epoch_end
@@ -34,6 +40,7 @@ def main():
     for step in job.steps(Augmented(*load_digits(), options.samples_per_epoch)):
         with step:
             for x, y in step.micro_batches():
+                time.sleep(options.sample_seconds * len(x))
                 step.backward(F.cross_entropy(model(x), y))
             step.apply(optimizer)
 
