@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from heterotrain.errors import PeerLost
 from heterotrain.layouts.neighbours import Neighbours
 from heterotrain.layouts.part_messages import Exchange
 from heterotrain.membership.consensus.election import Election
+from heterotrain.membership.peer_service import PeerService
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.piece_reducer import PieceReducer
@@ -25,6 +27,7 @@ from heterotrain.steps.loop import Loop
 from heterotrain.steps.step import Step
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import Refused, decode_plan
+from heterotrain_core.contract.plan import Rank
 
 STEP_PLACES = ("step", "launched", "backward", "reducing", "reduced", "applied")
 """Reached in each step, counted by its number: before the step; in backward, with the first bucket on its way; after
@@ -91,6 +94,15 @@ class FaultInjector:
             raise torch.OutOfMemoryError("injected fault: out of memory")
         if do == "lose":
             raise PeerLost("injected fault: the last message is lost")
+
+
+def stop_gossip() -> None:
+    """Let this rank neither take nor offer a plan because of a peer's heartbeat or reply."""
+
+    async def keep_quiet(service: PeerService, _peer: Rank, reply: Mapping[str, Any]) -> None:
+        service.on_reply(reply)
+
+    PeerService._gossip = keep_quiet  # type: ignore[method-assign]  # a deliberate wrapper
 
 
 def _peer_ports() -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import heterotrain
 import heterotrain.telemetry.tensorboard
 import torch
-from distributed.fault_injectors import FaultInjector, install_faults
+from distributed.fault_injectors import FaultInjector, install_faults, stop_gossip
 from heterotrain.network import connection_setup
 
 FEATURES = 6
@@ -49,14 +49,17 @@ def train(
     finish_at: int | None = None,
     collectives: bool = False,
     collective_s: float | None = None,
+    gossip: bool = True,
 ) -> None:
     """Train, then write the final weights.
 
     ``tokens`` gives samples different weights; ``slow_s`` lengthens each micro-batch; ``tensorboard_dir`` is the folder
     for TensorBoard files; ``finish_at`` is the step in which the script ends the training;
     ``collectives`` lets the script exchange data itself, in steps, in the forward pass and in hooks;
-    ``collective_s`` replaces the time-out of gloo's operations.
+    ``collective_s`` replaces the time-out of gloo's operations; without ``gossip``, replies of peers spread no plans.
     """
+    if not gossip:
+        stop_gossip()
     if collective_s is not None:
         connection_setup.COLLECTIVE_S = collective_s
     injector = FaultInjector(fault)
