@@ -140,8 +140,7 @@ chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=numb
 
 histories: setup ## seeded histories of real workers: KIND=data, divided, unequal, sharded or layout, HISTORIES=number, SEED=first one
 	@kind=$(or $(KIND),layout); first=$(or $(SEED),0); [ "$$kind" = data ] && part= || part=$${kind}_; \
-	  export "HETEROTRAIN_$${part^^}HISTORIES=$$first:$$((first + $(or $(HISTORIES),20)))"; \
-	  $(PYTEST) -n 2 "tests/distributed/test_$${part}histories.py"
+	  HISTORIES="$$first:$$((first + $(or $(HISTORIES),20)))" $(PYTEST) -n 2 "tests/distributed/test_$${part}histories.py"
 
 guides-packages: setup
 	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/guides.txt > $(VENV)/guides.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -66,17 +67,26 @@ class FaultInjector:
                   the file ``release`` exists), ``part`` (the same, but towards one peer only), ``deafen`` (the same
                   for ever), ``lose`` (a message), ``exhaust`` (the memory), ``wait`` (until the file
                   ``release`` exists) or ``mark`` (only create ``reached``);
-                * ``reached``: a file that is created at that time.
+                * ``reached``: a file that is created at that time;
+                * ``record``: a file to which a line about the fault is appended;
+                * ``gates``: waits at other steps, each with ``step``, ``reached`` and ``release``.
         """
         self._spec = spec or {}
+        self._gates = {gate["step"]: gate for gate in self._spec.get("gates", ())}
 
     def at(self, place: str, step: int) -> None:
         """Trigger the fault if it is specified for this place and step."""
+        if place == "step" and step in self._gates:
+            Path(self._gates[step]["reached"]).touch()
+            while not Path(self._gates[step]["release"]).exists():
+                time.sleep(0.01)
         if self._spec.get("place") != place or self._spec.get("step") != step:
             return
         spec, times = self._spec, self._spec.get("times", 1) - 1
         self._spec = {**spec, "step": step + spec["every"], "times": times} if times else {}
         do = spec.get("do", "die")
+        if "record" in spec:
+            _record(Path(spec["record"]), step=step, place=place, do=do)
         if do == "cut":
             cut(Path(spec["release"]))
         elif do in ("part", "deafen") and (ports := _peer_ports()):
@@ -94,6 +104,12 @@ class FaultInjector:
             raise torch.OutOfMemoryError("injected fault: out of memory")
         if do == "lose":
             raise PeerLost("injected fault: the last message is lost")
+
+
+def _record(path: Path, **fault: Any) -> None:
+    victim = f"{os.environ[env.WORKER]}/{os.environ[env.LOCAL_RANK]}"
+    with path.open("a") as file:
+        file.write(json.dumps(fault | {"victim": victim}) + "\n")
 
 
 def stop_gossip() -> None:

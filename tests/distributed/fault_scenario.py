@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distributed.drawn_histories import Draws
 from distributed.fault_injectors import FORMING_PLACES, LAST_PLACE, SCRIPT_PLACES, STEP_PLACES
-from distributed.harness import LIMIT_S, Operator, Worker
+from distributed.harness import LIMIT_S, Gate, Operator, Worker
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Boundary, BoundaryKind
+from support import patience
 
 STEPS = 18
 PLACES = (*STEP_PLACES, *SCRIPT_PLACES, *FORMING_PLACES, LAST_PLACE)
@@ -70,7 +72,8 @@ class ScheduledFault:
         if self.place == "voting" and do == "wait":
             do = "mark"
         release = str(self.folder / "release")
-        found = {"place": self.place, "step": self.at, "do": do, "reached": str(self.reached)}
+        record = str(self.folder.parent / "faults")
+        found = {"place": self.place, "step": self.at, "do": do, "reached": str(self.reached), "record": record}
         return found | ({"release": release} if do in ("wait", "cut", "part") else {})
 
     def release(self) -> None:
@@ -83,10 +86,11 @@ class FaultScenario:
     """One history of a job.
 
     Attributes:
-        rng: the source of all random choices.
+        draw: the decisions of the seed.
         cells: pairs of (fault, place) in this history, each for another worker; some places may not be reached.
         delay_s: seconds until the operator reacts to a change.
         detects_absence: whether the operator sees that a hanging or isolated worker is not ready.
+        events: what the operator does by step; the workers wait at the beginning of the step until it has.
         workers: all workers started so far.
         leaving: uids of workers that were asked to leave.
         rank_0: uid of the worker that must be rank 0, or empty.
@@ -94,7 +98,7 @@ class FaultScenario:
         changed_s: time of the first difference between live workers and plan, which starts ``delay_s``.
     """
 
-    rng: random.Random
+    draw: Draws
     operator: Operator
     cells: list[tuple[str, str]]
     scheduled: list[ScheduledFault] = field(default_factory=list)
@@ -108,64 +112,73 @@ class FaultScenario:
     rank_0: str = ""
     planned: tuple[str, ...] = ()
     changed_s: float | None = None
+    gates: dict[int, Gate] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Start the first workers, some of them with a fault, and write the first plan."""
-        rng = self.rng
+        rng = self.draw("operator")
         self.delay_s = rng.choice([0.0, 0.05, 0.5, 1.5])
         self.detects_absence = rng.random() < 0.5
         self.events = [(rng.randint(1, STEPS - 2), rng.choice(["evict", "join", "revise"])) for _ in range(2)]
+        count = rng.randint(2, 4)
         for number, (what, place) in enumerate(self.cells):
-            self._prepare(number, what, place)
-        while len(self.workers) < rng.randint(2, 4):
+            self._schedule(number, what, place)
+        self.events.sort()
+        self.gates = {step: Gate(self.operator.folder, step) for step, _ in self.events}
+        for event in self.scheduled:
+            self._start_victims(event)
+        while len(self.workers) < count:
             self.start(self._random_fault())
         self.operator.until_ready(*self.workers)
         # Rank 0 of a job's first plan never receives state: a victim of that place has to join later.
         late = [s.victims[0] for s in self.scheduled if (s.what, s.place) == ("killed, with the store", "receiving")]
         self.write_plan([worker for worker in self.workers if worker not in late])
-        self.events.sort()
 
-    def _prepare(self, number: int, what: str, place: str) -> None:
-        """Start the victims, and schedule an event that brings the job to that place."""
-        folder = self.operator.folder / f"event-{number}"
+    def _schedule(self, number: int, what: str, place: str) -> None:
+        """Schedule a fault, and an event that brings the job to its place."""
+        folder, rng = self.operator.folder / f"event-{number}", self.draw("cell", number)
         folder.mkdir()
         by_step = (*STEP_PLACES, "between collectives", "in forward")
-        at = self.rng.randint(1, STEPS - 3) if place in by_step else 0
+        at = rng.randint(1, STEPS - 3) if place in by_step else 0
         if place in ("building", "built"):
-            at = self.rng.randint(0, 1)
+            at = rng.randint(0, 1)
         if at == 1 or place in ("voting", "giving", "receiving"):
-            self.events.append((self.rng.randint(1, 6), "join" if place in ("giving", "receiving") else "evict"))
-        event = ScheduledFault(what, place, at, folder)
-        self.scheduled.append(event)
-        for _ in range(2 if what == "two killed at once" else 1):
+            self.events.append((rng.randint(1, 6), "join" if place in ("giving", "receiving") else "evict"))
+        self.scheduled.append(ScheduledFault(what, place, at, folder))
+
+    def _start_victims(self, event: ScheduledFault) -> None:
+        for _ in range(2 if event.what == "two killed at once" else 1):
             event.victims.append(self.start(event.fault()))
-        if what == "killed, with the store":
+        if event.what == "killed, with the store":
             self.rank_0 = event.victims[0].uid
 
     def _random_fault(self) -> dict[str, Any] | None:
         """Return a random kill for some of the workers without another fault."""
-        place = self.rng.choice(STEP_PLACES)
-        fault = {"place": place, "step": self.rng.randint(0, STEPS - 1)}
-        return fault if self.rng.random() < 0.2 else None
+        rng = self.draw("random fault", len(self.workers))
+        fault = {"place": rng.choice(STEP_PLACES), "step": rng.randint(0, STEPS - 1)}
+        return fault | {"record": str(self.operator.folder / "faults")} if rng.random() < 0.2 else None
 
     def start(self, fault: dict[str, Any] | None = None) -> Worker:
         """Start another worker."""
         collectives = any(place in SCRIPT_PLACES for _, place in self.cells)
-        worker = self.operator.start(f"w{len(self.workers)}", fault=fault, slow_s=0.005, collectives=collectives)
+        fault = (fault or {}) | {"gates": [gate.fault for gate in self.gates.values()]}
+        worker = self.operator.start(f"w{len(self.workers)}", fault=fault, collectives=collectives)
         self.workers.append(worker)
         return worker
 
     def write_plan(self, workers: list[Worker]) -> None:
         """Write a new generation with these workers, in random order and with random shares."""
-        order = self.rng.sample(workers, len(workers))
+        rng = self.draw("plan", sorted(worker.uid for worker in workers))
+        order = rng.sample(sorted(workers, key=lambda worker: worker.uid), len(workers))
         order.sort(key=lambda worker: worker.uid != self.rank_0)
         reachable = [worker for worker in order if worker.uid not in self.cut_off]
-        self.operator.plan(order, to=reachable, shares=self._shares(len(order)), boundary=self._boundary())
+        self.operator.plan(order, to=reachable, shares=shares_of(rng, len(order)), boundary=boundary_of(rng))
         self.planned = tuple(sorted(worker.uid for worker in workers))
         self.changed_s = None
 
     def revise(self, **fields: Any) -> None:
         """Write a revision of the current generation with other shares."""
+        rng = self.draw("revision", len(self.operator.plans))
         by_uid = {worker.uid: worker for worker in self.workers}
         order = [by_uid[rank.worker_uid] for rank in self.operator.newest.ranks]
         reachable = [worker for worker in order if worker.poll() is None and worker.uid not in self.cut_off]
@@ -173,17 +186,10 @@ class FaultScenario:
             order,
             to=reachable,
             new_generation=False,
-            shares=self._shares(len(order)),
-            boundary=self._boundary(),
+            shares=shares_of(rng, len(order)),
+            boundary=boundary_of(rng),
             **fields,
         )
-
-    def _shares(self, count: int) -> tuple[int, ...]:
-        cuts = sorted(self.rng.randint(0, 16) for _ in range(count - 1))
-        return tuple(b - a for a, b in zip([0, *cuts], [*cuts, 16], strict=True))
-
-    def _boundary(self) -> Boundary:
-        return self.rng.choice([Boundary(), Boundary(kind=BoundaryKind.STEPS, every_steps=2)])
 
     def running(self) -> list[Worker]:
         """Return the workers that have not ended."""
@@ -205,24 +211,27 @@ class FaultScenario:
 
     def play(self) -> None:
         """Play all events, with the reactions of an operator, until a worker has finished and all have ended."""
-        end_s = time.monotonic() + LIMIT_S
+        end_s = patience.now_s() + LIMIT_S
         while not self.is_over():
-            assert time.monotonic() < end_s, self.operator.evidence()
+            assert patience.now_s() < end_s, self.operator.evidence()
             step = self.step()
-            while self.events and self.events[0][0] <= step:
-                self._play_event(self.events.pop(0)[1])
+            for reached in [step for step, gate in self.gates.items() if gate.reached() and not gate.is_open()]:
+                for number, (at, kind) in enumerate(self.events):
+                    if at == reached:
+                        self._play_event(kind, self.draw("event", number))
+                self.gates[reached].open()
             for event in self.scheduled:
                 self._follow(event, step)
             self._react()
             time.sleep(0.01)
 
-    def _play_event(self, kind: str) -> None:
+    def _play_event(self, kind: str, rng: random.Random) -> None:
         alive = [worker for worker in self.alive() if worker.uid not in self.stopped]
         if kind == "join":
             self.start(self._random_fault())
         elif kind == "evict" and alive:
             faulty = {worker.uid for event in self.scheduled for worker in event.victims}
-            self._ask_to_leave(self.rng.choice([w for w in alive if w.uid not in faulty] or alive))
+            self._ask_to_leave(rng.choice([w for w in alive if w.uid not in faulty] or alive))
         elif kind == "revise" and self.planned:
             self.revise()
 
@@ -234,7 +243,7 @@ class FaultScenario:
         """Play the scenario's part of a fault once its place is reached, and end an absence."""
         if event.over or not event.reached.exists():
             return
-        victim, now_s = event.victims[0], time.monotonic()
+        victim, now_s = event.victims[0], patience.now_s()
         if event.since_s is None:
             event.since_s, event.step = now_s, step
             self._start_fault(event, victim)
@@ -294,7 +303,7 @@ class FaultScenario:
         if tuple(sorted(worker.uid for worker in alive)) == self.planned:
             self.changed_s = None
             return
-        now_s = time.monotonic()
+        now_s = patience.now_s()
         self.changed_s = self.changed_s or now_s
         if now_s - self.changed_s >= self.delay_s:
             self.write_plan(alive)
@@ -306,6 +315,17 @@ class FaultScenario:
         ended = [worker.outcome for worker in self.workers if worker.poll() is not None]
         finished = any(outcome is not None and outcome.ending is Ending.FINISHED for outcome in ended)
         return finished and not any(worker.metric("heterotrain_step") for worker in self.running())
+
+
+def shares_of(rng: random.Random, count: int) -> tuple[int, ...]:
+    """Return random shares of so many workers."""
+    cuts = sorted(rng.randint(0, 16) for _ in range(count - 1))
+    return tuple(b - a for a, b in zip([0, *cuts], [*cuts, 16], strict=True))
+
+
+def boundary_of(rng: random.Random) -> Boundary:
+    """Return a random boundary of a plan."""
+    return rng.choice([Boundary(), Boundary(kind=BoundaryKind.STEPS, every_steps=2)])
 
 
 def _is_stopped(worker: Worker) -> bool:

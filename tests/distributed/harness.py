@@ -26,14 +26,17 @@ from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Outcome, decode_outcome
 from heterotrain_core.contract.plan import Boundary, Member, Plan, Rank
 from heterotrain_core.split.proportion import evenly
+from support import patience
 from support.certificates import put_certificate
 from support.ports import free_port
 from support.waiting import wait_until
-from support.zygote import START_S, Zygote
+from support.zygote import START_S, Inbox, Zygote
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 180.0
-"""A condition that comes at all comes within this, on a machine with twice as much work as processors, too."""
+"""A condition that comes at all comes within this, by the clock of patience."""
+REAL_START_S = START_S * patience.RELUCTANCE
+"""For a process that the standard library waits for in real time."""
 JOB_UID = "job-uid"
 
 
@@ -46,7 +49,7 @@ class Worker:
     folder: Path
     peer_port: int
     metrics_port: int
-    inbox: queue.Queue[dict[str, Any]]
+    inbox: Inbox
     pid: int = 0
     code: int | None = None
 
@@ -233,6 +236,10 @@ class Gate:
     def reached(self) -> bool:
         """Return whether the worker has reached the gate."""
         return self._reached.exists()
+
+    def is_open(self) -> bool:
+        """Return whether the worker may continue."""
+        return self._release.exists()
 
     def open(self) -> None:
         """Let the worker continue."""

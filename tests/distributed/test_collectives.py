@@ -23,7 +23,7 @@ def test_a_loss_between_two_collectives_of_the_script_is_survived(
     operate: Operate, tmp_path: Path, place: str, visit: int, do: str
 ) -> None:
     """The survivors repeat the step or the hook, and end with the weights and samples of an undisturbed run."""
-    operator = operate(peer_timeout_s=1.5 if do == "cut" else 3.0)
+    operator = operate(peer_timeout_s=0.3 if do == "cut" else 3.0)
     fault = {"place": place, "step": visit, "do": do, "release": str(tmp_path / "never")}
     workers = [
         operator.start(f"w{i}", script="distributed.collective_scripts:train", fault=fault if i == 1 else None)
@@ -157,7 +157,7 @@ def test_ranks_with_different_numbers_of_micro_batches_compare_those_of_the_same
 @pytest.mark.parametrize("do", ["die", "leave", "cut"])
 def test_a_loss_in_a_gather_of_the_forward_pass_is_survived(operate: Operate, tmp_path: Path, do: str) -> None:
     """The survivors repeat the step among themselves, and the gradient stays that of the whole batch."""
-    operator = operate(peer_timeout_s=1.5 if do == "cut" else 3.0)
+    operator = operate(peer_timeout_s=0.3 if do == "cut" else 3.0)
     fault = {"place": "in forward", "step": 4, "do": do, "release": str(tmp_path / "never")}
     workers = contrasting(operator, 3, fault=fault)
     operator.plan(workers)

@@ -11,6 +11,7 @@ from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.test_sharded_jobs import SCRIPT, plan_pods, reference, weights_of
 from heterotrain.data.sample_log import lineage
 from support.ports import free_ports
+from support.repeat import part_of
 
 BATCH, SAMPLES, EPOCHS = 16, 96, 2
 STEP = 4
@@ -36,11 +37,11 @@ def expected() -> Any:
     return reference(epochs=EPOCHS, samples=SAMPLES, batch_samples=BATCH, clip_norm=0.5)
 
 
-@pytest.mark.parametrize("place", [place for place in PLACES if place != "backward"])
+@pytest.mark.parametrize("place", part_of([place for place in PLACES if place != "backward"], of=3))
 @pytest.mark.parametrize("victim", [(0, 1), (1, 0)])
 def test_a_lost_message(operate: Callable[..., Operator], expected: Any, place: str, victim: tuple[int, int]) -> None:
     """All ranks live. The step is applied by all, late by those that had lost their peers, or repeated by all."""
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=1.0)
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
     reached = operator.folder / "reached"
     pods = []
     for number, ranks in enumerate((2, 1)):
@@ -60,7 +61,7 @@ def test_a_lost_message(operate: Callable[..., Operator], expected: Any, place: 
 
 def test_a_step_that_is_applied_late_may_be_the_last_one(operate: Callable[..., Operator]) -> None:
     """The scripts end the training by its result. One script has not seen the result, and ends like the others."""
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=1.0)
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
     fault = {"place": "prepared", "step": STEP, "do": "lose"}
     pods = [start_pod(operator, f"w{n}", each, finish_at=STEP) for n, each in enumerate(([fault, None], [None]))]
     workers = [worker for pod in pods for worker in pod]
@@ -72,13 +73,13 @@ def test_a_step_that_is_applied_late_may_be_the_last_one(operate: Callable[..., 
     assert {epoch: len(ids) for epoch, ids in lineage(operator.folder / "samples").items()} == {0: (STEP + 1) * BATCH}
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", part_of(PLACES, of=3))
 @pytest.mark.parametrize("victim", [(0, 0), (0, 1)])
 def test_a_killed_rank_of_a_member(
     operate: Callable[..., Operator], expected: Any, place: str, victim: tuple[int, int]
 ) -> None:
     """Its member is broken. The other member goes on with the next plan, without a checkpoint."""
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=1.0)
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
     reached = operator.folder / "reached"
     fault = {"place": place, "step": STEP, "do": "die", "reached": str(reached)}
     pods = [

@@ -1,23 +1,22 @@
 """Seeded histories of jobs whose members are pipelines: random cuts, losses at every place, and other cuts afterwards.
 
-Each history ends with the weights and the samples of one process. ``HETEROTRAIN_DIVIDED_HISTORIES`` sets the number of
-histories (``200``) or a range of seeds (``100:200``).
+Each history ends with the weights and the samples of one process. See ``drawn_histories`` for its seeds.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
+from distributed.drawn_histories import PLAN, Draws, History, Pod, drawn_fault, faults_of, in_own_folder, seeds
 from distributed.fault_injectors import FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE, PHASE_PLACES, STAGE_PLACES
-from distributed.harness import LIMIT_S, Operator, Worker
+from distributed.harness import Operator, Worker
 from distributed.test_pipeline_jobs import (
     BATCH,
     SAMPLES,
@@ -33,11 +32,11 @@ from heterotrain.data.order import permutation
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.plan import Layout, LayoutKind
 
-SEEDS = range(*map(int, os.environ.get("HETEROTRAIN_DIVIDED_HISTORIES", "8").split(":")))
 EPOCHS = 3
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 BY_STEP = ("step", "in loss", "backward", "reducing", "reduced", "applied", *STAGE_PLACES, *PHASE_PLACES)
 PLACES = (*BY_STEP, "in a hook", *FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE)
+LAST_VISITS = {"in a hook": EPOCHS - 1, LAST_PLACE: 0, HAND_OVER_PLACE: 0} | dict.fromkeys(FORMING_PLACES, 2)
 GRACE_S = 2.0
 LATE_S = 1.0
 """Longest time after which the operator names new members, if the survivors do not go on before."""
@@ -46,24 +45,6 @@ LATE_S = 1.0
 @cache
 def expected() -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     return reference(epochs=EPOCHS)
-
-
-def fault_of(rng: random.Random, place: str) -> dict[str, object]:
-    """Return a fault at a place, in any step or visit."""
-    last = {"in a hook": EPOCHS - 1, LAST_PLACE: 0, HAND_OVER_PLACE: 0} | dict.fromkeys(FORMING_PLACES, 2)
-    return {
-        "place": place,
-        "step": rng.randint(0, last.get(place, STEPS - 2)),
-        "do": rng.choice(["die", "die", "leave", "leave"]),
-    }
-
-
-def at(operator: Operator, number: int, faults: list[dict[str, object]]) -> dict[str, object] | None:
-    """Return a worker's fault; where it is asked to leave, a file tells the operator."""
-    if number >= len(faults):
-        return None
-    fault = faults[number]
-    return fault | ({"reached": f"{operator.folder}/asked-w{number}"} if fault["do"] == "leave" else {})
 
 
 def members_of(rng: random.Random, workers: list[Worker], *, shards: bool = False) -> tuple[list[Cut], list[Worker]]:
@@ -91,60 +72,66 @@ def members_of(rng: random.Random, workers: list[Worker], *, shards: bool = Fals
     ], spares  # fmt: skip
 
 
-def steps_of(workers: list[Worker]) -> float:
-    return max((worker.metric("heterotrain_step") or 0.0 for worker in workers), default=0.0)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(gate=3, every=200))
 def test_history(operate: Callable[..., Operator], seed: int) -> None:
     """Up to three workers fail; the operator names new members of those that are left, and of new ones."""
     history(operate, seed, PLACES)
 
 
-def history(operate: Callable[..., Operator], seed: int, places: Sequence[str], *, shards: bool = False) -> None:
-    """Play a history; ``shards``: most members hold unequal parts of each unit."""
-    rng = random.Random(seed)  # noqa: S311  # a seeded scenario, not a secret
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Auto", peer_timeout_s=0.3, grace_s=GRACE_S)
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(4))
+def test_a_seed_repeats_its_history(operate: Callable[..., Operator], seed: int) -> None:
+    """The same faults happen to the same victims at the same places."""
+    assert history(operate, seed, PLACES, name="first") == history(operate, seed, PLACES, name="second")
+
+
+def history(
+    operate: Callable[..., Operator], seed: int, places: Sequence[str], *, shards: bool = False, name: str = "once"
+) -> list[dict[str, Any]]:
+    """Play a history; return the faults that happened. ``shards``: most members hold unequal parts of each unit."""
+    draw, settings = Draws(seed), {"epochs": EPOCHS, "peer_timeout_s": 0.3, "grace_s": GRACE_S}
+    operator = in_own_folder(operate(batch_samples=BATCH, parallelism="Auto", **settings), name)
     checkpoints = {"checkpoint_uri": f"file://{operator.folder}/checkpoints", "checkpoint_interval_s": 0.0}
     operator.config = replace(operator.config, **checkpoints)
-    faults = [fault_of(rng, places[(3 * seed + number) % len(places)]) for number in range(rng.randint(1, 3))]
-    if any(fault["place"] == HAND_OVER_PLACE for fault in faults):
-        faults.append({"place": "step", "step": rng.randint(0, STEPS - 4), "do": "leave"})
-    everyone = [
-        start(operator, f"w{number}", slow_s=0.01, fault=at(operator, number, faults))
-        for number in range(max(len(faults) + 1, rng.randint(3, 5)))
-    ]
-    operator.until_ready(*everyone)
-    living, end_s, recuts = list(everyone), time.monotonic() + LIMIT_S, rng.randint(0, 2)
-    prompt = rng.random() < 0.7  # whether the operator answers to announced leaves, or to ends only
-    members, spares = members_of(rng, living, shards=shards)
-    plan_members(operator, members, spares=spares)
-    while not any(worker.poll() == 0 and worker not in leaving(everyone) for worker in living):
-        assert time.monotonic() < end_s, operator.evidence()
-        lost = [worker for worker in living if worker.poll() is not None]
-        asked = [worker for worker in living if (operator.folder / f"asked-{worker.name}").exists()]
-        asked = [] if not prompt else [worker for worker in asked if worker not in lost]
-        again = not lost and recuts and rng.random() < 0.05
-        if not lost and not again and not asked:
-            time.sleep(0.02)
-            continue
-        recuts -= again
-        living = [worker for worker in living if worker not in (*lost, *asked)]
-        before, late_s = steps_of(living), time.monotonic() + rng.choice([0.0, LATE_S])
-        while lost and time.monotonic() < late_s and steps_of(living) <= before:
-            time.sleep(0.02)
-        if not living or (len(living) < 4 and rng.random() < 0.7):
-            new = start(operator, f"w{len(everyone)}")
-            everyone.append(new)
-            operator.until_ready(new)
-            living.append(new)
-        living = [worker for worker in living if worker.poll() is None]
-        if living:
-            members, spares = members_of(rng, living, shards=shards)
-            plan_members(operator, members, spares=spares)
-    for worker in living:
-        worker.signal(signal.SIGTERM)
-    operator.finish(living)
+    rng, kinds = draw("faults"), ["die", "die", "leave", "leave"]
+    chosen = [places[(3 * seed + number) % len(places)] for number in range(rng.randint(1, 3))]
+    faults = [
+        drawn_fault(
+            rng, operator, f"w{number}", place, last=LAST_VISITS.get(place, STEPS - 2), kinds=kinds, tells=True
+        )
+        for number, place in enumerate(chosen)
+    ]  # fmt: skip
+    if HAND_OVER_PLACE in chosen:
+        name_of_leaver = f"w{len(faults)}"
+        faults.append(
+            drawn_fault(rng, operator, name_of_leaver, "step", last=STEPS - 4, kinds=["leave"], tells=True)
+        )  # fmt: skip
+
+    def another(number: int, gates: list[dict[str, Any]]) -> Pod:
+        fault = faults[number] if number < len(faults) else {}
+        return Pod([start(operator, f"w{number}", fault=fault | {"gates": gates})])
+
+    def plan(stream: random.Random, pods: list[Pod]) -> None:
+        members, spares = members_of(stream, [pod.ranks[0] for pod in pods], shards=shards)
+        plan_members(operator, members, spares=spares)
+
+    first = max(len(faults) + 1, rng.randint(3, 5))
+    played = History(
+        operator, draw, start=another, plan=plan, late_s=LATE_S, replaces=0.7, most=first + 4,
+        prompt=draw.chance(0.7, "the operator answers to announced leaves"),
+        acts=dict.fromkeys(draw("plans").sample(range(1, STEPS - 1), draw("plans too").randint(0, 2)), PLAN),
+    )  # fmt: skip
+    for _ in range(first):
+        played.add()
+    operator.until_ready(*[pod.ranks[0] for pod in played.living])
+    played.play()
+    played.end(signal.SIGTERM)
+    check(operator, [pod.ranks[0] for pod in played.everyone])
+    return faults_of(operator)
+
+
+def check(operator: Operator, everyone: list[Worker]) -> None:
+    """Check what the workers ended with that have reached the end."""
     finished = [worker for worker in everyone if (operator.folder / f"{worker.name}-0.pt").exists()]
     assert finished, operator.evidence()
     weights, evaluated = expected()
@@ -158,8 +145,3 @@ def history(operate: Callable[..., Operator], seed: int, places: Sequence[str], 
         epoch: permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist() for epoch in range(EPOCHS)
     }
     assert lineage(operator.folder / "samples") == orders
-
-
-def leaving(workers: list[Worker]) -> list[Worker]:
-    """Return the workers that have left as they were asked to."""
-    return [w for w in workers if w.poll() == 0 and not (w.folder.parent / f"{w.name}-0.pt").exists()]

@@ -18,6 +18,7 @@ from distributed.training_setup import TrainingSetup
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 from hypothesis import HealthCheck, Phase, given, settings
+from support.repeat import times
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 """Recorded losses of ``SETUPS[0]`` with plain torch on one process."""
@@ -92,7 +93,7 @@ def test_the_same_run_twice_is_the_same_to_the_last_bit(operate: Callable[..., O
 
 
 # A failure is not shrunk, because each attempt starts processes. Its message shows the whole draw.
-@settings(max_examples=20, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+@settings(max_examples=times(gate=7, every=60), phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
 @given(drawn=drawn_trainings())
 def test_any_training_equals_one_process(
     operate: Callable[..., Operator], tmp_path: Path, drawn: DrawnTraining

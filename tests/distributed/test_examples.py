@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from distributed.harness import LIMIT_S, ROOT, START_S, Operator, Zygote
 from support.ports import free_port
+from support.repeat import part_of
 
 SCRIPT = "distributed.data_scripts:example"
 EPOCHS, BATCH = 2, 64
@@ -66,7 +67,7 @@ def result(outputs: list[str]) -> float:
     return float(value)
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", part_of(sorted(SMALL), of=3))
 def test_an_example_alone_under_torchrun_and_as_a_job(
     zygote: Zygote, operate: Callable[..., Operator], tmp_path: Path, name: str
 ) -> None:
@@ -89,7 +90,7 @@ def of_one_process(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> 
     return result(started(zygote, tmp_path_factory.mktemp("alone"), arguments("language-model"), 1))
 
 
-@pytest.mark.parametrize(("parallelism", "ranks"), [("pipeline", 1), ("pipeline", 3), ("sharded", 2)])
+@pytest.mark.parametrize(("parallelism", "ranks"), part_of([("pipeline", 3), ("pipeline", 1), ("sharded", 2)], of=3))
 def test_the_language_model_is_divided_under_torchrun(
     zygote: Zygote, tmp_path: Path, of_one_process: float, parallelism: str, ranks: int
 ) -> None:
@@ -106,7 +107,7 @@ def test_every_example_is_tested() -> None:
     assert folders == sorted([*SMALL, "torchrun"])
 
 
-@pytest.mark.parametrize(("name", "ranks_before"), [("language", (1, 2)), ("vision", (1,))])
+@pytest.mark.parametrize(("name", "ranks_before"), part_of([("language", (1, 2)), ("vision", (1,))], of=2))
 def test_a_research_script_and_its_port_end_with_the_same_loss(
     zygote: Zygote, tmp_path: Path, name: str, ranks_before: tuple[int, ...]
 ) -> None:

@@ -1,8 +1,7 @@
 """Seeded histories of faults of every kind, at every place of the step protocol.
 
 Each history ends with the weights and the samples of an undisturbed run, however late the operator reacts.
-``HETEROTRAIN_HISTORIES`` sets the number of histories (``300``) or a range of seeds (``100:200``); then a table shows
-the number of faults of each kind at each place.
+See ``drawn_histories`` for its seeds. If they are named, a table shows the number of faults of each kind at each place.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from distributed.drawn_histories import VARIABLE, Draws, faults_of, in_own_folder, seeds
 from distributed.fault_scenario import FAULTS, PLACES, FaultScenario, possible
 from distributed.harness import Operator, assert_same_weights, reference
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
-ASKED = os.environ.get("HETEROTRAIN_HISTORIES", "")
-SEEDS = range(*map(int, (ASKED or "12").split(":")))
+ASKED = os.environ.get(VARIABLE, "")
 EPOCHS = 3
 FAULTS_EACH = 2
 CELLS = [(what, place) for what in FAULTS for place in PLACES if possible(what, place)]
@@ -40,17 +40,29 @@ def table(pytestconfig: pytest.Config) -> Iterator[None]:
             print("", *lines, sep="\n")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(gate=4, every=300))
 def test_history(operate: Callable[..., Operator], seed: int) -> None:
     """One history."""
-    rng = random.Random(seed)  # noqa: S311  # a seeded scenario, not a secret
+    play(operate, seed, "once")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(4))
+def test_a_seed_repeats_its_history(operate: Callable[..., Operator], seed: int) -> None:
+    """The same faults happen to the same victims at the same places of the same steps."""
+    assert play(operate, seed, "first") == play(operate, seed, "second")
+
+
+def play(operate: Callable[..., Operator], seed: int, name: str) -> list[dict[str, Any]]:
+    """Play a history; return the faults that happened."""
+    draw = Draws(seed)
     cells = [CELLS[(FAULTS_EACH * seed + number) % len(CELLS)] for number in range(FAULTS_EACH)]
-    operator = operate(epochs=EPOCHS, peer_timeout_s=0.3, checkpoint_uri=None)
-    if rng.random() < 0.5:  # otherwise workers that join after all others have left start from scratch
+    operator = in_own_folder(operate(epochs=EPOCHS, peer_timeout_s=0.3, checkpoint_uri=None), name)
+    if draw.chance(0.5, "checkpoints"):  # otherwise workers that join after all others have left start from scratch
         operator.config = replace(operator.config, checkpoint_uri=f"file://{operator.folder}/checkpoints")
         if seed % 2:  # otherwise a checkpoint is written only when workers are asked to leave
             operator.config = replace(operator.config, checkpoint_interval_s=0.0)
-    scenario = FaultScenario(rng=rng, operator=operator, cells=cells)
+    scenario = FaultScenario(draw=draw, operator=operator, cells=cells)
     scenario.begin()
     scenario.play()
     COVERED.update(cell for cell, event in zip(cells, scenario.scheduled, strict=True) if event.reached.exists())
@@ -63,3 +75,4 @@ def test_history(operate: Callable[..., Operator], seed: int) -> None:
             if worker.outcome.ending is Ending.FINISHED and worker.code == 0:
                 assert_same_weights(operator.weights(worker), expected)
     assert lineage(operator.folder / "samples") == ids
+    return faults_of(operator)

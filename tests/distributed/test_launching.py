@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
-from distributed.harness import ROOT, START_S, Worker, assert_same_weights, deliver, reference
+from distributed.harness import REAL_START_S, ROOT, START_S, Inbox, Worker, assert_same_weights, deliver, reference
 from heterotrain_core.contract import env
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Ending
@@ -56,7 +56,7 @@ def test_a_torchrun_script_runs_at_fixed_shares(tmp_path: Path) -> None:
         str(tmp_path / "train.py"),
     ]  # fmt: skip
     done = subprocess.run(
-        command, env=environment(tmp_path), capture_output=True, text=True, timeout=START_S, check=False
+        command, env=environment(tmp_path), capture_output=True, text=True, timeout=REAL_START_S, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert [(tmp_path / f"leads-{rank}").read_text() for rank in range(2)] == ["True", "False"]  # from the first line
@@ -65,6 +65,7 @@ def test_a_torchrun_script_runs_at_fixed_shares(tmp_path: Path) -> None:
         assert_same_weights(dict(torch.load(tmp_path / f"weights-{rank}.pt")), expected)
 
 
+@pytest.mark.thorough
 def test_torchrun_does_not_succeed_after_sigterm(tmp_path: Path) -> None:
     """One of two ranks is told to go in the third step: both leave with 143, and torchrun reports a failure."""
     told = "    with step:\n        if job.identity.rank == 1 and step.number == 2: os.kill(os.getpid(), 15)\n"
@@ -75,7 +76,7 @@ def test_torchrun_does_not_succeed_after_sigterm(tmp_path: Path) -> None:
         str(tmp_path / "train.py"),
     ]  # fmt: skip
     done = subprocess.run(
-        command, env=environment(tmp_path), capture_output=True, text=True, timeout=START_S, check=False
+        command, env=environment(tmp_path), capture_output=True, text=True, timeout=REAL_START_S, check=False
     )
     assert done.returncode != 0, done.stderr[-4000:]
     assert [(tmp_path / f"code-{rank}").read_text() for rank in range(2)] == ["143", "143"], done.stderr[-4000:]
@@ -112,7 +113,7 @@ def test_two_ranks_in_one_pod(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "heterotrain.launch", str(tmp_path / "train.py")]
     pod = subprocess.Popen(command, env=environment(tmp_path) | variables)
     worker = Worker(
-        name="w0", uid="u0", folder=tmp_path, peer_port=peer_port, metrics_port=metrics_port, inbox=queue.Queue()
+        name="w0", uid="u0", folder=tmp_path, peer_port=peer_port, metrics_port=metrics_port, inbox=Inbox()
     )  # fmt: skip
     try:
 
@@ -122,7 +123,7 @@ def test_two_ranks_in_one_pod(tmp_path: Path) -> None:
 
         wait_until(ready, "the pod is ready", timeout_s=START_S, every_s=0.05)
         deliver(plan, worker)
-        assert pod.wait(timeout=START_S) == 0
+        assert pod.wait(timeout=REAL_START_S) == 0
     finally:
         if pod.poll() is None:
             pod.terminate()

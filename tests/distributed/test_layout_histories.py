@@ -1,34 +1,43 @@
 """Seeded histories of jobs in acts, each under another parallelism from the checkpoint of the act before.
 
 In each act, workers are lost, leave and join at random places. An act ends when all workers are asked to leave, or are
-killed at once. Each history ends with the weights, the evaluations and the samples of one process.
-``HETEROTRAIN_LAYOUT_HISTORIES`` sets the number of histories (``200``) or a range of seeds (``100:200``).
+killed at once. Each history ends with the weights, the evaluations and the samples of one process. See
+``drawn_histories`` for its seeds.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import signal
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from distributed.drawn_histories import (
+    END,
+    JOIN,
+    Draws,
+    History,
+    Pod,
+    drawn_fault,
+    faults_of,
+    in_own_folder,
+    result_of,
+    seeds,
+)
 from distributed.fault_injectors import FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE, PHASE_PLACES, STAGE_PLACES
-from distributed.harness import LIMIT_S, Operator, Worker
+from distributed.harness import Operator, Worker
 from distributed.test_divided_histories import LATE_S, members_of
 from distributed.test_pipeline_jobs import BATCH, SAMPLES, SCRIPT, check_evaluations, plan_members, reference
-from distributed.test_sharded_histories import Pod, has_finished, plan, result, start, steps_of
+from distributed.test_sharded_histories import plan, start
 from heterotrain.data.order import permutation
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
-SEEDS = range(*map(int, os.environ.get("HETEROTRAIN_LAYOUT_HISTORIES", "3").split(":")))
 EPOCHS = 3
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 MODES = ("Data", "Sharded", "Pipeline")
@@ -40,6 +49,7 @@ PLACES = {
     "Sharded": (*BY_STEP, *PHASE_PLACES, "in a hook", *FORMING_PLACES, LAST_PLACE),
     "Pipeline": (*BY_STEP, *STAGE_PLACES, *PHASE_PLACES, "in a hook", *FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE),
 }
+LAST_VISITS = {"in a hook": EPOCHS - 1, LAST_PLACE: 0, HAND_OVER_PLACE: 0} | dict.fromkeys(FORMING_PLACES, 2)
 MOST_RANKS = 6
 GRACE_S = 2.0
 
@@ -49,127 +59,97 @@ def expected() -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     return reference(epochs=EPOCHS)
 
 
-@dataclass(slots=True)
-class Act:
-    """Part of a job under one parallelism; ``until`` is the step at which it ends, ``None`` for the job's end."""
+def act(
+    operator: Operator, draw: Draws, mode: str, *, number: int, everyone: list[Pod], begin: int, until: int | None
+) -> History:
+    """Return part of a job under one parallelism, with its first workers.
 
-    operator: Operator
-    rng: random.Random
-    mode: str
-    until: int | None
-    everyone: list[Pod]
-    living: list[Pod] = field(default_factory=list)
+    Args:
+        operator: of the job.
+        draw: the decisions.
+        mode: the parallelism.
+        number: of the act.
+        everyone: the workers of earlier acts; those of this act are added.
+        begin: the step from which it goes on.
+        until: the step at which it ends, ``None`` for the job's end.
+    """
+    rng, first = draw("act", number), len(everyone)
+    last = STEPS - 2 if until is None else until - 1
+    faults = rng.randint(0, 2)
 
-    def play(self) -> bool:
-        """Play it; return whether the training has finished."""
-        operator, rng, end_s = self.operator, self.rng, time.monotonic() + LIMIT_S
-        done = steps_of(self.everyone)
-        faults = rng.randint(0, 2)
-        for number in range(max(faults, rng.randint(1, 3))):
-            self.add(self.fault(int(done)) if number < faults else None)
-        prompt = rng.random() < 0.7  # whether the operator answers to announced leaves, or to ends only
-        self.plan()
-        while not any(has_finished(operator, pod) for pod in self.living):
-            assert time.monotonic() < end_s, operator.evidence()
-            if self.until is not None and steps_of(self.living) >= self.until:
-                return self.end()
-            lost = [pod for pod in self.living if any(code is not None for code in pod.codes)]
-            asked = [pod for pod in self.living if self.asked(pod).exists() and pod not in lost] if prompt else []
-            joins = not lost and not asked and len(self.everyone) < 12 and rng.random() < 0.02
-            if not lost and not asked and not joins:
-                time.sleep(0.02)
-                continue
-            self.remove(lost)
-            if any(has_finished(operator, pod) for pod in lost):
-                return True
-            self.living = [pod for pod in self.living if pod not in (*lost, *asked)]
-            before, late_s = steps_of(self.living), time.monotonic() + rng.choice([0.0, LATE_S])
-            while lost and time.monotonic() < late_s and steps_of(self.living) <= before:
-                time.sleep(0.02)
-            if joins or not self.living or rng.random() < 0.5:
-                self.add(None)
-            gone = [pod for pod in self.living if any(code is not None for code in pod.codes)]
-            if len(gone) < len(self.living):  # else the next look finds them
-                self.remove(gone)
-                self.living = [pod for pod in self.living if pod not in gone]
-            self.plan()
-        return True
+    def another(count: int, gates: list[dict[str, Any]]) -> Pod:
+        rng, name = draw("worker", count), f"w{count}"
+        room = MOST_RANKS - sum(len(pod.ranks) for pod in history.living)
+        size = rng.randint(1, max(1, min(3, room))) if mode == "Sharded" else 1
+        given: dict[int, dict[str, Any]] = {rank: {"gates": gates} for rank in range(size)}
+        if count - first < faults:
+            place, kinds = rng.choice(PLACES[mode]), ["die", "die", "leave"]
+            fault = drawn_fault(rng, operator, name, place, last=0, kinds=kinds, tells=size == 1)
+            in_step = rng.randint(min(begin, last), last)
+            fault["step"] = rng.randint(0, LAST_VISITS[place]) if place in LAST_VISITS else in_step
+            given[rng.randrange(size)] |= fault
+        return start(operator, name, size, given, script=SCRIPT)
 
-    def fault(self, done: int) -> dict[str, Any]:
-        """Return a fault at a place of this mode."""
-        place = self.rng.choice(PLACES[self.mode])
-        last = {"in a hook": EPOCHS - 1, LAST_PLACE: 0, HAND_OVER_PLACE: 0} | dict.fromkeys(FORMING_PLACES, 2)
-        end = STEPS - 2 if self.until is None else self.until
-        step = self.rng.randint(0, last[place]) if place in last else self.rng.randint(min(done, end), end)
-        return {"place": place, "step": step, "do": self.rng.choice(["die", "die", "leave"])}
-
-    def add(self, fault: dict[str, Any] | None) -> None:
-        """Start a worker and wait until it is ready."""
-        room = MOST_RANKS - sum(len(pod.ranks) for pod in self.living)
-        size = self.rng.randint(1, max(1, min(3, room))) if self.mode == "Sharded" else 1
-        name, faults = f"w{len(self.everyone)}", {}
-        if fault is not None:
-            reached = (
-                {"reached": f"{self.operator.folder}/asked-{name}"} if fault["do"] == "leave" and size == 1 else {}
-            )
-            faults = {self.rng.randrange(size): fault | reached}
-        pod = start(self.operator, name, size, faults, script=SCRIPT)
-        self.everyone.append(pod)
-        self.living.append(pod)
-        self.operator.until_ready(*pod.ranks)
-
-    def plan(self) -> None:
-        """Give the living workers random members, shares and micro-batches."""
-        if self.mode == "Sharded":
-            plan(self.operator, self.rng, self.living)
-            return
-        workers = [pod.ranks[0] for pod in self.living]
-        members, spares = members_of(self.rng, workers)
-        if self.mode == "Data":
-            members = [([worker], (), 1, self.rng.choice([0, 1, 3])) for worker in workers]
-            edges = sorted(self.rng.sample(range(1, BATCH), len(workers) - 1))
-            shares = [b - a for a, b in zip([0, *edges], [*edges, BATCH], strict=True)]
-            members = [(own, cuts, share, micro) for (own, cuts, _, micro), share in zip(members, shares, strict=True)]
-            spares = []
-        plan_members(self.operator, members, spares=spares)
-
-    def asked(self, pod: Pod) -> Any:
-        """Return the file that exists when a worker was asked to leave."""
-        return self.operator.folder / f"asked-{pod.ranks[0].name}"
-
-    def remove(self, pods: list[Pod]) -> None:
-        """Let workers of which a rank is gone end: as a whole, like a pod."""
-        for pod in pods:
-            pod.end(signal.SIGTERM if any(code == 0 for code in pod.codes) else signal.SIGKILL)
-            self.operator.finish(pod.ranks)
-
-    def end(self) -> bool:
-        """End all workers, as if the job was suspended, or all nodes were lost; return whether it had finished."""
-        number = self.rng.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGKILL])
-        for pod in self.living:
-            pod.end(number)
-        self.operator.finish([rank for pod in self.living for rank in pod.ranks])
-        return any(has_finished(self.operator, pod) for pod in self.living)
+    ends = {} if until is None else {until: END}
+    joins = dict.fromkeys(draw("joins", number).sample(range(begin + 1, last), 1), JOIN) if last > begin + 1 else {}
+    history = History(
+        operator, draw, start=another, plan=lambda stream, pods: write_plan(operator, stream, mode, pods),
+        late_s=LATE_S, prompt=draw.chance(0.7, "the operator answers to announced leaves", number), acts=joins | ends,
+        name=f"{number}-", everyone=everyone,
+    )  # fmt: skip
+    for _ in range(max(faults, rng.randint(1, 3))):
+        operator.until_ready(*history.add().ranks)
+    return history
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+def write_plan(operator: Operator, rng: random.Random, mode: str, pods: list[Pod]) -> None:
+    """Give the workers random members, shares and micro-batches."""
+    if mode == "Sharded":
+        plan(operator, rng, pods)
+        return
+    workers = [pod.ranks[0] for pod in pods]
+    members, spares = members_of(rng, workers)
+    if mode == "Data":
+        members = [([worker], (), 1, rng.choice([0, 1, 3])) for worker in workers]
+        edges = sorted(rng.sample(range(1, BATCH), len(workers) - 1))
+        shares = [b - a for a, b in zip([0, *edges], [*edges, BATCH], strict=True)]
+        members = [(own, cuts, share, micro) for (own, cuts, _, micro), share in zip(members, shares, strict=True)]
+        spares = []
+    plan_members(operator, members, spares=spares)
+
+
+@pytest.mark.parametrize("seed", seeds(gate=2, every=200))
 def test_history(operate: Callable[..., Operator], seed: int) -> None:
     """Two to four acts, the first two of which are a pair of modes by the seed."""
-    rng = random.Random(seed)  # noqa: S311  # a seeded scenario, not a secret
+    play(operate, seed, "once")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(4))
+def test_a_seed_repeats_its_history(operate: Callable[..., Operator], seed: int) -> None:
+    """The same faults happen to the same victims at the same places."""
+    assert play(operate, seed, "first") == play(operate, seed, "second")
+
+
+def play(operate: Callable[..., Operator], seed: int, name: str) -> list[dict[str, Any]]:
+    """Play a history; return the faults that happened."""
+    draw = Draws(seed)
+    rng = draw("acts")
     modes = [*PAIRS[seed % len(PAIRS)], *rng.choices(MODES, k=rng.randint(0, 2))]
-    operator = operate(batch_samples=BATCH, epochs=EPOCHS, peer_timeout_s=1.0, grace_s=GRACE_S)
+    operator = in_own_folder(operate(batch_samples=BATCH, epochs=EPOCHS, peer_timeout_s=0.3, grace_s=GRACE_S), name)
     checkpoints = {"checkpoint_uri": f"file://{operator.folder}/checkpoints", "checkpoint_interval_s": 0.0}
     pods: list[Pod] = []
+    begin = 0
     for number, mode in enumerate(modes, 1):
         operator.config = replace(operator.config, parallelism=mode, **checkpoints)
         until = None if number == len(modes) else STEPS * number // len(modes) - rng.randint(0, 2)
-        act = Act(operator, rng, mode, until, pods)
-        if act.play():
+        part = act(operator, draw, mode, number=number, everyone=pods, begin=begin, until=until)
+        if part.play():
             break
-    for pod in act.living:
-        pod.end(signal.SIGTERM)
-    operator.finish([rank for pod in act.living for rank in pod.ranks])
+        begin = until or STEPS
+    part.end(signal.SIGTERM)
     check(operator, pods)
+    return faults_of(operator)
 
 
 def check(operator: Operator, pods: list[Pod]) -> None:
@@ -177,7 +157,7 @@ def check(operator: Operator, pods: list[Pod]) -> None:
     (weights, evaluated), checked = expected(), 0
     for rank, number in [(rank, number) for pod in pods for number, rank in enumerate(pod.ranks)]:
         check_end(rank)
-        path = result(operator, rank, number)
+        path = result_of(operator, rank, number)
         if rank.poll() != 0 or not path.exists():
             continue
         checked += 1

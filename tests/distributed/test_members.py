@@ -57,7 +57,7 @@ def readiness(worker: Worker) -> str:
 
 def test_a_whole_member_goes_on_and_the_rest_of_a_broken_one_returns_with_the_next_plan(operate: Operate) -> None:
     """Without a checkpoint: the spare keeps its process, and the next generation makes it a member by itself."""
-    operator = operate(peer_timeout_s=1.5)
+    operator = operate(peer_timeout_s=0.3)
     gate = Gate(operator.folder, 6)
     faults = (None, {"place": "reducing", "step": 3}, gate.fault, None)
     workers = [operator.start(f"w{i}", fault=fault) for i, fault in enumerate(faults)]

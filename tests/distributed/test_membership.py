@@ -291,7 +291,7 @@ def test_a_loss_in_the_step_that_adopts_a_plan_with_the_same_members(operate: Op
 
 def test_a_frozen_worker_is_excluded_and_fenced_when_it_resumes(operate: Operate) -> None:
     """A worker that does not answer is lost; when it resumes, it leaves without an effect on the others."""
-    operator = operate(peer_timeout_s=1.5)
+    operator = operate(peer_timeout_s=0.3)
     gate = Gate(
         operator.folder, 9
     )  # the others must not finish first: a peer has to be left to fence the frozen worker
@@ -312,7 +312,7 @@ def test_a_frozen_worker_is_excluded_and_fenced_when_it_resumes(operate: Operate
 
 def test_a_frozen_worker_is_not_waited_for_though_the_operator_names_it(operate: Operate) -> None:
     """Two of four freeze, so the others wait for a plan; it excludes only one of the two, and they continue alone."""
-    operator = operate(peer_timeout_s=1.5)
+    operator = operate(peer_timeout_s=0.3)
     gate = Gate(operator.folder, 4)
     workers = held(operator, 4, gate)
     for frozen in workers[2:]:
@@ -326,7 +326,7 @@ def test_a_frozen_worker_is_not_waited_for_though_the_operator_names_it(operate:
 
 def test_a_joiner_that_dies_while_joining_is_survived(operate: Operate) -> None:
     """The plan names a worker that never arrives; the workers with the state are a majority of it and continue."""
-    operator = operate(epochs=3, peer_timeout_s=1.5)
+    operator = operate(epochs=3, peer_timeout_s=0.3)
     gate = Gate(operator.folder, 4)
     workers = held(operator, 2, gate)
     joiner = operator.start("w2")
@@ -345,7 +345,7 @@ def test_a_joiner_that_dies_while_joining_is_survived(operate: Operate) -> None:
 )  # fmt: skip
 def test_a_worker_that_can_never_connect_to_one_peer(operate: Operate, count: int, deaf: int, leaves: int) -> None:
     """One of the two leaves, though all others reach both; the rest waits neither for a repair nor for the operator."""
-    operator = operate(peer_timeout_s=1.5)
+    operator = operate(peer_timeout_s=0.3)
     cut = {"place": "step", "step": 4, "do": "deafen", "release": str(operator.folder / "never")}
     gate = Gate(operator.folder, 5)  # no worker may finish before the cut is noticed
     faults = [cut if number == deaf else gate.fault for number in range(count)]

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from distributed.finer_loops import TOLERANCES
-from distributed.harness import LIMIT_S, START_S, Gate, Operator, Worker, Zygote
+from distributed.harness import LIMIT_S, REAL_START_S, START_S, Gate, Operator, Worker, Zygote
 from distributed.ordinary_loops import Recipe, alone, recipes
 from distributed.refused_loops import REFUSED
 from distributed.setups import distance
 from distributed.test_launching import environment
 from support.ports import free_port
+from support.repeat import is_thorough, part_of
 
 Operate = Callable[..., Operator]
 EPOCHS = 3
@@ -27,11 +28,11 @@ import faulthandler, os, sys
 import heterotrain.session
 import torch
 import torch._dynamo  # every optimizer needs it
-from distributed.ordinary_loops import recipes, train
+from distributed.ordinary_loops import train
 
 torch.set_num_threads(1)
 port = int(os.environ.get("MASTER_PORT", "0"))
-for number, recipe in enumerate(recipes()):
+for number, recipe in enumerate(sys.argv[3].split(",")):
     child = os.fork()  # one job for each process, and torch is imported once
     if not child:
         faulthandler.dump_traceback_later(60, exit=True)  # a loop takes about one second
@@ -42,7 +43,7 @@ for number, recipe in enumerate(recipes()):
     if os.waitpid(child, 0)[1]:
         sys.exit(f"{recipe} failed")
 """
-"""Runs all loops, one after the other; one that hangs is named, with its stack."""
+"""Runs loops, one after the other; one that hangs is named, with its stack."""
 
 
 def started(operator: Operator, recipe: str, *, faults: dict[int, dict[str, object]]) -> list[Worker]:
@@ -65,7 +66,7 @@ def check(operator: Operator, recipe: str, workers: list[Worker]) -> None:
         assert distance(operator.weights(worker), expected) < TOLERANCES.get(recipe, 1e-10), worker.name
 
 
-@pytest.mark.parametrize("recipe", recipes())
+@pytest.mark.parametrize("recipe", part_of(recipes(), of=3))
 def test_a_loop_equals_plain_torch(operate: Operate, recipe: str) -> None:
     """On three ranks, one with micro-batches and one without samples."""
     operator = operate(epochs=EPOCHS)
@@ -74,20 +75,21 @@ def test_a_loop_equals_plain_torch(operate: Operate, recipe: str) -> None:
     check(operator, recipe, workers)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_every_loop_runs_alone_and_under_torchrun(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.thorough)])
+def test_loops_run_alone_and_under_torchrun(tmp_path: Path, ranks: int) -> None:
     """The same script, without a worker pod around it, ends as with plain torch."""
+    names = [*recipes()][2 :: 1 if is_thorough() else 3] + ([*recipes()][:2] if is_thorough() else [])
     (tmp_path / "train.py").write_text(EVERY)
     command = [sys.executable]
     if ranks > 1:
         command += ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]
-    ports = ",".join(str(free_port()) for _ in recipes())
+    ports = ",".join(str(free_port()) for _ in names)
     done = subprocess.run(
-        [*command, str(tmp_path / "train.py"), str(tmp_path), ports],
-        env=environment(tmp_path), capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        [*command, str(tmp_path / "train.py"), str(tmp_path), ports, ",".join(names)],
+        env=environment(tmp_path), capture_output=True, text=True, timeout=REAL_START_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    for recipe in recipes():
+    for recipe in names:
         expected = alone(recipe, epochs=EPOCHS)
         for rank in range(ranks):
             found = torch.load(tmp_path / f"{recipe}-{rank if ranks > 1 else 'alone'}.pt")
@@ -107,7 +109,7 @@ def test_state_changed_in_hooks_changes_once(operate: Operate, recipe: str, epoc
     check(operator, recipe, workers)
 
 
-@pytest.mark.parametrize("recipe", recipes())
+@pytest.mark.parametrize("recipe", part_of([*recipes()][1:] + [*recipes()][:1], of=3))
 def test_a_loop_survives_a_loss_and_a_join(operate: Operate, recipe: str) -> None:
     """A worker is lost in the first epoch, and another joins in the second one."""
     operator = operate(epochs=EPOCHS)

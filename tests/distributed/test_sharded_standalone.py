@@ -12,6 +12,7 @@ import pytest
 from distributed.harness import LIMIT_S, START_S, Worker, Zygote
 from heterotrain.layouts.holdings import Extent, missing, pieces_of
 from support.ports import free_port
+from support.repeat import part_of
 from support.waiting import wait_until
 
 SMALL = {"width": 5, "blocks": 3, "tied": False, "frozen": False}
@@ -19,6 +20,7 @@ OPTIONS: list[dict[str, Any]] = [
     {}, {"keep_gathered": True}, {"offload": True}, {"checkpoint_units": True},
     {"checkpoint_units": True, "keep_gathered": True},
 ]  # fmt: skip
+CASES = [(members, seed) for seed in (0, 1) for members in ([2, 1], [2, 2], [3, 1], [4])]
 
 
 def start(zygote: Zygote, folder: Path, script: str, ranks: int, **arguments: Any) -> list[Worker]:
@@ -71,8 +73,7 @@ def check(folder: Path, ranks: int) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.mark.parametrize("members", [[2, 1], [2, 2], [3, 1], [4]])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("members", "seed"), part_of(CASES, of=3))
 def test_gradients_weights_and_moments_are_those_of_one_process(
     zygote: Zygote, tmp_path: Path, members: list[int], seed: int
 ) -> None:
@@ -109,7 +110,7 @@ def test_each_option_leaves_the_gradient_as_it_is(zygote: Zygote, tmp_path: Path
     check(tmp_path, 3)
 
 
-@pytest.mark.parametrize("operation", [1, 2, 4, 5, 7, 9, 11, 12, 14, 16])
+@pytest.mark.parametrize("operation", part_of([1, 2, 4, 5, 7, 9, 11, 12, 14, 16], of=3))
 def test_a_pass_left_at_any_operation_is_repeated_exactly(zygote: Zygote, tmp_path: Path, operation: int) -> None:
     rng = random.Random(operation)  # noqa: S311  # seeded chance
     members, cuts = [2], [[[0, 3], [3, 5]], [[5, 6], [6, 10]]]

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from distributed.harness import LIMIT_S, START_S, Worker, Zygote
 from support.ports import free_port
+from support.repeat import part_of
 from support.waiting import wait_until
 
 MEMBERS: list[dict[str, Any]] = [
     {"cuts": [0, 4, 6], "sizes": [2] * 6}, {"cuts": [0, 1, 6], "sizes": [2, 1]}, {"cuts": [], "sizes": [3]},
 ]  # fmt: skip
+CASES = [(kind, cuts) for cuts in ([0, 1, 5, 6], [0, 2, 3, 6], [0, 5, 6]) for kind in ("decoder", "rotated")]
 
 
 def run(zygote: Zygote, folder: Path, ranks: int, **arguments: Any) -> list[Worker]:
@@ -48,8 +50,7 @@ def test_two_cuts_and_a_whole_model_train_like_one_process(zygote: Zygote, tmp_p
     assert all(len(one["held"]) + len(two["held"]) == one["all"] + 1 for one, two in (results[:2], results[2:4]))
 
 
-@pytest.mark.parametrize("kind", ["decoder", "rotated"])
-@pytest.mark.parametrize("cuts", [[0, 1, 5, 6], [0, 2, 3, 6], [0, 5, 6]])
+@pytest.mark.parametrize(("kind", "cuts"), part_of(CASES, of=3))
 def test_stages_in_the_middle_and_fewer_micro_batches_than_stages(
     zygote: Zygote, tmp_path: Path, cuts: list[int], kind: str
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from distributed.harness import Gate, Operator, assert_same_weights, reference
 from distributed.test_checkpoints import assert_finished, manifests
+from support.repeat import part_of
 
 Operate = Callable[..., Operator]
 SCRIPT = "distributed.data_scripts:train"
@@ -75,7 +76,7 @@ def test_a_folder_that_other_workers_do_not_see(operate: Operate) -> None:
     assert {len(manifest["parts"]) for manifest in whole} == {1}
 
 
-@pytest.mark.parametrize("place", ["step", "launched", "backward", "reducing", "reduced", "applied"])
+@pytest.mark.parametrize("place", part_of(["step", "launched", "backward", "reducing", "reduced", "applied"], of=3))
 def test_the_last_survivor_holds_the_state(operate: Operate, place: str) -> None:
     """Two of three die at once at any place of a step, without a checkpoint: the third has the whole state."""
     operator = operate(epochs=2, checkpoint_uri=None)

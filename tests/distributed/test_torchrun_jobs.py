@@ -81,6 +81,7 @@ def test_a_script_for_torchrun_survives_a_lost_worker_with_the_loss_of_an_undist
     assert loss_of(log) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_torchrun_itself_runs_in_each_pod(zygote: Zygote, tmp_path: Path, jobs: list[TorchrunJob]) -> None:
     """``heterotrain-run torchrun train.py``: two agents of torchrun, three processes, the loss of one process."""
     expected = alone(zygote, tmp_path, 2)
@@ -100,6 +101,7 @@ def test_torchrun_itself_runs_in_each_pod(zygote: Zygote, tmp_path: Path, jobs: 
     assert loss_of(job.logs()) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_script_with_this_library_takes_its_ranks_from_torchrun_s_variables(
     zygote: Zygote, tmp_path: Path, jobs: list[TorchrunJob]
 ) -> None:

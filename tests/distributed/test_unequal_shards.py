@@ -23,6 +23,7 @@ from distributed.test_pipeline_jobs import (
     start,
 )
 from heterotrain_core.contract.plan import Layout, LayoutKind
+from support.repeat import times
 
 
 def shards(*state: int, samples: tuple[int, ...] = ()) -> Layout:
@@ -46,7 +47,7 @@ def check(operator: Operator, members: list[list[Worker]], *, epochs: int = 2, *
         assert_same_weights(whole, expected)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(times(gate=2, every=40)))
 def test_any_parts_and_shares_give_the_weights_of_one_process(operate: Callable[..., Operator], seed: int) -> None:
     """Members of several unequal shards, beside whole models and pipelines."""
     rng = random.Random(seed)  # noqa: S311  # seeded chance

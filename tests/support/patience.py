@@ -80,9 +80,9 @@ class PatienceClock:
 class Pressure:
     """Seconds in which a task waited for a processor, from a file of the kernel's pressure stall information.
 
-    The kernel weighs its processors by the time in which each had work. A task that waits at one of them all the time,
-    while the others work without a queue, appears as that part of the time only. So the count is multiplied by the
-    number of processors. Time that a virtual machine's host took away is added.
+    The kernel takes the mean over processors, weighed by the time in which the group had work at each. A group that
+    waits at one and runs at another makes progress, so this is less than the wait of the slowest task. Limits have room
+    for that. Time that a virtual machine's host took away is added.
     """
 
     def __init__(self, path: Path, *, statistics: Path = Path("/proc/stat")) -> None:
@@ -93,7 +93,6 @@ class Pressure:
         """
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._statistics = os.open(statistics, os.O_RDONLY | os.O_CLOEXEC)
-        self._processors = os.cpu_count() or 1
         self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
         self._counted_s = 0.0
         self._read()
@@ -115,7 +114,7 @@ class Pressure:
         start = text.index(b"total=") + len(b"total=")
         some_s = int(text[start : text.index(b"\n", start)]) / 1e6
         stolen = int(os.pread(self._statistics, 256, 0).split(maxsplit=9)[8])
-        return some_s * self._processors + stolen * self._tick_s
+        return some_s + stolen * self._tick_s
 
 
 class SleeperCount:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pytest
 
 VARIABLE: Final = "REPEAT"
 SEED: Final = "SEED"
@@ -56,3 +59,16 @@ def choose_seed(environment: os._Environ[str] | dict[str, str] = os.environ) -> 
     text = environment.setdefault(SEED, str(random.SystemRandom().randrange(MOST_SEED)))
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MOST_SEED)) and int(text) < MOST_SEED):
         raise ValueError(f"{SEED} is {text!r}: write a whole number from 0 to {MOST_SEED - 1}")
+
+
+def part_of(values: Iterable[Any], *, of: int) -> list[Any]:
+    """Return parameters of a test: the gate runs the first of each ``of`` values, the long run all.
+
+    A tuple holds the values of several parameters.
+    """
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.thorough if number % of else ()
+        )
+        for number, value in enumerate(values)
+    ]

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support import patience
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 START_S = 300.0
-"""Time for the zygote to load torch on a busy machine."""
+"""Time for the zygote to load torch."""
 PROGRAM_S = 240.0
 """Below pytest's own limit, so that a failure comes with what the program printed."""
 
@@ -46,6 +47,21 @@ class Ended:
         return self.stdout + self.stderr
 
 
+class Inbox(queue.Queue[dict[str, Any]]):
+    """The messages about one process; limits count on the clock of patience."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> dict[str, Any]:  # noqa: FBT002  # as in the class
+        """Return the next message."""
+        end_s = None if timeout is None else patience.now_s() + timeout
+        while end_s is not None and block:
+            try:
+                return super().get(timeout=0.5)
+            except queue.Empty:
+                if patience.now_s() >= end_s:
+                    raise
+        return super().get(block=block)
+
+
 class Zygote:
     """The process that forks others."""
 
@@ -58,13 +74,13 @@ class Zygote:
             [sys.executable, str(Path(__file__).with_name("zygote_process.py"))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ,
         )  # fmt: skip
-        self._inboxes: dict[str, queue.Queue[dict[str, Any]]] = {}
+        self._inboxes: dict[str, Inbox] = {}
         self._programs = itertools.count()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def start(self, name: str, command: dict[str, Any]) -> queue.Queue[dict[str, Any]]:
+    def start(self, name: str, command: dict[str, Any]) -> Inbox:
         """Fork a process and return the queue of its messages."""
-        inbox = self._inboxes[name] = queue.Queue()
+        inbox = self._inboxes[name] = Inbox()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"name": name, **command}).encode() + b"\n")
         self._process.stdin.flush()
@@ -96,7 +112,7 @@ class Zygote:
         """End the process and its children."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=START_S)
+        self._process.wait(timeout=START_S * patience.RELUCTANCE)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -116,7 +132,7 @@ def kept() -> dict[str, str]:
 class Program:
     """A program in a fork of the zygote."""
 
-    inbox: queue.Queue[dict[str, Any]]
+    inbox: Inbox
     output: Path
     errors: Path
     code: int | None = None
