@@ -137,6 +137,7 @@ class History:
                 continue
             act = self.acts.get(gate, "") if gate is not None else ""
             if act == END:
+                note(self.operator, step=gate, do=act)
                 return self.end()
             self.living = [pod for pod in self.living if pod not in asked]
             if lost and gate is None:
@@ -144,6 +145,7 @@ class History:
             self._fill(act, [*lost, *asked])
             self._plan()
             if gate is not None:
+                note(self.operator, step=gate, do=act)
                 self._gates[gate].open()
         return True
 
@@ -224,8 +226,14 @@ def drawn_fault(
     return {"place": place, "step": rng.randint(0, last), "do": do, "record": str(operator.folder / "faults")} | told
 
 
+def note(operator: Operator, **act: Any) -> None:
+    """Record what the operator did."""
+    with (operator.folder / "faults").open("a") as file:
+        file.write(json.dumps(act) + "\n")
+
+
 def faults_of(operator: Operator) -> list[dict[str, Any]]:
-    """Return the faults that happened: step or visit, place, kind and victim, in this order."""
+    """Return the faults that happened (step or visit, place, kind and victim) and what the operator did at a step."""
     path = operator.folder / "faults"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return sorted(rows, key=lambda row: sorted((key, str(value)) for key, value in row.items()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distributed.drawn_histories import Draws
+from distributed.drawn_histories import Draws, note
 from distributed.fault_injectors import FORMING_PLACES, LAST_PLACE, SCRIPT_PLACES, STEP_PLACES
 from distributed.harness import LIMIT_S, Gate, Operator, Worker
 from heterotrain_core.contract.outcome import Ending
@@ -219,6 +219,7 @@ class FaultScenario:
                 for number, (at, kind) in enumerate(self.events):
                     if at == reached:
                         self._play_event(kind, self.draw("event", number))
+                        note(self.operator, step=at, do=kind)
                 self.gates[reached].open()
             for event in self.scheduled:
                 self._follow(event, step)
