@@ -136,7 +136,6 @@ def store(namespace: Cluster, packages: dict[str, Any]) -> str:
     return f"http://s3.{namespace.namespace}.svc:{PORT}"
 
 
-@pytest.mark.thorough
 def test_a_language_model_on_many_ranks_from_a_script_to_a_file(
     namespace: Cluster, store: str, packages: dict[str, Any], tmp_path: Path
 ) -> None:
