@@ -48,6 +48,7 @@ def test_the_check_runs_before_everything_and_tests_on_the_cluster_beside_distri
         ["heavy", "connections", "distributed"], ["packaging", "integration", "e2e"],
     ]  # fmt: skip
     assert gate.rest == ()
+    assert plan(Mode.GATE, own_clusters=True).rest == (OWN_CLUSTERS,)
     assert plan(Mode.CHECK).parts == CHECKED
 
 

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from local_cluster import lifecycle
+
+from lab import cluster_tests
 from lab.cluster import REPOSITORY
 from lab.testing import budget, outcomes, parts, report
 from lab.testing.lanes import Failed, Programs
@@ -58,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART")
     options = parser.parse_args(words[:at])
     try:
-        plan = parts.plan(options.mode, options.parts)
+        plan = parts.plan(options.mode, options.parts, own_clusters=cluster_tests.are_due())
     except parts.UnknownPart as problem:
         parser.error(str(problem))
     cluster = Cluster.before(plan)
@@ -68,6 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ.pop("PYTHONPATH", None)  # mypy and pytest have settings of their own
     if options.mode is Mode.ALL:
         os.environ.setdefault("REPEAT", "all")
+        os.environ.setdefault(lifecycle.GRACE, "real")
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="heterotrain-tests-") as folder:
         programs = Programs(Path(folder))
@@ -108,6 +112,9 @@ def _run(plan: Plan, runner: Runner, cluster: Cluster, *, stops_early: bool) -> 
         local_cluster("down")
         runner.lanes([[parts.OWN_CLUSTERS]])
         runner.second_try([parts.OWN_CLUSTERS])
+        tests = runner.results.get(parts.OWN_CLUSTERS.name, Results()).tests
+        if tests and not outcomes.verdict(tests.values(), runner.again).failed:
+            cluster_tests.passed()
 
 
 def _tell(runner: Runner, sampler: budget.Sampler, *, enforces_budget: bool) -> int:

@@ -123,11 +123,11 @@ class UnknownPart(ValueError):  # noqa: N818  # its message is for people
     """The command line names a part that there is not, or that this mode does not have."""
 
 
-def plan(mode: Mode, chosen: Sequence[str] = ()) -> Plan:
+def plan(mode: Mode, chosen: Sequence[str] = (), *, own_clusters: bool = False) -> Plan:
     """Return what runs in a mode: everything, or the chosen parts of it.
 
     The whole check leaves out tests that are marked ``heavy``, and the gate runs those in its first lane. A chosen part
-    of the gate is complete.
+    of the gate is complete. With ``own_clusters`` the whole gate has those tests of the emulated cluster, too.
 
     Raises:
         UnknownPart: the mode has no such part.
@@ -141,6 +141,7 @@ def plan(mode: Mode, chosen: Sequence[str] = ()) -> Plan:
         rest = (*OTHERS, OWN_CLUSTERS)
     elif not chosen or HEAVY.name in chosen:
         first = (HEAVY, *first)
+        rest = (OWN_CLUSTERS,) if own_clusters and not chosen else ()
     whole = Plan(CHECKED, (first, second), rest)
     if unknown := [name for name in chosen if name not in {part.name for part in whole.parts}]:
         known = ", ".join(part.name for part in whole.parts)
