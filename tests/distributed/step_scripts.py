@@ -148,3 +148,33 @@ def compute(*, out: str, fault: dict[str, Any] | None = None) -> None:
             injector.at("computed", step.number)
             step.apply(optimizer, clip_norm=1.0)
     torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+
+
+def marks_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which samples count in the first loss, and which of them in the second."""
+    first = x[:, :1] > 0.5
+    return first, first & (x[:, 1:2] > 0.0)
+
+
+def counted(*, out: str, fault: dict[str, Any] | None = None) -> None:
+    """Train with two denominators, counted over all ranks first, without the micro-batches that have no mark."""
+    injector = FaultInjector(fault)
+    job = heterotrain.init()
+    model = job.wrap(net())
+    optimizer = job.optimizer(optimizer_of(model))
+    install_faults(injector)
+    for step in job.steps(problem(96)):
+        with step:
+            injector.at("step", step.number)
+            every = list(step.micro_batches())
+            marks = [marks_of(x) for x, _ in every]
+            count = job.sum(**{f"n{i}": float(sum(int(pair[i].sum()) for pair in marks)) for i in range(2)})
+            for (x, y), (first, second) in zip(every, marks, strict=True):
+                if not first.any():
+                    step.skip_batch()
+                    continue
+                error = model(x) - y
+                ratio = count["n0"] / max(1.0, count["n1"])
+                step.backward((error**2 * first).sum() + ratio * (error.abs() * second).sum(), weight=int(first.sum()))
+            step.apply(optimizer)
+    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from distributed.harness import Gate, Operator, Worker, assert_same_weights
 from distributed.scripts import net, optimizer_of, problem
-from distributed.step_scripts import HeadFirst, dropping, events
+from distributed.step_scripts import HeadFirst, dropping, events, marks_of
 from heterotrain.data.order import permutation
 from heterotrain.layouts import initial_weights
 from heterotrain.layouts.unit_draws import UnitDraws
@@ -164,3 +164,23 @@ def test_compute_trains_like_one_process_with_dropout(operate: Operate, place: s
     for worker in workers:
         assert worker.code == 0, worker.log()
         assert_same_weights(operator.weights(worker), model.state_dict())
+
+
+def test_two_denominators_are_those_of_the_global_batch(operate: Operate) -> None:
+    """Counted by ``job.sum`` over lists of micro-batches, one of them empty, some left out, and through a loss."""
+    operator = operate()
+    faults: dict[int, dict[str, object]] = {2: {"place": "reducing", "step": 4}}
+    workers = run(operator, "counted", faults=faults, shares=(9, 0, 7), micro=(4, 0, 3))
+    assert workers.pop().code == -signal.SIGKILL
+    model, (x, y) = net(), problem(96).tensors
+    optimizer = optimizer_of(model)
+    for epoch in range(2):
+        for chosen in permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True).reshape(6, 16):
+            error, (first, second) = model(x[chosen]) - y[chosen], marks_of(x[chosen])
+            optimizer.zero_grad()
+            loss = (error**2 * first).sum() / first.sum() + (error.abs() * second).sum() / second.sum().clamp(min=1)
+            loss.backward()
+            optimizer.step()
+    for worker in workers:
+        assert worker.code == 0, worker.log()
+        assert_same_weights(operator.weights(worker), {n: v.detach() for n, v in model.state_dict().items()})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +17,9 @@ from heterotrain.numerics.timeline import Timestamp
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.step_context import StepContext
 from heterotrain.steps.task import Task
+
+if TYPE_CHECKING:
+    from heterotrain.steps.step import Step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class MicroBatches:
         padding: additional ones of this pass, with weight zero; they come first.
         anchors: outputs of exchanges in the current micro-batch, through which gradients of other ranks flow.
         mark: the start of the current forward pass.
+        is_listed: whether the script has taken all micro-batches before it ran the first backward pass.
     """
 
     task: Task
@@ -45,6 +50,7 @@ class MicroBatches:
     padding: int = 0
     anchors: list[torch.Tensor] = field(default_factory=list)
     mark: Timestamp | None = None
+    is_listed: bool = False
     _kept: list[Any] = field(default_factory=list)
     _forward: AbstractContextManager[object] | None = None
 
@@ -61,7 +67,7 @@ class MicroBatches:
     @property
     def is_padding(self) -> bool:
         """Whether the sample of the current micro-batch has weight zero."""
-        return 0 < self.handed_out <= self.padding
+        return 0 < (self.backwards + 1 if self.is_listed else self.handed_out) <= self.padding
 
     @property
     def _runs_without_samples(self) -> bool:
@@ -70,7 +76,7 @@ class MicroBatches:
     def begin_again(self) -> None:
         """Begin another pass over the same micro-batches."""
         self.handed_out = self.backwards = 0
-        self.mark = None
+        self.mark, self.is_listed = None, False
 
     def hand_out(self, task: Task, start: int, size: int, *, clock: Clock, again: bool, keep: bool) -> Any:
         """Return a micro-batch and enter its forward pass.
@@ -97,10 +103,14 @@ class MicroBatches:
                 self._kept.append(batch)
         self.handed_out += 1
         self.anchors.clear()
-        self.mark = clock.spent(Phase.LOAD, began)
+        self.enter_forward(clock.spent(Phase.LOAD, began))
+        return batch
+
+    def enter_forward(self, mark: Timestamp | None) -> None:
+        """Enter the forward pass of a micro-batch, which begins now."""
+        self.mark = mark
         self._forward = self.numerics.precision.autocast()
         self._forward.__enter__()
-        return batch
 
     def leave_forward(self) -> None:
         """Leave the forward pass of the current micro-batch, if it is still in it."""
@@ -119,3 +129,64 @@ class MicroBatches:
             return rounds - own if rounds else int(not own and self._runs_without_samples)
         self.group.begin_script_exchange("step.micro_batches")
         return int(max(row[0] for row in self.group.gather_now([float(max(own, rounds))], Purpose.ROUNDS))) - own
+
+
+class MicroBatchLoop(Iterator[Any]):
+    """One pass of a script over the micro-batches.
+
+    A list of it, ``list(step.micro_batches())``, has everything before the first backward pass, so a script can count
+    tokens over all ranks first. The reduction then has to wait for ``step.apply``: at the end of the list, ranks with
+    samples have no gradient yet, and those without must not run ahead of the script's exchanges. ``list`` and ``tuple``
+    ask for the length first, which loops do not.
+    """
+
+    def __init__(
+        self, step: Step, counts: MicroBatches, *, begin: Callable[[], None], reduce: Callable[[], object]
+    ) -> None:
+        """Describe a pass that begins with the first micro-batch.
+
+        Args:
+            step: the step.
+            counts: its micro-batches.
+            begin: begins the pass.
+            reduce: ends it, as soon as all backward passes have run.
+        """
+        self._step, self._counts, self._begin, self._reduce = step, counts, begin, reduce
+        self._place = -1
+        self._start = 0
+        self._is_listed = False
+
+    def __length_hint__(self) -> int:
+        """Return a lower limit of the number of micro-batches; only a list asks for it."""
+        self._is_listed = True
+        return len(self._counts.sizes)
+
+    def __next__(self) -> Any:
+        """Return the next micro-batch, in its forward pass."""
+        step, counts = self._step, self._counts
+        if self._place < 0:
+            self._begin()
+            counts.padding = counts.missing()
+        else:
+            counts.leave_forward()
+        self._place += 1
+        number = self._place - counts.padding
+        if number < 0:
+            task, start, size = step.task.spare(), 0, 1
+        elif number < len(counts.sizes):
+            task, start, size = step.task, self._start, counts.sizes[number]
+            self._start += size
+        else:
+            self._end(number)
+            raise StopIteration
+        return counts.hand_out(task, start, size, clock=step.clock, again=bool(step.passes), keep=step.more)
+
+    def _end(self, number: int) -> None:
+        counts = self._counts
+        if number > len(counts.sizes):
+            return  # asked once more
+        counts.is_listed = self._is_listed or (counts.handed_out > 0 and not counts.backwards)
+        if counts.is_listed and counts.handed_out:
+            counts.enter_forward(None)
+        elif not counts.is_listed and counts.backwards == counts.expected:
+            self._reduce()

@@ -33,7 +33,7 @@ from heterotrain.state.prepared import Confirmation
 from heterotrain.steps.clipping import clip
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.finite_gradient import reason_to_skip
-from heterotrain.steps.micro_batches import MicroBatches
+from heterotrain.steps.micro_batches import MicroBatches, MicroBatchLoop
 from heterotrain.steps.out_of_memory import out_of_memory
 from heterotrain.steps.result import GradientNorm, StepResult
 from heterotrain.steps.stage_pass import run_stage
@@ -126,6 +126,10 @@ class Step:
         all ranks, as after ``loss.backward()`` with DistributedDataParallel; so are random numbers. Code between the
         loop and ``step.apply`` may look at gradients and change them.
 
+        ``list(step.micro_batches())`` is all of them before the first backward pass, to count tokens with ``job.sum``,
+        say. Gradients are complete in ``step.apply`` then, and not before. ``step.skip_batch`` leaves out a micro-batch
+        that has nothing to train on.
+
         With ``more``, the step makes another pass over the same micro-batches, with a loop and gradients of its own. In
         between, the script may change weights, or let optimizers take a step by ``step.apply``. The step is still
         committed as a whole, by the ``step.apply`` after its last pass; a repeated step starts with the weights and
@@ -143,23 +147,11 @@ class Step:
                 "a model that is cut into stages is on several workers: replace the loop over step.micro_batches() by "
                 "step.compute(loss_fn)"
             )
-        return self._passes(more=more)
+        return self._loop(more=more)
 
-    def _passes(self, *, more: bool = False) -> Iterator[Any]:
-        """Yield the micro-batches; see ``micro_batches``."""
-        self._check_open()
-        self._begin_pass(more=more)
-        self._counts.padding = self._counts.missing()
-        for _ in range(self._counts.padding):
-            yield self._hand_out(self.task.spare(), 0, 1)
-            self._counts.leave_forward()
-        start = 0
-        for size in self._counts.sizes:
-            yield self._hand_out(self.task, start, size)
-            self._counts.leave_forward()
-            start += size
-        if self._counts.backwards == self._counts.expected:
-            self._reduce()
+    def _loop(self, *, more: bool = False) -> Iterator[Any]:
+        """Return the loop over the micro-batches; see ``micro_batches``."""
+        return MicroBatchLoop(self, self._counts, begin=partial(self._begin_pass, more=more), reduce=self._reduce)
 
     def compute(self, loss_fn: LossFunction) -> None:
         """Run forward and backward passes of this rank's share, in micro-batches and whatever layout there is.
@@ -181,7 +173,7 @@ class Step:
             self._compute_in_stages(self.context.stage, loss_fn)
             return
         start = self.task.position - self.task.cursor
-        for batch in self._passes():
+        for batch in self._loop():
             inputs, targets = inputs_and_targets(batch)
             loss, weight = loss_and_weight(loss_fn(self.context.forward(self, start, inputs), targets))
             if not self.is_padding and self._counts.sizes:
@@ -233,7 +225,7 @@ class Step:
         """
         self._counts.leave_forward()
         began = self.clock.now() if self._counts.mark is None else self.clock.spent(Phase.FORWARD, self._counts.mark)
-        check_backward(step=self.number, handed_out=self._counts.handed_out, backwards=self._counts.backwards)
+        self._check_backward()
         check_loss(loss)
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
@@ -241,6 +233,7 @@ class Step:
         if is_padding and not self.task.rounds:
             self._counts.backwards += 1
             self._take_part(loss)
+            self._go_on()
             return
         check_weight(weight)
         samples = 0 if is_padding else self._counts.sizes[self._counts.backwards - self._counts.padding]
@@ -271,6 +264,46 @@ class Step:
             self.reducer.remember()
         if self.measurement is not None:
             self.measurement.group_done(counted)
+        if self._counts.is_listed:
+            self._go_on()
+
+    def skip_batch(self) -> None:
+        """Leave out the current micro-batch, in place of ``step.backward``: its samples count for nothing.
+
+        For a micro-batch in which ``collate`` has found nothing to train on. If it drops some samples only, give the
+        others' number as the weight of their sum: ``step.backward(loss_sum, weight=len(x))``.
+
+        Raises:
+            UsageError: there is no current micro-batch, or layers or ranks wait for its forward pass.
+        """
+        counts = self._counts
+        counts.leave_forward()
+        self._check_backward("step.skip_batch")
+        if self.task.is_joint or self.numerics.needs_all_ranks:
+            raise UsageError(
+                "step.skip_batch: other ranks wait for this rank's pass over the model, because "
+                + ("the ranks of a member run it together" if self.task.is_joint else "of BatchNorm over all ranks")
+                + ": run the model on another sample, and give its loss weight=0"
+            )
+        is_first = counts.backwards == counts.padding
+        is_padding = self.is_padding
+        counts.backwards += 1
+        if is_padding:
+            self._take_part(None)
+        else:
+            if not is_first:
+                self.reducer.check_untouched()
+            self.numerics.forward_state.take(0)
+            if counts.backwards < counts.expected:
+                self.reducer.remember()
+            else:
+                if isinstance(self.loss_sum, torch.Tensor):
+                    self.loss_sum = HostCopy(self.loss_sum)
+                self.reducer.arm(self.group)
+                self.reducer.flush()
+            if self.measurement is not None:
+                self.measurement.group_done(0.0)
+        self._go_on()
 
     def apply(
         self, *optimizers: torch.optim.Optimizer, clip_norm: float | None = None, clip_value: float | None = None
@@ -450,7 +483,6 @@ class Step:
             PeerLost: another rank of the member is lost, or the formation is broken.
             UsageError: as in ``compute``.
         """
-        self._check_open()
         self._begin_pass(more=False)
         if self.context.is_broken():
             raise PeerLost("the formation broke during the step")
@@ -507,10 +539,23 @@ class Step:
 
     # -- internals ---------------------------------------------------------------------------------------------------
 
-    def _take_part(self, loss: torch.Tensor) -> None:
+    def _check_backward(self, call: str = "step.backward") -> None:
+        counts = self._counts
+        handed_out = min(counts.handed_out, counts.backwards + 1) if counts.is_listed else counts.handed_out
+        check_backward(step=self.number, handed_out=handed_out, backwards=counts.backwards, call=call)
+
+    def _go_on(self) -> None:
+        """Enter the forward pass of the next micro-batch, if the script has it already."""
+        if self._counts.is_listed and self._counts.backwards < self._counts.handed_out:
+            self._counts.anchors.clear()
+            self._counts.enter_forward(self.clock.now())
+
+    def _take_part(self, loss: torch.Tensor | None) -> None:
         """Run the exchanges of a backward pass; the gradients of a sample with weight zero are dropped."""
         counts = self._counts
-        if not counts.sizes:  # BatchNorm layers wait for all ranks, too
+        if loss is None:
+            pass
+        elif not counts.sizes:  # BatchNorm layers wait for all ranks, too
             loss.backward()
         elif counts.anchors:
             loss.backward(inputs=counts.anchors)
@@ -518,17 +563,13 @@ class Step:
         if not counts.sizes and counts.backwards == counts.padding:
             self._reduce_nothing()
 
-    def _hand_out(self, task: Task, start: int, size: int) -> Any:
-        return self._counts.hand_out(
-            task, start, size, clock=self.clock, again=bool(self.passes), keep=self.more
-        )  # fmt: skip
-
     def _begin_pass(self, *, more: bool) -> None:
         """Begin a pass over the micro-batches.
 
         Raises:
-            UsageError: the pass before was the last one, by its ``more``.
+            UsageError: the step is not open, or the pass before was the last one, by its ``more``.
         """
+        self._check_open()
         if self._decision is not None:
             check_another_pass(step=self.number, more=self.more)
             if not (self._applied or self.skipped):

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from heterotrain.errors import UsageError
 
 
-def check_backward(*, step: int, handed_out: int, backwards: int) -> None:
+def check_backward(*, step: int, handed_out: int, backwards: int, call: str = "step.backward") -> None:
     """Check that ``step.backward`` is called once for each micro-batch.
 
     Args:
         step: number of the step.
         handed_out: micro-batches that ``step.micro_batches`` has yielded.
         backwards: earlier calls of ``step.backward``.
+        call: the present one.
 
     Raises:
         UsageError: this call is one too many, or a micro-batch was left out.
@@ -21,8 +22,8 @@ def check_backward(*, step: int, handed_out: int, backwards: int) -> None:
     if backwards + 1 != handed_out:
         raise UsageError(
             f"step {step} has yielded {_micro_batches(handed_out)}, and this is call "
-            f"{backwards + 1} of step.backward. Call step.backward exactly once for each micro-batch, inside the loop "
-            "over step.micro_batches()."
+            f"{backwards + 1} of {call}. Call step.backward exactly once for each micro-batch, inside the loop over "
+            "step.micro_batches() or over a list of it; step.skip_batch() leaves one out."
         )
 
 
