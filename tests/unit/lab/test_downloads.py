@@ -306,6 +306,26 @@ def test_hosts_that_do_not_answer_are_not_waited_for(
     assert "downloading" not in capsys.readouterr().err
 
 
+def test_one_missing_program_of_a_compiled_release_is_compiled(
+    host: Host, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(monkeypatch, manifest(host), "compile")
+    (paths.programs() / "alpha").unlink()
+    build(monkeypatch, manifest(host))
+    assert (compiled[4:], host.asked) == (["alpha"], [])
+
+
+def test_a_body_without_end_is_not_written_to_the_disk(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "LARGEST_FILE_BYTES", 10)
+    host.behaviours["/tool"] = endless
+    with pytest.raises(Problem, match="/tool is larger than 0 MB"):
+        download.Downloads(10, PATIENT).fetch(f"{host.address}/tool", "0" * 64, tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+    assert download.sizes([f"{host.address}/suite.tar.gz"], PATIENT) == {}, "nor is it asked for"
+
+
 def test_names_that_resolve_slowly_do_not_delay_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, go_on, resolved = threading.Event(), threading.Event(), threading.Event()
 

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,11 @@ def build(image: Image, base: Callable[[], oci.Blob]) -> str:
     if read.is_empty:
         layers = [oci.write_layer(lambda tar: _add_copies(tar, image.context, read.copies))]
     else:
-        layers = [base(), _packages(image), _wheel()]
+        # The base is unpacked and configured by one process, and packages are packed meanwhile.
+        with ThreadPoolExecutor(1) as background:
+            below = background.submit(base)
+            above = [_packages(image), _wheel()]
+            layers = [below.result(), *above]
     return oci.write_manifest(layers, read.config)
 
 

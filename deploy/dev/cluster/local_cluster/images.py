@@ -52,25 +52,13 @@ class Image:
 def own() -> list[Image]:
     """Return the images of this project: what `make images` builds.
 
-    Both install the wheel, which has all packages. A change of a package that an image does not run rebuilds nothing.
+    The larger one comes first: its packages are packed while the base of both is made. Both install the wheel, which
+    has all packages. A change of a package that an image does not run rebuilds nothing.
     """
     core, project = paths.REPOSITORY / "core/heterotrain_core", paths.REPOSITORY / "pyproject.toml"
     locks = paths.REPOSITORY / "requirements"
     operator, trainer = paths.REPOSITORY / "operator", paths.REPOSITORY / "trainer"
     return [
-        Image(
-            name="operator:dev",
-            dockerfile=operator / "Dockerfile",
-            lock=locks / "operator.txt",
-            inputs=(
-                operator / "Dockerfile",
-                project,
-                locks / "build.txt",
-                locks / "operator.txt",
-                core,
-                operator / "heterotrain_operator",
-            ),
-        ),
         Image(
             name="trainer:dev",
             dockerfile=trainer / "Dockerfile",
@@ -86,6 +74,19 @@ def own() -> list[Image]:
             # The package registry has PyTorch only with CUDA. These two packages are a quarter of its size, and nothing
             # loads them on a CPU: a compiler for GPU kernels, and a solver that is opened on first use.
             arguments={"LEAVE_OUT": "triton==|nvidia-cusolver=="},
+        ),
+        Image(
+            name="operator:dev",
+            dockerfile=operator / "Dockerfile",
+            lock=locks / "operator.txt",
+            inputs=(
+                operator / "Dockerfile",
+                project,
+                locks / "build.txt",
+                locks / "operator.txt",
+                core,
+                operator / "heterotrain_operator",
+            ),
         ),
     ]
 

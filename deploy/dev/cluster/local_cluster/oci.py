@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import platform
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,12 +85,14 @@ def write_blob(write: Callable[[Sink], object]) -> Blob:
     """Add what ``write`` writes to the layout."""
     folder = layout() / "oci/blobs/sha256"
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / "draft"
+    descriptor, name = tempfile.mkstemp(prefix="draft-", dir=folder)
+    draft = Path(name)
     try:
-        with draft.open("wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             target = Sink(file)
             write(target)
         found = target.blob
+        draft.chmod(0o644)
         draft.replace(blob(found.digest))
     finally:
         draft.unlink(missing_ok=True)
