@@ -45,6 +45,12 @@ test-all: ## everything that needs no GPU, with many seeds and histories; hours.
 	@$(MAKE) --no-print-directory $(PARTS_NEED)
 	@$(TESTING) all $(PART) -- $(ARGS)
 
+# What will happen, and about how long it takes. It runs before there is a Python environment: without a Python that
+# can run it there is no line, and the next step says what is missing. 3 is a mistake in a variable.
+outlook:
+	@PYTHONPATH=deploy/dev/cluster $(or $(PYTHON),python3) -m local_cluster.outlook \
+	  $(if $(filter demo,$(MAKECMDGOALS)),demo,cluster) $(VENV) 2>/dev/null || [ $$? -ne 3 ]
+
 ##@ Python environment (each target installs what it needs; VENV=folder chooses another environment)
 
 $(UV):
