@@ -24,8 +24,8 @@ EPOCH_SAMPLES = 1792
 EPOCHS = 4
 BATCH = 112
 OPEN_ENDED = REPOSITORY / "deploy/dev/lab/training/open_ended.py"
-PACE = ("--width", "4", "--sample-seconds", "0.008")
-"""Of open-ended jobs: a step of a third of the batch takes 0.3 s, nearly all of it waiting."""
+PACE_S = 0.008
+"""For each sample of an open-ended job: a step of a third of the batch takes 0.3 s, nearly all of it waiting."""
 EVEN_LIMITS = {"a100": "1", "v100": "1", "t4": "1"}
 """A whole processor for the start, in which PyTorch is imported."""
 REQUEST = "100m"
@@ -110,6 +110,7 @@ class Jobs:
         *,
         namespace: str = "",
         limits: Mapping[str, str] | None = None,
+        paces_s: Mapping[str, float] | None = None,
         epochs: int | None = EPOCHS,
         epoch_samples: int = EPOCH_SAMPLES,
         disk: str = "",
@@ -119,6 +120,7 @@ class Jobs:
     ) -> Running:
         """Apply an example job; with ``epochs=None`` it trains until the test calls ``stop``.
 
+        Open-ended jobs, and those with ``paces_s`` by pool, wait for each sample; others compute.
         ``disk`` is the size of a disk of each pod's own for checkpoints, such as 64Ki; by default they share a folder.
         ``other_image`` is a pool with an image, a command and a variable of its own. ``uid`` is the pods' user, in
         group 0, as OpenShift chooses it.
@@ -132,19 +134,21 @@ class Jobs:
         (folder / "samples").mkdir()
         (folder / "samples").chmod(0o777)
         training = {"epochs": epochs or 1_000_000, "globalBatchSize": BATCH, **changes.pop("training", {})}
-        ending = [] if epochs is not None else ["--until", "/checkpoints/enough", *PACE]
+        is_paced = epochs is None or paces_s is not None
+        ending = ["--until", "/checkpoints/enough", "--width", "4"] if is_paced else []
         manifest = example(
             name,
             arguments=["--samples-per-epoch", str(epoch_samples), *ending, *changes.pop("arguments", [])],
             training=training,
             limits=limits or EVEN_LIMITS,
-            environment={env.SAMPLE_LOG_DIR: "/checkpoints/samples"},
+            environment={env.SAMPLE_LOG_DIR: "/checkpoints/samples", "SAMPLE_SECONDS": str(PACE_S)},
             folder=str(folder),
             **changes,
         )
         for pool in manifest["spec"]["workerPools"]:
             pool["resources"]["requests"]["cpu"] = REQUEST
-        if epochs is None:
+        give_paces(manifest, paces_s or {})
+        if is_paced:
             replace_script(cluster, manifest, OPEN_ENDED)
         if uid is not None:
             manifest["spec"]["template"]["spec"]["securityContext"] = {
@@ -240,6 +244,15 @@ def replace_script(cluster: Cluster, manifest: dict[str, Any], training_script: 
     pod = manifest["spec"]["template"]["spec"]
     pod["containers"][0]["command"][1] = f"/script/{training_script.name}"
     pod["volumes"][0]["configMap"]["name"] = name
+
+
+def give_paces(manifest: dict[str, Any], paces_s: Mapping[str, float]) -> None:
+    """Make pools wait for each sample, as devices of different speeds."""
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    for pool in manifest["spec"]["workerPools"]:
+        if pool["name"] in paces_s:
+            pace = {"name": "SAMPLE_SECONDS", "value": str(paces_s[pool["name"]])}
+            pool["template"] = {"spec": {"containers": [{"name": container["name"], "env": [pace]}]}}
 
 
 def give_image(cluster: Cluster, manifest: dict[str, Any], pool: str) -> None:

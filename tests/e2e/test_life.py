@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 @pytest.mark.thorough
 def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
-    """Three pools with speeds 4 : 2 : 1 end with shares in this order, and no sample is lost."""
-    running = start(
-        limits={"a100": "560m", "v100": "280m", "t4": "140m"},
-        epoch_samples=6720,
-        training={"globalBatchSize": 336},  # long steps, compared with the noise
-    )
+    """Three pools that wait for each sample, 4 : 2 : 1, end with shares in this order, and no sample is lost."""
+    running = start(paces_s={"a100": 0.008, "v100": 0.016, "t4": 0.032})
     running.job.wait_members(3, timeout_s=180)
     running.wait_succeeded()
 
@@ -34,7 +30,6 @@ def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
     assert plan.prediction is not None
     status = running.job.status()
     assert running.job.read()["metadata"]["generation"] == status["observedGeneration"]
-    assert status["metrics"]["accuracy"] > 0.5
     assert status["restarts"] == 0
     assert status["disruptions"] == 0
 

@@ -8,6 +8,7 @@ processor seconds. Its steps are real all the same: samples, gradients, votes an
 """
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def main():
     parser.add_argument("--samples-per-epoch", type=int, required=True)
     parser.add_argument("--until", type=Path, required=True, help="file whose appearance ends the training")
     parser.add_argument("--width", type=int, default=44, help="channels of the first layer")
-    parser.add_argument("--sample-seconds", type=float, default=0.0, help="wait for each sample")
+    pace = float(os.environ.get("SAMPLE_SECONDS", "0"))
+    parser.add_argument("--sample-seconds", type=float, default=pace, help="wait for each sample [$SAMPLE_SECONDS]")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
