@@ -12,7 +12,7 @@ from prose_lint.__main__ import main
 from prose_lint.check import Linter, files
 from prose_lint.glossary import Term, terms
 from prose_lint.habits import Habit, findings, habits
-from prose_lint.passages import Passage, words
+from prose_lint.passages import Finding, Passage, words
 
 ROOT = Path(__file__).parents[3]
 GOOD = "# A title\n\nThe operator divides the batch. Each worker gets a share of it, e.g. 12 samples.\n"
@@ -60,6 +60,36 @@ def sentence(count: int) -> str:
 def test_good_texts_pass(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([], root=repository) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_file_is_read_again_after_a_change_of_itself_or_of_the_glossary(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with a finding is never skipped, and a run over one file forgets no others."""
+    read: list[str] = []
+    findings_of = Linter.findings
+
+    def noted(linter: Linter, path: Path) -> list[Finding]:
+        read.append(str(path))
+        return findings_of(linter, path)
+
+    def reads(*arguments: str) -> list[str]:
+        read.clear()
+        main(arguments, root=repository)
+        return list(read)
+
+    monkeypatch.setattr(Linter, "findings", noted)
+    glossary, guide = repository / "docs/glossary.md", repository / "docs/guide.md"
+    every = ["README.md", "docs/adr/0001-a-choice.md", "docs/glossary.md", "crds/job.yaml"]
+    assert reads() == every
+    assert reads() == []
+    guide.write_text("One aspect of it.\n")
+    assert [reads(), reads(), reads(str(guide))] == [["docs/guide.md"]] * 3
+    guide.write_text(GOOD)
+    assert reads(str(guide)) == ["docs/guide.md"]
+    assert reads() == []
+    glossary.write_text(glossary.read_text() + "\nOne more line.\n")
+    assert sorted(reads()) == sorted([*every, "docs/guide.md"])
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/guide.md", "docs/adr/0001-a-choice.md", "CHANGELOG.md"])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prose_lint.check import Linter, files
+from prose_lint.kept import Kept
 
 ROOT = Path(__file__).resolve().parents[4]
 EXPLANATION = """
@@ -29,14 +30,18 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     options = parser.parse_args(arguments)
     linter = Linter(root)
     chosen = [Path(path).resolve().relative_to(root.resolve()) for path in options.files] or list(files(root))
+    kept = Kept(root)
     total = 0
     for path in chosen:
-        found = linter.findings(path)
+        found = [] if kept.is_clean(path) else linter.findings(path)
+        if not found:
+            kept.note_clean(path)
         total += len(found)
         if options.count:
             print(f"{len(found):5} {path}")
         else:
             print(*found, sep="\n", end="\n" if found else "")
+    kept.save(complete=not options.files)
     if total:
         print(f"\n{total} findings in {len(chosen)} files.{EXPLANATION}", file=sys.stderr)
     return 1 if total else 0
