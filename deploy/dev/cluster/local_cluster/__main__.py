@@ -33,7 +33,6 @@ def _parser() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text)
 
     add("setup", "install and build everything a cluster needs, once")
-    add("programs", "build the programs that only tests run")
     start = add("up", "start the cluster")
     start.add_argument("--reuse", action="store_true", help="accept a cluster that is already running")
     add("down", "stop the cluster, or remove the remains of a crashed one")
@@ -62,8 +61,6 @@ def _run(options: argparse.Namespace) -> None:
     match options.command:
         case "setup":
             _backend().setup()
-        case "programs":
-            _backend().programs_for_tests()
         case "up":
             _backend().up(reuse=options.reuse)
         case "down":

@@ -60,10 +60,6 @@ def setup() -> None:
     """Do nothing: kind brings its own programs."""
 
 
-def programs_for_tests() -> None:
-    """Do nothing: whoever uses kind installs the programs of tests."""
-
-
 def status() -> str:
     """Return the nodes as kubectl shows them.
 

@@ -174,12 +174,6 @@ def build_images() -> None:
     setup(*toolchain.FOR_TESTS)
 
 
-def programs_for_tests() -> None:
-    """Build the programs that only tests run."""
-    with record.building("programs"):
-        toolchain.build_programs(*toolchain.FOR_TESTS)
-
-
 def load_images() -> None:
     """Build the project's images and load them into every node with power; pods created afterwards run them."""
     known = record.present()
