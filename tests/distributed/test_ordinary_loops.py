@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import queue
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,37 +10,15 @@ from typing import Any
 import pytest
 import torch
 from distributed.finer_loops import TOLERANCES
-from distributed.harness import LIMIT_S, REAL_START_S, START_S, Gate, Operator, Worker, Zygote
+from distributed.harness import LIMIT_S, START_S, Gate, Inbox, Operator, Worker, Zygote
 from distributed.ordinary_loops import Recipe, alone, recipes
 from distributed.refused_loops import REFUSED
 from distributed.setups import distance
-from distributed.test_launching import environment
 from support.ports import free_port
-from support.repeat import is_thorough, part_of
+from support.repeat import part_of
 
 Operate = Callable[..., Operator]
 EPOCHS = 3
-EVERY = """
-import faulthandler, os, sys
-import heterotrain.session
-import torch
-import torch._dynamo  # every optimizer needs it
-from distributed.ordinary_loops import train
-
-torch.set_num_threads(1)
-port = int(os.environ.get("MASTER_PORT", "0"))
-for number, recipe in enumerate(sys.argv[3].split(",")):
-    child = os.fork()  # one job for each process, and torch is imported once
-    if not child:
-        faulthandler.dump_traceback_later(60, exit=True)  # a loop takes about one second
-        if port:
-            os.environ |= {"MASTER_PORT": sys.argv[2].split(",")[number], "TORCHELASTIC_USE_AGENT_STORE": "False"}
-        train(out=sys.argv[1], recipe=recipe, epochs=3)
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        sys.exit(f"{recipe} failed")
-"""
-"""Runs loops, one after the other; one that hangs is named, with its stack."""
 
 
 def started(operator: Operator, recipe: str, *, faults: dict[int, dict[str, object]]) -> list[Worker]:
@@ -75,25 +50,36 @@ def test_a_loop_equals_plain_torch(operate: Operate, recipe: str) -> None:
     check(operator, recipe, workers)
 
 
-@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.thorough)])
-def test_loops_run_alone_and_under_torchrun(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize("recipe", part_of([*recipes()][2:] + [*recipes()][:2], of=3))
+def test_a_loop_runs_alone_and_under_torchrun(zygote: Zygote, tmp_path: Path, recipe: str) -> None:
     """The same script, without a worker pod around it, ends as with plain torch."""
-    names = [*recipes()][2 :: 1 if is_thorough() else 3] + ([*recipes()][:2] if is_thorough() else [])
-    (tmp_path / "train.py").write_text(EVERY)
-    command = [sys.executable]
-    if ranks > 1:
-        command += ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]
-    ports = ",".join(str(free_port()) for _ in names)
-    done = subprocess.run(
-        [*command, str(tmp_path / "train.py"), str(tmp_path), ports, ",".join(names)],
-        env=environment(tmp_path), capture_output=True, text=True, timeout=REAL_START_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    for recipe in names:
-        expected = alone(recipe, epochs=EPOCHS)
-        for rank in range(ranks):
-            found = torch.load(tmp_path / f"{recipe}-{rank if ranks > 1 else 'alone'}.pt")
-            assert distance(found, expected) < TOLERANCES.get(recipe, 1e-10), (recipe, rank)
+    arguments = {"out": str(tmp_path), "recipe": recipe, "epochs": EPOCHS}
+    for ranks in (1, 3):
+        processes = without_pod(zygote, tmp_path, ranks, script="distributed.ordinary_loops:train", arguments=arguments)
+        for output, inbox in processes:
+            assert "pid" in inbox.get(timeout=START_S)
+            assert inbox.get(timeout=LIMIT_S)["code"] == 0, output.read_text()
+    expected = alone(recipe, epochs=EPOCHS)
+    for name in ("alone", 0, 1, 2):
+        assert distance(torch.load(tmp_path / f"{recipe}-{name}.pt"), expected) < TOLERANCES.get(recipe, 1e-10), name
+
+
+def without_pod(
+    zygote: Zygote, folder: Path, ranks: int, *, script: str, arguments: dict[str, Any]
+) -> list[tuple[Path, Inbox]]:
+    """Start a script in one process, or in several as under torchrun; return their outputs and messages."""
+    port, processes = free_port(), []
+    for rank in range(ranks):
+        environ = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        output = folder / f"{arguments.get('habit', 'output')}-{ranks}-{rank}"
+        command = {
+            "environ": environ if ranks > 1 else {}, "output": str(output), "script": script, "arguments": arguments,
+        }  # fmt: skip
+        processes.append((output, zygote.start(str(output), command)))
+    return processes
 
 
 @pytest.mark.parametrize(("recipe", "epoch"), [("Plateau", 1), ("HeadSwap", 0)])
@@ -140,20 +126,11 @@ def test_a_rank_that_trains_other_parameters_is_refused(operate: Operate, recipe
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_habit_that_cannot_work_ends_with_its_sentence(zygote: Zygote, tmp_path: Path, ranks: int) -> None:
     """Alone and under torchrun, where the rank that fails first may keep others from coming as far."""
-    running: dict[str, list[tuple[Path, queue.Queue[dict[str, Any]]]]] = {habit: [] for habit in REFUSED}
-    for habit, processes in running.items():
-        port = free_port()
-        for rank in range(ranks):
-            environ = {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            }  # fmt: skip
-            output = tmp_path / f"{habit}-{rank}"
-            command = {
-                "environ": environ if ranks > 1 else {}, "output": str(output),
-                "script": "distributed.refused_loops:train", "arguments": {"out": "", "habit": habit},
-            }  # fmt: skip
-            processes.append((output, zygote.start(str(output), command)))
+    script = "distributed.refused_loops:train"
+    running = {
+        habit: without_pod(zygote, tmp_path, ranks, script=script, arguments={"out": "", "habit": habit})
+        for habit in REFUSED
+    }
     for habit, processes in running.items():
         for output, inbox in processes:
             assert "pid" in inbox.get(timeout=START_S)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from support.ports import free_port
+from support.zygote import Zygote
 
 
-def test_ranks_report_together_and_a_failure_of_one_is_that_of_all(tmp_path: Path) -> None:
+def test_ranks_report_together_and_a_failure_of_one_is_that_of_all(zygote: Zygote, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     port = free_port()
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "heterotrain.preflight", "--store", str(tmp_path / ("file" if rank else "folder"))],
-            env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(port),
-                              "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, text=True,
+        zygote.launch(
+            tmp_path, "-m", "heterotrain.preflight", "--store", str(tmp_path / ("file" if rank else "folder")),
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=str(port), MASTER_ADDR="127.0.0.1",
         )
         for rank in range(2)
     ]  # fmt: skip
-    first, second = (rank.communicate(timeout=300)[0] for rank in ranks)
-    assert [rank.returncode for rank in ranks] == [1, 1]
+    ended = [rank.ended() for rank in ranks]
+    assert [each.code for each in ended] == [1, 1], ended[0].text
+    first, second = (each.stdout for each in ended)
     # gloo of PyTorch 2.10 prints a line of its own on each rank
     own = [line for line in second.splitlines() if not line.startswith("[Gloo]")]
     assert own == [], "rank 0 reports for all"

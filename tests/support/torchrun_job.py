@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Outcome, decode_outcome
 from heterotrain_core.contract.plan import Member, Plan, Rank
 
+from support import patience
 from support.ports import free_ports
 from support.waiting import wait_until
 
@@ -158,9 +158,9 @@ class TorchrunJob:
         for worker in self.workers.values():
             if worker.process.poll() is None:
                 worker.process.send_signal(signal.SIGTERM)
-        end_s = time.monotonic() + LIMIT_S
+        end_s = patience.now_s() + LIMIT_S
         for worker in self.workers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(timeout=max(1.0, end_s - time.monotonic()))
+                worker.process.wait(timeout=max(1.0, end_s - patience.now_s()))
             worker.process.kill()
             worker.process.wait()
