@@ -123,6 +123,8 @@ class FakeCluster:
         self.events: list[str] = []
         self.node_kind = NodeKind(Sequence(), lambda: self.now_s, NodeChanges())
         self._version = 1
+        self._job_read: tuple[str, JobView | None] = ("", None)
+        self._pods_read: dict[str, PodView | None] = {}
 
     def with_nodes(self, *names: str, **fields: Any) -> FakeCluster:
         """Add a node of each pool; ``a2`` is a second node of pool ``a``."""
@@ -134,11 +136,21 @@ class FakeCluster:
 
     @property
     def job_view(self) -> JobView:
-        return parse_job(self.job)
+        """The job; as in the operator, an unchanged spec is not checked again."""
+        text = json.dumps([self.job.get("spec"), self.job["metadata"]])
+        known = self._job_read[1] if self._job_read[0] == text else None
+        view = parse_job(self.job, known)
+        self._job_read = (text, view)
+        return view
 
     @property
     def pod_views(self) -> tuple[PodView, ...]:
-        views = [parse_pod(body) for body in self.pods.values()]
+        """The job's pods; an unchanged one is not read again."""
+        known, self._pods_read = self._pods_read, {}
+        for body in self.pods.values():
+            text = json.dumps(body)
+            self._pods_read[text] = known[text] if text in known else parse_pod(body)
+        views = self._pods_read.values()
         return tuple(sorted((view for view in views if view is not None), key=lambda view: view.index))
 
     @property
@@ -175,22 +187,22 @@ class FakeCluster:
         """Return the message of a condition."""
         return next(str(c["message"]) for c in self.status["conditions"] if c["type"] == kind)
 
+    def used(self) -> Mapping[str, Mapping[str, float]]:
+        """Return what pods on each node request."""
+        own: dict[str, dict[str, float]] = copy.deepcopy(self.foreign)
+        for view in self.pod_views:
+            if view.node and not view.phase_ended:
+                own[view.node] = added([own.get(view.node, {}), view.requests])
+        return own
+
     def observe(self) -> JobInputs:
         """Return the inputs of the next pass."""
-
-        def used() -> Mapping[str, Mapping[str, float]]:
-            own: dict[str, dict[str, float]] = copy.deepcopy(self.foreign)
-            for view in self.pod_views:
-                if view.node and not view.phase_ended:
-                    own[view.node] = added([own.get(view.node, {}), view.requests])
-            return own
-
         return JobInputs(
             job=self.job_view,
             pods=self.pod_views,
             nodes=self.node_views,
             held=dict(self.node_kind.held),
-            used=used,
+            used=self.used,
             plan=self.plan_view,
             telemetry=self.telemetry,
             acceptance=self.acceptance,
@@ -272,7 +284,7 @@ class FakeCluster:
                 continue
             view = parse_pod(body)
             assert view is not None
-            used = self.observe().used()
+            used = self.used()
             for node in self.node_views.values():
                 taken = used.get(node.name, {})
                 terms = (((body["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}).get(
