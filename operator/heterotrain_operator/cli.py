@@ -38,6 +38,7 @@ from heterotrain_operator.settings import (
     setting_options,
     settings_from,
 )
+from heterotrain_operator.threads import Threads
 from heterotrain_operator.usage import one_sentence
 
 API_RETRY_S = 2.0
@@ -144,15 +145,17 @@ async def _run(settings: Settings) -> list[BaseException]:
     return_freed_memory()
     kube = KubeClient(await load_configuration(settings.kubeconfig))
     await _reachable(kube)
-    source = settings.prometheus
+    source, threads = settings.prometheus, Threads.few()
     prom = None
     if source.url is not None:
-        prom = PromClient(source.url, timeout_s=source.timeout_s, auth_dir=source.auth_dir, ca_file=source.ca_file)
+        prom = PromClient(
+            source.url, threads=threads, timeout_s=source.timeout_s, auth_dir=source.auth_dir, ca_file=source.ca_file
+        )
     # kopf looks up the name of its user, which has none in a pod.
     os.environ.setdefault("USER", "heterotrain-operator")
     stop = asyncio.Event()
     registry = kopf.OperatorRegistry()
-    failures = register(registry, App(kube, settings, prom, clocks=Clocks.by(kube.clock)), stop=stop)
+    failures = register(registry, App(kube, settings, prom, threads=threads, clocks=Clocks.by(kube.clock)), stop=stop)
     try:
         await kopf.operator(
             registry=registry,
@@ -225,6 +228,7 @@ async def _prometheus_problems(options: dict[str, Any]) -> list[str]:
     try:
         client = PromClient(
             url,
+            threads=Threads.few(),
             timeout_s=options["prometheus_timeout_seconds"],
             auth_dir=Path(auth_dir) if auth_dir else None,
             ca_file=Path(ca_file) if ca_file else None,

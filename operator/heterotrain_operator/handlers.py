@@ -47,6 +47,7 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
                 healthy=lambda: app.healthy,
                 ready=lambda: app.synced,
                 registry=app.metrics.registry,
+                threads=app.threads,
                 allows=app.metrics_access.allows if app.settings.metrics_auth else None,
                 certificate=Certificate(app.settings.metrics_tls_dir) if app.settings.metrics_tls_dir else None,
             )

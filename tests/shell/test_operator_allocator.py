@@ -26,6 +26,7 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.settings import Settings
+from support.executors import at_once
 from support.fake_cluster import NOW_S, job_body, node_body, pool
 from support.fakes import FakeKube
 
@@ -46,6 +47,7 @@ class Bench:
             self.metrics,
             telemetry_of=lambda _: Telemetry(),
             clocks=Clocks(lambda: self.now_s, lambda: NOW_S),
+            threads=at_once(),
         )
 
     def add_node(self, name: str, cpu: str = "2") -> None:
@@ -240,7 +242,7 @@ async def test_jobs_that_take_no_part_need_no_decision() -> None:
 async def test_jobs_in_the_running_operator_get_only_their_grants() -> None:
     """Two jobs through the whole operator: events in, pods out, two workers each on a node for four."""
     kube = FakeKube()
-    app = App(kube, Settings(leader_election=False, relist_s=3600.0))
+    app = App(kube, Settings(leader_election=False, relist_s=3600.0), threads=at_once())
     kube.objects["nodes", "", "a"] = node_body("a", "a", cpu="4")
     keys = []
     for name in ("one", "two"):
@@ -265,7 +267,7 @@ async def test_jobs_in_the_running_operator_get_only_their_grants() -> None:
 
 
 def test_numbers_in_a_status_need_no_decision_and_a_changed_spec_does() -> None:
-    app = App(FakeKube(), Settings(leader_election=False))
+    app = App(FakeKube(), Settings(leader_election=False), threads=at_once())
     app.job_event(job_body(resourceVersion="1"), deleted=False)
     assert app.allocator._changed.is_set(), "a new job"
     app.allocator._changed.clear()

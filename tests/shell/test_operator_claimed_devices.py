@@ -11,6 +11,7 @@ from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.engine.device_expressions import Expressions, UnknownExpressionError
 from heterotrain_operator.engine.device_reader import MOST_KINDS, DeviceReader
 from heterotrain_operator.kube.errors import KubeError, NotFound, Rejected, Unavailable
+from support.executors import at_once
 from support.fakes import FakeKube
 
 DRIVER = "gpu.example.com"
@@ -53,7 +54,7 @@ def allocatable(store: Store, node: str = "a") -> dict[str, float]:
 async def test_nothing_is_read_before_a_job_claims_devices() -> None:
     kube = FakeKube()
     store = cluster(kube)
-    reader = DeviceReader(kube, store)
+    reader = DeviceReader(kube, store, at_once())
     assert await reader.requests_of("team", {"containers": [{"resources": {"requests": {"cpu": "1"}}}]}) == {}
     assert await reader.refresh() == ()
     assert kube.calls == []
@@ -62,7 +63,7 @@ async def test_nothing_is_read_before_a_job_claims_devices() -> None:
 async def test_the_first_claim_counts_the_devices_of_each_node() -> None:
     kube = FakeKube()
     store = cluster(kube)
-    reader = DeviceReader(kube, store)
+    reader = DeviceReader(kube, store, at_once())
     assert await reader.requests_of("team", CLAIMS) == {GPU: 1.0}
     assert allocatable(store) == {"cpu": 8.0, GPU: 3.0}
     assert allocatable(store, "b") == {"cpu": 8.0}
@@ -74,7 +75,7 @@ async def test_the_first_claim_counts_the_devices_of_each_node() -> None:
 async def test_changed_slices_and_nodes_keep_the_numbers_right() -> None:
     kube = FakeKube()
     store = cluster(kube)
-    reader = DeviceReader(kube, store)
+    reader = DeviceReader(kube, store, at_once())
     await reader.requests_of("team", CLAIMS)
     newer = {"metadata": {"name": "a", "resourceVersion": "2"}, "status": {"allocatable": {"cpu": "4"}}}
     store.nodes.put(parse_node(newer))
@@ -96,7 +97,7 @@ async def test_devices_that_foreign_pods_hold_are_used() -> None:
         results = [{"driver": DRIVER, "pool": "a", "device": device}]
         status = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"resource": "pods", "name": name}]}
         put(kube, "resourceclaims", name, "other", status=status)
-    await DeviceReader(kube, store).requests_of("team", CLAIMS)
+    await DeviceReader(kube, store, at_once()).requests_of("team", CLAIMS)
     assert store.used()["a"] == {GPU: 1.0}
 
 
@@ -105,7 +106,7 @@ async def test_without_the_right_to_list_them_devices_limit_nothing(error: KubeE
     kube = FakeKube()
     store = cluster(kube)
     kube.fail = lambda verb, plural, _: error if (verb, plural) == ("list", "resourceslices") else None
-    reader = DeviceReader(kube, store)
+    reader = DeviceReader(kube, store, at_once())
     assert await reader.requests_of("team", CLAIMS) == {GPU: 1.0}
     assert allocatable(store)[GPU] == allocatable(store, "b")[GPU] == UNCOUNTED
     kube.fail = lambda *_: None
@@ -120,7 +121,7 @@ async def test_without_the_right_to_list_them_devices_limit_nothing(error: KubeE
 async def test_an_expression_that_cannot_be_evaluated_limits_nothing(expression: str) -> None:
     kube = FakeKube()
     store = cluster(kube, expression=expression)
-    assert await DeviceReader(kube, store).requests_of("team", CLAIMS) == {GPU: 1.0}
+    assert await DeviceReader(kube, store, at_once()).requests_of("team", CLAIMS) == {GPU: 1.0}
     assert allocatable(store)[GPU] == UNCOUNTED
 
 
@@ -128,14 +129,14 @@ async def test_a_cluster_without_such_devices_is_as_before() -> None:
     kube = FakeKube()
     store = cluster(kube)
     kube.fail = lambda _, plural, __: NotFound(plural) if plural.startswith(("resource", "device")) else None
-    assert await DeviceReader(kube, store).requests_of("team", CLAIMS) == {}
+    assert await DeviceReader(kube, store, at_once()).requests_of("team", CLAIMS) == {}
     assert allocatable(store) == {"cpu": 8.0}
 
 
 async def test_selectors_of_one_template_do_not_count_for_another() -> None:
     kube = FakeKube()
     store = cluster(kube)
-    reader = DeviceReader(kube, store)
+    reader = DeviceReader(kube, store, at_once())
     large = add_template(kube, "large", f'device.attributes["{DRIVER}"].index >= 1', count=2)
     await reader.requests_of("team", CLAIMS)
     (resource,) = await reader.requests_of("team", large)
@@ -147,14 +148,16 @@ async def test_a_resource_that_a_class_offers_is_counted_where_no_kubelet_does()
     store = cluster(kube)
     kube.objects["deviceclasses", "", "gpu"]["spec"]["extendedResourceName"] = "example.com/gpu"
     spec = {"containers": [{"resources": {"limits": {"example.com/gpu": "1", GPU: "1"}}}]}
-    assert await DeviceReader(kube, store).requests_of("team", spec) == {}, "they are part of the containers' requests"
+    assert await DeviceReader(kube, store, at_once()).requests_of("team", spec) == {}, (
+        "they are part of the containers' requests"
+    )
     assert allocatable(store) == {"cpu": 8.0, "example.com/gpu": 3.0, GPU: 3.0}
 
 
 async def test_the_number_of_kinds_is_bounded() -> None:
     kube = FakeKube()
     store = cluster(kube)
-    reader = DeviceReader(kube, store)
+    reader = DeviceReader(kube, store, at_once())
     for number in range(MOST_KINDS + 3):
         own = add_template(kube, f"t{number}", f'device.attributes["{DRIVER}"].index == {number}')
         assert bool(await reader.requests_of("team", own)) == (number < MOST_KINDS)

@@ -17,6 +17,7 @@ from heterotrain_operator.kube.resources import NODES
 from heterotrain_operator.kube.server_clock import CONFIRMATIONS, LONGEST_PAUSE_S, ServerClock, retry_after_s
 from heterotrain_operator.settings import Settings
 from support.api_stub import ApiStub, serve
+from support.executors import at_once
 from support.fake_cluster import NOW_S, a_running_job
 from support.fakes import FakeKube
 
@@ -70,7 +71,7 @@ async def test_a_clock_that_is_a_day_ahead_exceeds_no_deadline() -> None:
     machine.ask()
     kube, clocks = FakeKube(), Clocks.by(machine.clock)
     assert clocks.wall() == pytest.approx(NOW_S, abs=1.0)
-    app = App(kube, Settings(leader_election=False, status_interval_s=0.0), clocks=clocks)
+    app = App(kube, Settings(leader_election=False, status_interval_s=0.0), threads=at_once(), clocks=clocks)
     kube.objects["heterotrainjobs", "ns", "job"] = cluster.job
     app.store.jobs.put(parse_job(cluster.job))
     await app.reconciler.run_once(cluster.job_view.key)

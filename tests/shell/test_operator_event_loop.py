@@ -7,6 +7,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,18 @@ from heterotrain_operator.cluster_state.node_changes import NodeChanges
 from heterotrain_operator.cluster_state.store import PodKind, Sequence, Store
 from heterotrain_operator.decide.plan import shares
 from heterotrain_operator.engine import resync, turns
+from heterotrain_operator.engine.app import CLOCKS
 from heterotrain_operator.engine.clocks import Clocks
-from heterotrain_operator.engine.poller import Poller
-from heterotrain_operator.engine.responsiveness import THREADS, keep_responsive
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.resources import PODS
 from heterotrain_operator.prom.vector import Vector, parse_answer
-from heterotrain_operator.settings import PrometheusSettings
+from heterotrain_operator.threads import COMPUTING, Threads
 from lab.scale.exporters import SCRAPE_S, StandIn
 from lab.scale.workload import Size
 from support.api_stub import ApiStub, serve
+from support.executors import AtOnce
 from support.fake_cluster import NOW_S
 from support.load import LoadTest, bodies_of
 
@@ -45,9 +46,9 @@ def silent() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-async def filled_cluster(clocks: Clocks | None = None) -> LoadTest:
+async def filled_cluster(clocks: Clocks = CLOCKS, threads: Threads | None = None) -> LoadTest:
     """Return a cluster that jobs have filled."""
-    load = LoadTest(Size(jobs=JOBS, pods=10 * JOBS), clocks=clocks)
+    load = LoadTest(Size(jobs=JOBS, pods=10 * JOBS), clocks=clocks, threads=threads)
     await load.settle()
     return load
 
@@ -158,14 +159,14 @@ async def test_models_are_never_fitted_on_the_event_loop(monkeypatch: pytest.Mon
     """Neither for news, nor for members that change between two scrapes."""
     now_s = [0.0]
     clocks = Clocks(lambda: now_s[0], lambda: NOW_S + now_s[0])
-    load = await filled_cluster(clocks)
+    executor = AtOnce()
+    load = await filled_cluster(clocks, Threads(executor, executor))
     app, prom = load.app, Telemetry(load, now_s)
-    app.poller = Poller(prom, app.store, app.queue, app.metrics, PrometheusSettings(url="http://x"), clocks=clocks)
-    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
-    threads: list[bool] = []
+    load.read_from(prom)
+    in_threads: list[bool] = []
 
     def fitted(*args: Any, **kwargs: Any) -> Any:
-        threads.append(threading.current_thread() is threading.main_thread())
+        in_threads.append(executor.working)
         return fit_members(*args, **kwargs)
 
     fit_members = shares.fit_members
@@ -176,9 +177,9 @@ async def test_models_are_never_fitted_on_the_event_loop(monkeypatch: pytest.Mon
         for job in jobs:
             await app.poller._read(job, prom, asyncio.Semaphore())
             await app.reconciler.run_once(job.key)
-    assert threads
-    assert not any(threads)
-    threads.clear()
+    assert in_threads
+    assert all(in_threads)
+    in_threads.clear()
     versions = {key: plan.resource_version for key, plan in app.store.plans.all().items()}
     lost = next(pod for pod in app.store.pods.all().values() if len(app.store.pods.of_job(pod.key)) > 3 and pod.ready)
     app.store.pods.discard((lost.key.namespace, lost.name))
@@ -187,24 +188,24 @@ async def test_models_are_never_fitted_on_the_event_loop(monkeypatch: pytest.Mon
     plan = app.store.plans.get(lost.key)
     assert plan is not None
     assert plan.resource_version != versions[lost.key], "the members have changed"
-    assert threads
-    assert not any(threads)
+    assert in_threads
+    assert all(in_threads)
 
 
 async def test_few_threads_compete_with_the_loop() -> None:
-    task = asyncio.create_task(keep_responsive())
-    await asyncio.sleep(0)
-    seen: set[int] = set()
-    barrier = threading.Barrier(THREADS)
+    threads, seen = Threads.few(), set[int]()
+    barrier, name = threading.Barrier(COMPUTING), ContextVar[str]("name")
+    name.set("this task's")
 
-    def met() -> None:
+    def met() -> str:
         seen.add(threading.get_ident())
         barrier.wait(60)
+        return name.get()
 
-    await asyncio.gather(*(asyncio.to_thread(met) for _ in range(3 * THREADS)))
-    assert len(seen) == THREADS
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    found = await asyncio.gather(*(threads.run(met) for _ in range(3 * COMPUTING)))
+    assert len(seen) == COMPUTING
+    assert set(found) == {"this task's"}
+    assert await threads.run_urgently(threading.get_ident) not in {*seen, threading.get_ident()}
 
 
 @pytest.mark.looptime

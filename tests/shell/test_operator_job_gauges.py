@@ -9,6 +9,7 @@ from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.job_gauges import JobGauges
 from heterotrain_operator.settings import Settings
+from support.executors import at_once
 from support.exported_counters import three_pools
 from support.fake_cluster import JOB_UID, FakeCluster, pool
 from support.fakes import FakeKube
@@ -26,7 +27,7 @@ PREDICTED, MEASURED, RATIO = (
 def an_operator(cluster: FakeCluster) -> App:
     """Return an operator that has just started and listed this cluster."""
     kube = FakeKube()
-    app = App(kube, Settings(leader_election=False, status_interval_s=0.0))
+    app = App(kube, Settings(leader_election=False, status_interval_s=0.0), threads=at_once())
     for body in cluster.nodes.values():
         app.store.nodes.put(parse_node(body))
     kube.objects["heterotrainjobs", "ns", "job"] = cluster.job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,8 @@ from heterotrain_core.layout.result import Cover, Infeasible
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.engine import layout_planner
 from heterotrain_operator.engine.layout_planner import MOST_JOBS, LayoutPlanner
+from heterotrain_operator.threads import Threads
+from support.executors import ByHand, at_once
 from support.waiting import until
 
 KEY = JobKey("ns", "job")
@@ -43,7 +44,7 @@ async def answered(planner: LayoutPlanner, queued: list[JobKey], problem: Proble
 
 async def test_an_answer_comes_later_and_stays() -> None:
     queued: list[JobKey] = []
-    planner = LayoutPlanner(queued.append)
+    planner = LayoutPlanner(queued.append, at_once())
     found = await answered(planner, queued, a_problem(1, 1))
     assert isinstance(found, Cover)
     assert planner.cover_of(KEY)(a_problem(1, 1)) is found
@@ -60,7 +61,7 @@ async def test_after_a_loss_the_templates_are_used_again(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(layout_planner, "book_of", counting)
     queued: list[JobKey] = []
-    planner = LayoutPlanner(queued.append)
+    planner = LayoutPlanner(queued.append, at_once())
     await answered(planner, queued, a_problem(2, 2))
     assert isinstance(await answered(planner, queued, a_problem(1, 2)), Cover)
     assert searches == [[2, 2]]
@@ -85,7 +86,7 @@ async def test_the_loss_of_a_node_is_answered_in_advance(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(layout_planner, "solve", noted)
     queued: list[JobKey] = []
-    planner = LayoutPlanner(queued.append)
+    planner = LayoutPlanner(queued.append, at_once())
     await answered(planner, queued, nodes_of_two(2, 4))
     await until(lambda: len(solved) == 3, "answers in advance", every_s=0.01)
     ask, left = planner.cover_of(KEY), (nodes_of_two(1, 4), nodes_of_two(2, 2))
@@ -96,7 +97,7 @@ async def test_the_loss_of_a_node_is_answered_in_advance(monkeypatch: pytest.Mon
 
 async def test_what_does_not_fit_is_told_of_the_devices_that_there_are() -> None:
     queued: list[JobKey] = []
-    planner = LayoutPlanner(queued.append)
+    planner = LayoutPlanner(queued.append, at_once())
     await answered(planner, queued, a_problem(1, 1))
     found = await answered(planner, queued, a_problem(1, 0))
     assert isinstance(found, Infeasible)
@@ -107,25 +108,25 @@ async def test_what_does_not_fit_is_told_of_the_devices_that_there_are() -> None
 async def test_the_loop_serves_others_during_a_search_and_only_the_newest_question_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The search blocks in its thread until the test lets it go."""
-    go, asked = threading.Event(), []
+    executor, asked = ByHand(), []
     real = layout_planner.solve
 
     def slow(book: Book | None, problem: Problem) -> tuple[Book | None, Cover | Infeasible]:
         asked.append([kind.count for kind in problem.kinds])
-        assert go.wait(60)
         return real(book, problem)
 
     monkeypatch.setattr(layout_planner, "solve", slow)
     queued: list[JobKey] = []
-    planner = LayoutPlanner(queued.append)
+    planner = LayoutPlanner(queued.append, Threads(executor, executor))
     ask = planner.cover_of(KEY)
     assert ask(a_problem(1, 1)) is None
-    await until(lambda: asked == [[1, 1]], "an answer", every_s=0.01)
+    await until(lambda: executor.waiting == 1, "a search", every_s=0.0)
     assert ask(a_problem(1, 2)) is None
     assert ask(a_problem(2, 2)) is None
-    go.set()
-    await until(lambda: len(queued) == 2, "an answer", every_s=0.01)
+    executor.step()
+    await until(lambda: executor.waiting == 1, "the next search", every_s=0.0)
+    executor.step()
+    await until(lambda: len(queued) == 2, "both answers", every_s=0.0)
     assert asked[:2] == [[1, 1], [2, 2]]
 
 
@@ -135,14 +136,14 @@ async def test_a_bug_in_the_search_is_the_job_s_answer(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(layout_planner, "solve", broken)
     queued: list[JobKey] = []
-    found = await answered(LayoutPlanner(queued.append), queued, a_problem(1, 1))
+    found = await answered(LayoutPlanner(queued.append, at_once()), queued, a_problem(1, 1))
     assert isinstance(found, Infeasible)
     assert "failed by a bug: ZeroDivisionError()" in found.reason
 
 
 async def test_the_number_of_jobs_that_are_kept_is_bounded() -> None:
     queued: list[JobKey] = []
-    planner = LayoutPlanner(queued.append)
+    planner = LayoutPlanner(queued.append, at_once())
     for number in range(MOST_JOBS + 3):
         planner.cover_of(JobKey("ns", f"job{number}"))(replace(a_problem(1, 1), batch_samples=16 + number))
     await until(lambda: len(queued) >= MOST_JOBS, "an answer", every_s=0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tracemalloc
 from collections import Counter
@@ -23,10 +22,11 @@ from heterotrain_operator.engine.publisher import MOST_WAITING
 from heterotrain_operator.engine.queue import READY_EVERY
 from heterotrain_operator.settings import Settings
 from lab.scale.workload import Size
+from support.executors import at_once
 from support.fakes import FakeKube
 from support.load import LoadTest, bodies_of, feed
 
-FEW, MANY = 20, 60
+FEW, MANY = 10, 30
 PODS_PER_JOB = 10
 MOST_REQUESTS_PER_JOB = 23 + 2 * PODS_PER_JOB
 """Each worker is created once and gets its plan once; the rest is Service and budget
@@ -38,13 +38,8 @@ DECISION, ALLOCATION = "heterotrain_operator.decide", "heterotrain_core.allocate
 
 
 @pytest.fixture(autouse=True)
-def single_threaded_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run in one thread, where calls can be counted, and without logs."""
-
-    async def at_once(call: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
+def silent() -> Iterator[None]:
+    """Run without logs."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     yield
     structlog.reset_defaults()
@@ -184,7 +179,7 @@ async def test_the_echo_of_new_numbers_causes_a_pass_where_something_else_was_do
 
 async def test_memory_for_a_job_and_its_pods_is_small() -> None:
     bodies = bodies_of(await filled_cluster(FEW))
-    app = App(FakeKube(), Settings(leader_election=False))
+    app = App(FakeKube(), Settings(leader_election=False), threads=at_once())
     tracemalloc.start()
     feed(app, bodies)
     used_bytes, _ = tracemalloc.get_traced_memory()
@@ -297,7 +292,7 @@ async def test_the_jobs_on_a_node_are_those_of_its_pods() -> None:
 async def test_a_restarted_operator_changes_no_pod_before_its_first_allocation() -> None:
     load = await filled_cluster(FEW)
     load.kube.calls.clear()
-    load.app = App(load.kube, load.app.settings)
+    load.app = App(load.kube, load.app.settings, threads=at_once())
     feed(load.app, bodies_of(load))
     while len(load.app.queue):
         await load.app.reconciler.handle(await load.app.queue.get())
@@ -346,10 +341,10 @@ async def test_no_pass_waits_for_an_event() -> None:
 
 
 async def test_pods_that_differ_only_by_their_job_are_checked_once() -> None:
-    load = await filled_cluster(FEW)
+    load = await filled_cluster(MANY)
     jobs = [body for (plural, _, _), body in load.kube.objects.items() if plural == "heterotrainjobs"]
     kinds = {(job["metadata"]["namespace"], pool["name"]) for job in jobs for pool in job["spec"]["workerPools"]}
-    assert sum(call[0] == "dry-run" for call in load.kube.calls) == len(kinds) < FEW * 1.75
+    assert sum(call[0] == "dry-run" for call in load.kube.calls) == len(kinds) < MANY * 1.75
 
 
 async def _nothing() -> None:

@@ -23,6 +23,7 @@ from heterotrain_operator.engine.app import App
 from heterotrain_operator.kube.client import TLS_BUFFER_BYTES, use_small_tls_buffers
 from heterotrain_operator.settings import Settings
 from lab.scale.workload import Size
+from support.executors import at_once
 from support.fake_cluster import FakeCluster
 from support.fakes import FakeKube
 from support.load import LoadTest, bodies_of, feed
@@ -87,7 +88,7 @@ async def test_what_is_kept_of_a_job_is_bounded() -> None:
     await load.settle()
     structlog.reset_defaults()
     bodies = bodies_of(load)
-    app = App(FakeKube(), Settings(leader_election=False))
+    app = App(FakeKube(), Settings(leader_election=False), threads=at_once())
     with allocated() as found:
         feed(app, bodies)
     assert len(app.store.jobs.all()) == JOBS

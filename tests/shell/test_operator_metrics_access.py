@@ -18,6 +18,7 @@ from heterotrain_operator.kube.resources import Resource
 from heterotrain_operator.kube.reviews import KEPT_S, MOST_TOKEN, MetricsAccess
 from heterotrain_operator.settings import Settings
 from prometheus_client import CollectorRegistry, Gauge
+from support.executors import at_once
 from support.fakes import FakeKube
 from support.ports import free_port
 
@@ -109,7 +110,7 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
     port = free_port()
     runners = await serve(
         listen="127.0.0.1", health_port=free_port(), metrics_port=port, healthy=lambda: True, ready=lambda: True,
-        registry=registry, allows=access(Reviewer()).allows, certificate=Certificate(tmp_path),
+        registry=registry, threads=at_once(), allows=access(Reviewer()).allows, certificate=Certificate(tmp_path),
     )  # fmt: skip
     yield f"https://127.0.0.1:{port}/metrics"
     for runner in runners:
@@ -164,7 +165,7 @@ async def test_probes_and_scrapes_come_over_ipv4_and_ipv6() -> None:
     ports = free_port(), free_port()
     runners = await serve(
         listen=Settings().listen, health_port=ports[0], metrics_port=ports[1], healthy=lambda: True,
-        ready=lambda: True, registry=CollectorRegistry(),
+        ready=lambda: True, registry=CollectorRegistry(), threads=at_once(),
     )  # fmt: skip
     async with aiohttp.ClientSession() as session:
         for host in ("127.0.0.1", "[::1]"):

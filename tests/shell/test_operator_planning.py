@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from concurrent.futures import Executor
 from dataclasses import replace
 
 import pytest
@@ -16,22 +16,25 @@ from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.plan.revision import BoundaryDistance
-from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.app import CLOCKS, App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.planning import LANE_PARTS, PlanningSlots
 from heterotrain_operator.engine.reconcile import LARGE_JOB
 from heterotrain_operator.settings import Settings
+from heterotrain_operator.threads import Threads
+from support.executors import AtOnce, ByHand, at_once
 from support.fake_cluster import FakeCluster, job_body
 from support.fakes import FakeKube
+from support.waiting import until
 
-WAIT_S = 30.0
 OBSERVATION = Observation(member="w/0", share_samples=8, steps=5, ended_s=1.0, compute=MeanVariance(mean=0.1))
 NEWS = Telemetry(sequence=1, observations={MemberId("w", 0): (OBSERVATION,)})
 
 
-def an_app(telemetry: dict[JobKey, Telemetry], clocks: Clocks | None = None) -> App:
+def an_app(telemetry: dict[JobKey, Telemetry], executor: Executor | None = None, clocks: Clocks = CLOCKS) -> App:
     """Return an operator with a job for each telemetry."""
-    app = App(FakeKube(), Settings(leader_election=False), clocks=clocks)
+    threads = Threads(executor, executor) if executor else at_once()
+    app = App(FakeKube(), Settings(leader_election=False), threads=threads, clocks=clocks)
 
     def telemetry_of(job: JobView) -> Telemetry:
         return telemetry[job.key]
@@ -48,21 +51,14 @@ async def test_a_pass_over_other_jobs_goes_on_while_a_job_s_models_are_fitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     large, small = JobKey("ns", "large"), JobKey("ns", "small")
-    app = an_app({large: NEWS, small: Telemetry()})
-    fitting, go_on = threading.Event(), threading.Event()
-
-    def slow(inputs: JobInputs) -> Decision:
-        if inputs.job.key == large:
-            fitting.set()
-            assert go_on.wait(WAIT_S), "the event loop runs meanwhile"
-        return Decision()
-
-    monkeypatch.setattr("heterotrain_operator.engine.reconcile.decide", slow)
+    executor = ByHand()
+    app = an_app({large: NEWS, small: Telemetry()}, executor)
+    monkeypatch.setattr("heterotrain_operator.engine.reconcile.decide", lambda _: Decision())
     pass_over_large = asyncio.create_task(app.reconciler.run_once(large))
-    assert await asyncio.to_thread(fitting.wait, WAIT_S)
+    await until(lambda: executor.waiting == 1, "a fit", every_s=0.0)
     await app.reconciler.run_once(small)
     assert not pass_over_large.done()
-    go_on.set()
+    executor.step()
     await pass_over_large
 
 
@@ -127,7 +123,8 @@ def test_jobs_near_their_boundary_do_not_wait_for_the_others() -> None:
 
 async def test_only_a_large_job_is_decided_in_a_thread_without_news(monkeypatch: pytest.MonkeyPatch) -> None:
     large, small = JobKey("ns", "large"), JobKey("ns", "small")
-    app = an_app({large: Telemetry(), small: Telemetry()})
+    executor = AtOnce()
+    app = an_app({large: Telemetry(), small: Telemetry()}, executor)
     cluster = FakeCluster().with_nodes("a", "b", "c")
     cluster.settle()
     body = next(iter(cluster.pods.values()))
@@ -138,13 +135,13 @@ async def test_only_a_large_job_is_decided_in_a_thread_without_news(monkeypatch:
             pod = parse_pod({**body, "metadata": {**body["metadata"], **metadata}})
             assert pod is not None
             app.store.pods.put(pod)
-    in_loop: dict[JobKey, bool] = {}
+    in_thread: dict[JobKey, bool] = {}
 
     def noted(inputs: JobInputs) -> Decision:
-        in_loop[inputs.job.key] = threading.current_thread() is threading.main_thread()
+        in_thread[inputs.job.key] = executor.working
         return Decision()
 
     monkeypatch.setattr("heterotrain_operator.engine.reconcile.decide", noted)
     for key in (large, small):
         await app.reconciler.run_once(key)
-    assert in_loop == {small: True, large: False}
+    assert in_thread == {small: False, large: True}

@@ -21,6 +21,7 @@ from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
 from heterotrain_operator.prom.vector import Series, Vector
 from heterotrain_operator.settings import PrometheusSettings, Settings
+from support.executors import at_once
 from support.fake_cluster import FakeCluster
 from support.fakes import FakeKube, FakeProm
 from support.unit_series import series, unit
@@ -68,6 +69,7 @@ class Bench:
             self.queue,
             OperatorMetrics(),
             PrometheusSettings(url="http://prometheus", poll_s=1.0, stale_s=30.0),
+            threads=at_once(),
             clocks=Clocks(loop.time, lambda: self.cluster.now_s + loop.time() - self.started_s),
         )
 
@@ -367,7 +369,12 @@ async def test_an_unexpected_error_does_not_end_the_reads() -> None:
 
 
 async def test_a_round_that_hangs_makes_the_operator_unhealthy() -> None:
-    app = App(FakeKube(), Settings(leader_election=False), clocks=Clocks(monotonic=asyncio.get_running_loop().time))
+    app = App(
+        FakeKube(),
+        Settings(leader_election=False),
+        threads=at_once(),
+        clocks=Clocks(monotonic=asyncio.get_running_loop().time),
+    )
     app._synced.set()
     app.poller._prom = SlowProm(answers_after_s=STUCK_S * 10)
     for number in range(3):
@@ -382,7 +389,12 @@ async def test_a_round_that_hangs_makes_the_operator_unhealthy() -> None:
 
 
 async def test_an_allocation_that_hangs_makes_the_operator_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = App(FakeKube(), Settings(leader_election=False), clocks=Clocks(monotonic=asyncio.get_running_loop().time))
+    app = App(
+        FakeKube(),
+        Settings(leader_election=False),
+        threads=at_once(),
+        clocks=Clocks(monotonic=asyncio.get_running_loop().time),
+    )
     app._synced.set()
     monkeypatch.setattr(app.allocator, "_run_once", asyncio.Event().wait)
     allocating = asyncio.create_task(app.allocator.run())

@@ -12,6 +12,7 @@ from heterotrain_operator.prom import client as prom_client
 from heterotrain_operator.prom.client import PromClient
 from heterotrain_operator.prom.errors import PromBadAnswer
 from heterotrain_operator.prom.vector import Series
+from support.executors import at_once
 from support.ports import free_port
 
 GOOD = json.dumps(
@@ -47,7 +48,7 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[PromClient]:
-    found = PromClient(server.url, timeout_s=10.0)
+    found = PromClient(server.url, threads=at_once(), timeout_s=10.0)
     yield found
     await found.close()
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -18,6 +16,8 @@ from heterotrain_operator.decide.inputs import FitsNeeded, JobInputs
 from heterotrain_operator.engine import reconcile
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.memory import JobMemory
+from heterotrain_operator.threads import Threads
+from support.executors import AtOnce, ByHand
 from support.fake_cluster import FakeCluster, a_running_job, job_body
 from support.fakes import FakeKube
 from support.operator_app import KEY, an_app
@@ -79,26 +79,25 @@ def with_news(app: App) -> App:
 
 
 async def test_an_urgent_pass_leaves_new_telemetry_to_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    app, seen = with_news(an_app(FakeKube())), list[tuple[bool, bool]]()
+    executor, seen = AtOnce(), list[tuple[bool, bool]]()
+    app = with_news(an_app(FakeKube(), threads=Threads(executor, executor)))
 
     def noted(inputs: JobInputs) -> Decision:
-        seen.append((inputs.replan, threading.current_thread() is threading.main_thread()))
+        seen.append((inputs.replan, executor.working))
         return Decision()
 
     monkeypatch.setattr(reconcile, "decide", noted)
     app.queue.add_urgent(KEY)
     assert await app.reconciler.handle(await app.queue.get_urgent()) == "ok"
-    assert seen == [(False, True)], "on the event loop, without new shares"
+    assert seen == [(False, False)], "on the event loop, without new shares"
     async with asyncio.timeout(WAIT_S):
         assert await app.reconciler.handle(await app.queue.get()) == "ok", "it comes again at once"
-    assert seen[1:] == [(True, False)]
+    assert seen[1:] == [(True, True)]
 
 
 async def test_an_urgent_pass_that_needs_models_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    app, go_on, seen = with_news(an_app(FakeKube())), threading.Event(), list[bool]()
-    loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(1))
-    long = loop.run_in_executor(None, go_on.wait, WAIT_S)
+    busy, seen = ByHand(), list[bool]()
+    app = with_news(an_app(FakeKube(), threads=Threads(busy, AtOnce())))
 
     def decided(inputs: JobInputs) -> Decision:
         if not inputs.may_fit:
@@ -107,15 +106,10 @@ async def test_an_urgent_pass_that_needs_models_waits_for_no_thread(monkeypatch:
         return Decision()
 
     monkeypatch.setattr(reconcile, "decide", decided)
-    try:
-        app.queue.add_urgent(KEY)
-        async with asyncio.timeout(WAIT_S):
-            assert await app.reconciler.handle(await app.queue.get_urgent()) == "ok"
-        assert seen == [True], "then it looks at the new telemetry, too"
-        assert not long.done()
-    finally:
-        go_on.set()
-        await long
+    app.queue.add_urgent(KEY)
+    assert await app.reconciler.handle(await app.queue.get_urgent()) == "ok"
+    assert seen == [True], "then it looks at the new telemetry, too"
+    assert not busy.waiting
 
 
 async def test_a_new_leader_answers_first_what_nobody_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.handlers import register
 from heterotrain_operator.kube.errors import NotFound, Unavailable
 from heterotrain_operator.settings import Settings
+from support.executors import at_once
 from support.fake_cluster import FakeCluster, job_body, node_body
 from support.fakes import FakeKube
 from support.operator_app import KEY, an_app, failing, without_competition
@@ -75,7 +76,7 @@ async def test_a_deletion_during_a_gap_of_the_watch_is_noticed_when_the_watch_li
     between: tuple[str, ...],
 ) -> None:
     kube = FakeKube()
-    app = App(kube, Settings(leader_election=False, relist_s=3600.0))
+    app = App(kube, Settings(leader_election=False, relist_s=3600.0), threads=at_once())
     for name in ("a", "b"):
         kube.objects["nodes", "", name] = node_body(name, name)
     running = asyncio.create_task(app.run())
@@ -125,7 +126,7 @@ async def test_nothing_is_watched_before_the_api_server_serves_jobs(monkeypatch:
 
     kube.fail = lambda *_: answers.pop(0)
     monkeypatch.setattr("heterotrain_operator.engine.app.asyncio.sleep", pause)
-    await App(kube, Settings(leader_election=False)).wait_until_served()
+    await App(kube, Settings(leader_election=False), threads=at_once()).wait_until_served()
     assert (answers, len(pauses)) == ([], 2)
 
 
@@ -138,7 +139,7 @@ async def test_the_operator_starts_only_after_the_api_server_serves_jobs(monkeyp
     async def no_servers(**_: object) -> list[object]:
         return []
 
-    app = App(FakeKube(), Settings(leader_election=False))
+    app = App(FakeKube(), Settings(leader_election=False), threads=at_once())
     monkeypatch.setattr("heterotrain_operator.handlers.serve", no_servers)
     monkeypatch.setattr(app, "wait_until_served", lambda: note("served"))
     monkeypatch.setattr(app, "run", lambda: note("run"))

@@ -6,17 +6,21 @@ import copy
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.quantity import pod_requests
-from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.app import CLOCKS, App
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.kube.resources import JOBS, PODS, Resource
-from heterotrain_operator.settings import Settings
+from heterotrain_operator.settings import PrometheusSettings, Settings
+from heterotrain_operator.threads import Threads
 from lab.scale.workload import Size, job, nodes
 
+from support.executors import at_once
 from support.fake_cluster import NOW_S
 from support.fakes import Body, FakeKube
 
@@ -48,7 +52,13 @@ class LoadTest:
     """A busy cluster: jobs that together want more than its capacity, up to their ready workers."""
 
     def __init__(
-        self, size: Size, *, more_nodes: int = 0, unschedulable: bool = False, clocks: Clocks | None = None
+        self,
+        size: Size,
+        *,
+        more_nodes: int = 0,
+        unschedulable: bool = False,
+        clocks: Clocks = CLOCKS,
+        threads: Threads | None = None,
     ) -> None:
         """Make the cluster.
 
@@ -57,10 +67,13 @@ class LoadTest:
             more_nodes: nodes that no pool selects.
             unschedulable: whether the scheduler reports pods for which there is no node.
             clocks: of the operator.
+            threads: of the operator; without them, it does all work at once.
         """
         self._reports_unschedulable = unschedulable
+        self._clocks = clocks
         self.kube = EchoKube()
-        self.app = App(self.kube, Settings(leader_election=False, gather_s=0.0, status_interval_s=0.0), clocks=clocks)
+        settings = Settings(leader_election=False, gather_s=0.0, status_interval_s=0.0)
+        self.app = App(self.kube, settings, threads=threads or at_once(), clocks=clocks)
         self.passes = 0
         self.events = 0
         self._free: dict[str, int] = {}
@@ -77,6 +90,12 @@ class LoadTest:
         self.nodes = {name: body["metadata"]["labels"] for (_, _, name), body in self.kube.objects.items()}
         for number in range(size.jobs):
             self.create(number)
+
+    def read_from(self, prom: Prom) -> None:
+        """Let the operator read telemetry, which it had none of so far."""
+        app, settings = self.app, PrometheusSettings(url="http://x")
+        app.poller = Poller(prom, app.store, app.queue, app.metrics, settings, clocks=self._clocks, threads=app.threads)
+        app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
 
     def create(self, number: int) -> None:
         """Create a job as a user does."""

@@ -13,20 +13,28 @@ from heterotrain_operator.cluster_state.parse import (
 )
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.grants.grant import UNLIMITED
-from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.app import CLOCKS, App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.kube.errors import KubeError
 from heterotrain_operator.settings import Settings
+from heterotrain_operator.threads import Threads
 
+from support.executors import at_once
 from support.fake_cluster import FakeCluster, pool
 from support.fakes import FakeKube
 
 KEY = JobKey("ns", "job")
 
 
-def an_app(kube: FakeKube, cluster: FakeCluster | None = None, clocks: Clocks | None = None, **settings: Any) -> App:
+def an_app(
+    kube: FakeKube,
+    cluster: FakeCluster | None = None,
+    clocks: Clocks = CLOCKS,
+    threads: Threads | None = None,
+    **settings: Any,
+) -> App:
     """Return an operator that has listed a cluster."""
-    app = without_competition(kube, status_interval_s=0.0, clocks=clocks, **settings)
+    app = without_competition(kube, status_interval_s=0.0, clocks=clocks, threads=threads, **settings)
     cluster = cluster or FakeCluster().with_nodes("a", "b", "c")
     for body in cluster.nodes.values():
         app.store.nodes.put(parse_node(body))
@@ -46,10 +54,16 @@ def deliver_pods_and_plan(app: App, kube: FakeKube, cluster: FakeCluster) -> Non
 
 
 def without_competition(
-    kube: FakeKube, *, status_interval_s: float, clocks: Clocks | None = None, **settings: Any
+    kube: FakeKube,
+    *,
+    status_interval_s: float,
+    clocks: Clocks = CLOCKS,
+    threads: Threads | None = None,
+    **given: Any,
 ) -> App:
-    """Return an operator whose jobs need not wait for an allocation."""
-    app = App(kube, Settings(leader_election=False, status_interval_s=status_interval_s, **settings), clocks=clocks)
+    """Return an operator whose jobs need not wait for an allocation; without threads, it does all work at once."""
+    settings = Settings(leader_election=False, status_interval_s=status_interval_s, **given)
+    app = App(kube, settings, threads=threads or at_once(), clocks=clocks)
     app.reconciler._sources = replace(app.reconciler._sources, grant_of=lambda _: UNLIMITED)
     return app
 

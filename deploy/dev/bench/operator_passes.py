@@ -20,7 +20,6 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ from heterotrain_operator.engine.clocks import Clocks  # noqa: E402  # after the
 from heterotrain_operator.engine.loop_delay import watch_delay  # noqa: E402  # after the path is set
 from heterotrain_operator.engine.responsiveness import keep_responsive  # noqa: E402  # after the path is set
 from heterotrain_operator.prom import client  # noqa: E402  # after the path is set
-from heterotrain_operator.settings import PrometheusSettings, Settings  # noqa: E402  # after the path is set
+from heterotrain_operator.settings import Settings  # noqa: E402  # after the path is set
+from heterotrain_operator.threads import Threads  # noqa: E402  # after the path is set
 from lab.scale.exporters import SCRAPE_S, StandIn  # noqa: E402  # after the path is set
 from lab.scale.workload import Size  # noqa: E402  # after the path is set
 from machine import free_port, machine  # noqa: E402  # after the path is set
@@ -116,19 +116,15 @@ class Bench:
 
     Args:
         load: the cluster that the jobs have filled.
-        clocks: of the operator.
         url: of the stand-in for Prometheus.
     """
 
-    def __init__(self, load: LoadTest, clocks: Clocks, url: str) -> None:
+    def __init__(self, load: LoadTest, url: str) -> None:
         self.load, self.costs, self._url = load, Costs(), url
         self.delays: list[float] = []
         app = load.app
-        self.prom = client.PromClient(url, timeout_s=10.0)
-        app.poller = poller.Poller(
-            self.prom, app.store, app.queue, app.metrics, PrometheusSettings(url=url), clocks=clocks
-        )
-        app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
+        self.prom = client.PromClient(url, threads=app.threads, timeout_s=10.0)
+        load.read_from(self.prom)
         app.allocator._telemetry_of = app.poller.telemetry_of
         app.actor._status_interval_s = Settings().status_interval_s
         vars(reconcile)["decide"] = self.costs.timed("deciding", vars(reconcile)["decide"])
@@ -183,13 +179,13 @@ async def measure(jobs: int, seconds: float, url: str, *, profile: bool) -> None
     """Fill a cluster, let all jobs train, and print what that costs."""
     offset_s = NOW_S - time.time()
     clocks = Clocks(time.monotonic, lambda: time.time() + offset_s)
-    load = LoadTest(Size(jobs=jobs, pods=WORKERS_PER_JOB * jobs), clocks=clocks)
+    load = LoadTest(Size(jobs=jobs, pods=WORKERS_PER_JOB * jobs), clocks=clocks, threads=Threads.few())
     started_s = time.perf_counter()
     await load.settle()
     print(
         f"{sum(load.ready.values())} workers of {jobs} jobs after {time.perf_counter() - started_s:.0f} s", flush=True
     )
-    bench, profiler = Bench(load, clocks, url), cProfile.Profile()
+    bench, profiler = Bench(load, url), cProfile.Profile()
     async with aiohttp.ClientSession() as session:
         await bench.deliver_plans(session)
         tasks = bench.tasks(session)

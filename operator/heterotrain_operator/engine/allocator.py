@@ -33,6 +33,7 @@ from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Line, Queue
 from heterotrain_operator.engine.turns import Turns
+from heterotrain_operator.threads import Threads
 
 SETTLE_S = 2.0
 """Least seconds between two decisions, so that changes that come together are decided together."""
@@ -74,6 +75,7 @@ class Allocator:
 
     Args:
         telemetry_of: a job's telemetry from Prometheus.
+        threads: decide.
         namespace_weights: weights of namespaces; others have weight 1.
         admitted: what admission makes of the pods of each job.
 
@@ -89,6 +91,7 @@ class Allocator:
         *,
         telemetry_of: Callable[[JobView], Telemetry],
         clocks: Clocks,
+        threads: Threads,
         namespace_weights: Mapping[str, float] | None = None,
         admitted: AdmittedPods | None = None,
     ) -> None:
@@ -97,6 +100,7 @@ class Allocator:
         self._metrics = metrics
         self._telemetry_of = telemetry_of
         self._clocks = clocks
+        self._threads = threads
         self._namespace_weights = namespace_weights or {}
         self._admitted = admitted or AdmittedPods()
         self.busy = BusyTime(clocks.monotonic)
@@ -162,7 +166,7 @@ class Allocator:
         nodes = dict(self._store.nodes.all())
         used = self._store.used()
         try:
-            found = await asyncio.to_thread(competitions, inputs, nodes, used, before.__getitem__, self._leave_out)
+            found = await self._threads.run(competitions, inputs, nodes, used, before.__getitem__, self._leave_out)
         except Exception:
             log.exception("allocation failed by a bug: every job keeps its grant")
             self._count_bug()
@@ -186,7 +190,7 @@ class Allocator:
     async def _decide(self, competition: Competition) -> None:
         competitors = {competitor.job.key: competitor for competitor in competition.competitors}
         try:
-            grants = await asyncio.to_thread(
+            grants = await self._threads.run(
                 decide_allocation,
                 competition,
                 now_s=self._clocks.wall(),

@@ -50,6 +50,7 @@ from heterotrain_operator.kube.resources import JOBS
 from heterotrain_operator.kube.reviews import MetricsAccess
 from heterotrain_operator.kube.verbs import Kube
 from heterotrain_operator.settings import Settings, announcements, namespace_weights
+from heterotrain_operator.threads import Threads
 
 LIST_RETRY_S = 2.0
 RELEASE_S = 5.0
@@ -59,6 +60,8 @@ STUCK_S = 900.0
 STALE_LISTS = 3
 """The operator reports itself unhealthy after this many missed full lists."""
 
+CLOCKS = Clocks()
+
 log = structlog.get_logger()
 
 
@@ -66,9 +69,8 @@ class App:
     """The operator without kopf: events come in by method calls, so that tests need no framework."""
 
     def __init__(
-        self, kube: Kube, settings: Settings, prom: Prom | None = None, *, clocks: Clocks | None = None
+        self, kube: Kube, settings: Settings, prom: Prom | None = None, *, threads: Threads, clocks: Clocks = CLOCKS
     ) -> None:
-        clocks = clocks or Clocks()
         self.kube = kube
         self.settings = settings
         self.metrics = OperatorMetrics()
@@ -89,7 +91,10 @@ class App:
             status_interval_s=settings.status_interval_s,
             network_policy=settings.network_policy,
         )
-        self.poller = Poller(prom, self.store, self.queue, self.metrics, settings.prometheus, clocks=clocks)
+        self.threads = threads
+        self.poller = Poller(
+            prom, self.store, self.queue, self.metrics, settings.prometheus, clocks=clocks, threads=threads
+        )
         admitted = AdmittedPods()
         self.allocator = Allocator(
             self.store,
@@ -97,18 +102,19 @@ class App:
             self.metrics,
             telemetry_of=self.poller.telemetry_of,
             clocks=clocks,
+            threads=threads,
             namespace_weights=namespace_weights(settings.namespace_weights),
             admitted=admitted,
         )
         sources = JobInputSources(
             telemetry_of=self.poller.telemetry_of,
             grant_of=self.allocator.grant_of,
-            cover_of=LayoutPlanner(self.queue.add_unless_failing).cover_of,
+            cover_of=LayoutPlanner(self.queue.add_unless_failing, threads).cover_of,
             gather_s=settings.gather_s,
             force_delete_s=settings.force_delete_s or None,
             admitted=admitted,
         )
-        self.devices = DeviceReader(kube, self.store)
+        self.devices = DeviceReader(kube, self.store, threads)
         self.reconciler = Reconciler(
             kube,
             self.store,
@@ -118,6 +124,7 @@ class App:
             sources=sources,
             devices=self.devices,
             clocks=clocks,
+            threads=threads,
         )
         self.metrics_access = MetricsAccess(kube, path=METRICS_PATH, monotonic=clocks.monotonic)
         self.elector: Elector | None = None

@@ -37,6 +37,7 @@ from heterotrain_operator.kube.resources import (
     RESOURCE_SLICES,
 )
 from heterotrain_operator.kube.verbs import Body, Kube
+from heterotrain_operator.threads import Threads
 
 MOST_KINDS = 16
 """Kinds of devices that are counted, those asked for first; what a claim asks for besides is left to the scheduler."""
@@ -47,8 +48,9 @@ log = structlog.get_logger()
 class DeviceReader:
     """Counts the kinds of devices that jobs ask for."""
 
-    def __init__(self, kube: Kube, store: Store) -> None:
+    def __init__(self, kube: Kube, store: Store, threads: Threads) -> None:
         self._kube = kube
+        self._threads = threads
         self._store = store
         self._expressions = Expressions()
         self._kinds: set[DeviceKind] = set()
@@ -123,7 +125,7 @@ class DeviceReader:
             except KubeError as error:
                 self._complain(f"devices that pods claim can't be listed, so the scheduler alone counts them: {error}")
             else:
-                self._offers, self._counted = await asyncio.to_thread(self._count, classes, slices, set(self._kinds))
+                self._offers, self._counted = await self._threads.run(self._count, classes, slices, set(self._kinds))
                 workers = self._store.pods.all()
                 self._store.foreign_devices = held_by_others(self._offers, claims, lambda *key: key in workers)
             uncounted, nodes = self._kinds - self._counted, self._store.nodes.all()

@@ -21,6 +21,7 @@ from heterotrain_core.layout.result import Cover, Infeasible
 
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.plan.stages import CoverOf
+from heterotrain_operator.threads import Threads
 
 MOST_JOBS = 64
 """Jobs whose templates are kept, those that were asked about last."""
@@ -53,10 +54,12 @@ class LayoutPlanner:
 
     Args:
         answered: called in the event loop with a job for which there is a new answer.
+        threads: search.
     """
 
-    def __init__(self, answered: Callable[[JobKey], None]) -> None:
+    def __init__(self, answered: Callable[[JobKey], None], threads: Threads) -> None:
         self._answered = answered
+        self._threads = threads
         self._known: OrderedDict[JobKey, _Known] = OrderedDict()
         self._open: dict[JobKey, Problem] = {}
         """The newest question of each job."""
@@ -114,7 +117,7 @@ class LayoutPlanner:
     async def _search(self, key: JobKey, known: _Known, problem: Problem) -> None:
         """Find an answer in a thread and keep it."""
         try:
-            known.book, answer = await asyncio.to_thread(solve, known.book, problem)
+            known.book, answer = await self._threads.run(solve, known.book, problem)
         except Exception as error:  # a bug in one job's search must not end the operator
             log.exception("the search for layouts failed by a bug", job=key.name, namespace=key.namespace)
             answer = Infeasible(reason=f"the search for layouts failed by a bug: {error!r}")

@@ -33,6 +33,7 @@ from heterotrain_operator.prom.series_map import JobReader
 from heterotrain_operator.prom.unit_profiles import parse_profile, profile_of
 from heterotrain_operator.prom.vector import Vector
 from heterotrain_operator.settings import PrometheusSettings
+from heterotrain_operator.threads import Threads
 
 PARALLEL_READS = 8
 TAKING_PART = 0.15
@@ -78,6 +79,7 @@ class Poller:
 
     Args:
         prom: ``None`` when telemetry is switched off.
+        threads: take long answers.
 
     Attributes:
         busy: how long the current round has gone without progress.
@@ -92,6 +94,7 @@ class Poller:
         settings: PrometheusSettings,
         *,
         clocks: Clocks,
+        threads: Threads,
     ) -> None:
         self._prom = prom
         self._store = store
@@ -99,6 +102,7 @@ class Poller:
         self._metrics = metrics
         self._settings = settings
         self._clocks = clocks
+        self._threads = threads
         self.busy = BusyTime(clocks.monotonic)
         self._histories: dict[str, TelemetryHistory] = {}
         self._readers: dict[str, JobReader] = {}
@@ -201,7 +205,7 @@ class Poller:
                 )
                 timed = partial(_timed, take, self._clocks.processor)
                 in_thread = len(answer.values) > ROWS_AT_ONCE
-                taken, took_s = await asyncio.to_thread(timed) if in_thread else timed()
+                taken, took_s = await self._threads.run(timed) if in_thread else timed()
                 self._take_s = min(MOST_TAKE_S, took_s)
                 if taken.news:
                     self._queue.add_news(job.key)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -44,6 +43,7 @@ from heterotrain_operator.engine.slot_index import SlotIndex
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
 from heterotrain_operator.kube.verbs import Kube
+from heterotrain_operator.threads import Threads
 
 LONGEST_RETRY_S = 320.0
 """The pause between dry runs of a refused template doubles each time, up to this many seconds."""
@@ -99,6 +99,7 @@ class Reconciler:
         sources: JobInputSources,
         devices: DeviceReader,
         clocks: Clocks,
+        threads: Threads,
     ) -> None:
         self._kube = kube
         self._store = store
@@ -116,8 +117,7 @@ class Reconciler:
         self._relearn_due_s = clocks.monotonic() + RELEARN_S
         self._begun_s: dict[JobKey, float] = {}
         """When each pass in progress began."""
-        self._urgent_thread = ThreadPoolExecutor(1, thread_name_prefix="urgent")
-        """For urgent passes that need models: the other threads may be busy for seconds."""
+        self._threads = threads
 
     async def work(self, get: Callable[[], Awaitable[JobKey]]) -> None:
         """Reconcile jobs from the queue, which ``get`` takes one from, until cancelled."""
@@ -351,10 +351,8 @@ class Reconciler:
                 considered = considered and not fits
         if timed is None:
             inputs = self._for_thread(inputs, memory)
-            if urgent:
-                timed = await asyncio.get_running_loop().run_in_executor(self._urgent_thread, self._timed, inputs)
-            else:
-                timed = await asyncio.to_thread(self._timed, inputs)
+            run = self._threads.run_urgently if urgent else self._threads.run
+            timed = await run(self._timed, inputs)
         decision, spent_s = timed
         took_s = self._clocks.monotonic() - started_s
         self._metrics.decision_seconds.observe(took_s)

@@ -11,11 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
-THREADS = 3
-"""Threads that compute: each makes the loop wait for the interpreter that much longer. The allocation and the planner
-of layouts may keep one each for seconds; telemetry and shares take turns on the third."""
 SWITCH_S = 0.001
 """Longest time for which a computing thread keeps the interpreter, in seconds; Python's own value is 0.005."""
 SHORT_EVERY_S = 1.0
@@ -40,13 +36,12 @@ def collect_all() -> None:
 
 
 async def keep_responsive() -> None:
-    """Set the number of threads and the switch interval, and collect garbage in short pieces until cancelled.
+    """Set the switch interval, and collect garbage in short pieces until cancelled.
 
     The interpreter's own settings are then restored.
     """
     loop, switch_s, thresholds = asyncio.get_running_loop(), sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_S)
-    loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="computing"))
     gc.set_threshold(*THRESHOLDS)
     whole_s = loop.time()
     try:

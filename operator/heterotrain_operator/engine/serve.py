@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
+
+from heterotrain_operator.threads import Threads
 
 METRICS_PATH = "/metrics"
 _BEARER = "Bearer "
@@ -52,7 +53,10 @@ class Certificate:
 
 
 def _metrics(
-    registry: CollectorRegistry, allows: Callable[[str], Awaitable[bool]] | None, certificate: Certificate | None
+    registry: CollectorRegistry,
+    threads: Threads,
+    allows: Callable[[str], Awaitable[bool]] | None,
+    certificate: Certificate | None,
 ) -> _Handler:
     async def handle(request: web.Request) -> web.Response:
         if certificate is not None:
@@ -67,7 +71,7 @@ def _metrics(
                 return web.Response(status=403, text="this token may not get /metrics\n")
         # For a thousand jobs, the text takes a tenth of a second.
         return web.Response(
-            body=await asyncio.to_thread(generate_latest, registry),
+            body=await threads.run(generate_latest, registry),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
@@ -82,6 +86,7 @@ async def serve(
     healthy: Callable[[], bool],
     ready: Callable[[], bool],
     registry: CollectorRegistry,
+    threads: Threads,
     allows: Callable[[str], Awaitable[bool]] | None = None,
     certificate: Certificate | None = None,
 ) -> list[web.AppRunner]:
@@ -94,6 +99,7 @@ async def serve(
         healthy: whether the process works.
         ready: whether it has read the cluster.
         registry: the metrics.
+        threads: write the metrics' text.
         allows: whether a bearer token may read the metrics; ``None`` lets all clients read them.
         certificate: for TLS; ``None`` serves metrics without.
     """
@@ -101,7 +107,7 @@ async def serve(
     health.router.add_get("/healthz", _answer(healthy, "healthy"))
     health.router.add_get("/readyz", _answer(ready, "ready"))
     exporter = web.Application()
-    exporter.router.add_get(METRICS_PATH, _metrics(registry, allows, certificate))
+    exporter.router.add_get(METRICS_PATH, _metrics(registry, threads, allows, certificate))
     runners = []
     tls = certificate.context if certificate is not None else None
     for app, port, context in ((health, health_port, None), (exporter, metrics_port, tls)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import ssl
 import zlib
@@ -12,6 +11,7 @@ import aiohttp
 
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
 from heterotrain_operator.prom.vector import Vector, parse_answer
+from heterotrain_operator.threads import Threads
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """Bytes of an answer, also after decompression; more would not fit next to the rest in the operator's memory."""
@@ -32,10 +32,11 @@ class PromClient:
     """
 
     def __init__(
-        self, url: str, *, timeout_s: float, auth_dir: Path | None = None, ca_file: Path | None = None
+        self, url: str, *, threads: Threads, timeout_s: float, auth_dir: Path | None = None, ca_file: Path | None = None
     ) -> None:
         self._url = url.rstrip("/")
         self._timeout_s = timeout_s
+        self._threads = threads
         self._auth_dir = auth_dir
         self._ssl = ssl.create_default_context(cafile=str(ca_file)) if ca_file else None
         self._session: aiohttp.ClientSession | None = None
@@ -72,7 +73,7 @@ class PromClient:
         try:
             if encoding == "identity" and len(body) <= BYTES_AT_ONCE:
                 return parse_answer(body)
-            return await asyncio.to_thread(lambda: parse_answer(_plain(body, encoding)))
+            return await self._threads.run(lambda: parse_answer(_plain(body, encoding)))
         except ValueError as error:
             raise PromBadAnswer(f"Prometheus answers HTTP {status} without JSON") from error
 

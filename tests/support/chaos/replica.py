@@ -18,6 +18,7 @@ from heterotrain_operator.settings import Settings
 from support.chaos.api_server import ApiServer, Body
 from support.chaos.connection import ChaosClient, Link, Network
 from support.chaos.telemetry import ChaosPrometheus
+from support.executors import at_once
 
 RESTART_S = 2.0
 
@@ -93,7 +94,7 @@ class Replica:
         kube = ChaosClient(self.link, clock)
         settings = Settings(namespace="system", identity=f"{self.name}-{self._rng.random()}", gather_s=5.0)
         clocks = Clocks(monotonic=loop.time, wall=clock.now_s, skew_s=clock.skew_s)
-        app = self.app = App(kube, settings, self._prometheus, clocks=clocks)
+        app = self.app = App(kube, settings, self._prometheus, threads=at_once(), clocks=clocks)
         app.queue._jitter = lambda: self._rng.uniform(0.8, 1.2)
         await app.wait_until_served()
         async with asyncio.TaskGroup() as tasks:

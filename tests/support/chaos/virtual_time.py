@@ -29,7 +29,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time; work for other threads runs at once, because threads would not be repeatable."""
+    """An event loop in virtual time."""
 
     def __init__(self) -> None:
         self._virtual_s = 0.0
@@ -44,15 +44,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the virtual seconds since the loop was made."""
         return self._virtual_s
-
-    def run_in_executor(self, _executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]  # a future instead of a thread's
-        """Call the function at once and return its result as a future."""
-        future: asyncio.Future[Any] = self.create_future()
-        try:
-            future.set_result(function(*args))
-        except Exception as error:  # noqa: BLE001  # the caller gets it, as from a thread
-            future.set_exception(error)
-        return future
 
 
 def run_virtual(main: Coroutine[Any, Any, _Result]) -> _Result:
