@@ -178,3 +178,16 @@ def counted(*, out: str, fault: dict[str, Any] | None = None) -> None:
                 step.backward((error**2 * first).sum() + ratio * (error.abs() * second).sum(), weight=int(first.sum()))
             step.apply(optimizer)
     torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+
+
+def summed(*, out: str, fault: dict[str, Any] | None = None) -> None:
+    """Train with a sum over samples, which has no weight."""
+    job = heterotrain.init()
+    model = job.wrap(net())
+    optimizer = job.optimizer(optimizer_of(model))
+    install_faults(FaultInjector(fault))
+    for step in job.steps(problem(96)):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).sum())
+            step.apply(optimizer)

@@ -184,3 +184,13 @@ def test_two_denominators_are_those_of_the_global_batch(operate: Operate) -> Non
     for worker in workers:
         assert worker.code == 0, worker.log()
         assert_same_weights(operator.weights(worker), {n: v.detach() for n, v in model.state_dict().items()})
+
+
+def test_a_sum_over_samples_is_refused_where_each_rank_has_one_size(operate: Operate) -> None:
+    """All ranks end with one sentence in the first step, also the one without samples."""
+    operator = operate()
+    for worker in run(operator, "summed", faults={}, shares=(9, 0, 7)):
+        assert worker.code == 1
+        assert worker.outcome is not None
+        assert "step 0: the loss is a sum over samples" in worker.outcome.reason
+        assert "micro-batches of 7 and 9 samples" in worker.outcome.reason

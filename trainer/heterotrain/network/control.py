@@ -19,7 +19,7 @@ FIELDS = (
     "checkpoint", "mark",
     "plain_weighted", "plain_groups", "plain_total",
     "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
-    "measure_every", "fingerprint", "signature", "more", "changed", "ends",
+    "measure_every", "fingerprint", "signature", "more", "changed", "summed", "ends",
 )  # fmt: skip
 HEADER = len(FIELDS)
 SIGNATURE, CHANGED = FIELDS.index("signature"), FIELDS.index("changed")
@@ -71,6 +71,7 @@ class Slot:
         more: whether this rank makes another pass over its micro-batches in this step.
         changed: whether a tensor has changed in forward that no rank has tracked before, or got another shape.
         ends: ``AFTER`` or ``BEFORE`` where this rank's script has ended the training, else 0.
+        summed: what this rank knows of a loss that is a sum over samples (``steps/summed_loss.py``); 0 for nothing.
         buckets_s: seconds of each bucket's transfer, one step late; NaN when unknown.
         unused: parameters that got no gradient on this rank: bit i stands for the i-th in the buckets.
         parameters: number of parameters in the buckets, so that every rank's slot has the same length.
@@ -94,6 +95,7 @@ class Slot:
     signature: int = 0
     more: bool = False
     changed: bool = False
+    summed: float = 0.0
     ends: float = 0.0
     buckets_s: tuple[float, ...] = ()
     unused: int = 0
@@ -126,6 +128,7 @@ class StepDecision:
         measure_every: all ranks measure every this many steps: the largest number among the slots.
         fingerprints: of each rank's state, by rank in the group.
         same_pass: whether all ranks make another pass in this step, or none does.
+        summed: of each rank; empty if no rank knows of such a loss.
         buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early measures mostly its wait.
         unused: parameters that got no gradient on any rank, as bits like the slot's.
     """
@@ -147,6 +150,7 @@ class StepDecision:
     measure_every: int = 1
     fingerprints: tuple[float, ...] = ()
     same_pass: bool = True
+    summed: tuple[float, ...] = ()
     buckets_s: tuple[float, ...]
     unused: int = 0
     waiting: tuple[int, ...] = ()
@@ -162,6 +166,7 @@ def to_row(slot: Slot) -> list[float]:
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
         slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total,
         float(slot.measure_every), slot.fingerprint, float(slot.signature), float(slot.more), float(slot.changed),
+        slot.summed,
         slot.ends,
         *_words(slot.unused, slot.parameters), *slot.buckets_s,
     ]  # fmt: skip
@@ -179,7 +184,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
         votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
         plain_weighted, plain_groups, plain_total,
         preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints, _, more, _,
-        ends,
+        summed, ends,
     ) = columns[:HEADER]  # fmt: skip
     words = word_count(parameters)
     versions = list(zip(generations, revisions, strict=True))
@@ -206,6 +211,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
         measure_every=int(max(measure_every)),
         fingerprints=fingerprints,
         same_pass=len(set(more)) == 1,
+        summed=summed if any(summed) else (),
         buckets_s=_minima(columns[HEADER + words :]),
         unused=_common(columns[HEADER : HEADER + words]),
         waiting=waiting,

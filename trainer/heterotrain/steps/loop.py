@@ -55,6 +55,7 @@ from heterotrain.steps.script_exchanges import ScriptExchanges
 from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.step import Step
 from heterotrain.steps.step_records import StepRecords
+from heterotrain.steps.summed_loss import SummedLosses
 from heterotrain.steps.task import Task
 from heterotrain.steps.vote import exchange_votes
 from heterotrain.telemetry.report import Report
@@ -129,6 +130,7 @@ class Loop:
         self._repeating: int | None = None
         self._open: Step | None = None
         self._lockstep = False
+        self._summed = SummedLosses()
         self._exchanges = False
         self._all_end = False
         self._first_steps: int | None = None
@@ -309,6 +311,7 @@ class Loop:
             context=self,
             is_retry=self._repeating == task.number,
             lockstep=self._lockstep,
+            summed=self._summed,
         )
 
     def _repeat(self, step: Step) -> None:
@@ -478,7 +481,7 @@ class Loop:
             fingerprint=math.nan if step.passes else self._replicas.fingerprint,  # compared in the first pass
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
             signature=reducer.signature, more=step.more, unused=reducer.unused, parameters=reducer.parameters,
-            changed=state.is_active and state.has_news,
+            changed=state.is_active and state.has_news, summed=step.summed.code,
             ends=self.shutdown.ends(step.number),
         )  # fmt: skip
         decision, held = exchange_votes(active_group, reducer, state, slot, held, job_uid=self._identity.job_uid)

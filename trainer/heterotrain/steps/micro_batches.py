@@ -103,11 +103,13 @@ class MicroBatches:
                 self._kept.append(batch)
         self.handed_out += 1
         self.anchors.clear()
-        self.enter_forward(clock.spent(Phase.LOAD, began))
+        self.mark = clock.spent(Phase.LOAD, began)
+        self._forward = self.numerics.precision.autocast()
+        self._forward.__enter__()
         return batch
 
     def enter_forward(self, mark: Timestamp | None) -> None:
-        """Enter the forward pass of a micro-batch, which begins now."""
+        """Enter the forward pass of a micro-batch that the script has already."""
         self.mark = mark
         self._forward = self.numerics.precision.autocast()
         self._forward.__enter__()
@@ -164,6 +166,7 @@ class MicroBatchLoop(Iterator[Any]):
     def __next__(self) -> Any:
         """Return the next micro-batch, in its forward pass."""
         step, counts = self._step, self._counts
+        sizes = step.task.micro_batches
         if self._place < 0:
             self._begin()
             counts.padding = counts.missing()
@@ -173,20 +176,15 @@ class MicroBatchLoop(Iterator[Any]):
         number = self._place - counts.padding
         if number < 0:
             task, start, size = step.task.spare(), 0, 1
-        elif number < len(counts.sizes):
-            task, start, size = step.task, self._start, counts.sizes[number]
+        elif number < len(sizes):
+            task, start, size = step.task, self._start, sizes[number]
             self._start += size
         else:
-            self._end(number)
+            if number == len(sizes):  # and not asked once more
+                counts.is_listed = self._is_listed or (counts.handed_out > 0 and not counts.backwards)
+                if counts.is_listed and counts.handed_out:
+                    counts.enter_forward(None)
+                elif not counts.is_listed and counts.backwards == counts.expected:
+                    self._reduce()
             raise StopIteration
         return counts.hand_out(task, start, size, clock=step.clock, again=bool(step.passes), keep=step.more)
-
-    def _end(self, number: int) -> None:
-        counts = self._counts
-        if number > len(counts.sizes):
-            return  # asked once more
-        counts.is_listed = self._is_listed or (counts.handed_out > 0 and not counts.backwards)
-        if counts.is_listed and counts.handed_out:
-            counts.enter_forward(None)
-        elif not counts.is_listed and counts.backwards == counts.expected:
-            self._reduce()

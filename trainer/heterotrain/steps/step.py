@@ -38,6 +38,7 @@ from heterotrain.steps.out_of_memory import out_of_memory
 from heterotrain.steps.result import GradientNorm, StepResult
 from heterotrain.steps.stage_pass import run_stage
 from heterotrain.steps.step_context import StepContext
+from heterotrain.steps.summed_loss import SummedLosses, check_alike
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import check_another_pass, check_apply, check_backward, check_same_pass
 
@@ -57,6 +58,7 @@ class Step:
         voted: whether this rank has told the others that it finished its part, so that they may commit the step.
         more: whether another pass over the micro-batches follows the current one.
         passes: passes before the current one.
+        summed: what is known of losses without a weight.
     """
 
     task: Task
@@ -66,6 +68,7 @@ class Step:
     context: StepContext
     is_retry: bool = False
     lockstep: bool = False
+    summed: SummedLosses = field(default_factory=SummedLosses)
     measurement: Measurement | None = None
     clock: Clock = field(init=False)
     committed: bool = False
@@ -215,17 +218,21 @@ class Step:
         """Add this micro-batch's gradient.
 
         Args:
-            loss: the mean over the micro-batch's samples; or, with ``weight``, a sum.
+            loss: the mean over the micro-batch's samples; or, with ``weight``, a sum. A sum without a weight is found
+                in most cases.
             weight: the weight of the sum, for example the number of tokens that count. The step's gradient is that of
                 the sum over all ranks divided by the sum of all weights.
 
         Raises:
             UsageError: this is not called exactly once for each micro-batch, the loss is not a scalar that depends on
-                the model, or the weight is not a number of at least 0.
+                the model, the weight is not a number of at least 0, or a loss without weight is a sum over samples.
         """
         self._counts.leave_forward()
         began = self.clock.now() if self._counts.mark is None else self.clock.spent(Phase.FORWARD, self._counts.mark)
-        self._check_backward()
+        check_backward(
+            step=self.number, handed_out=self._counts.handed_out, backwards=self._counts.backwards,
+            is_listed=self._counts.is_listed,
+        )  # fmt: skip
         check_loss(loss)
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
@@ -236,17 +243,19 @@ class Step:
             self._go_on()
             return
         check_weight(weight)
-        samples = 0 if is_padding else self._counts.sizes[self._counts.backwards - self._counts.padding]
+        samples = 0 if is_padding else self.task.micro_batches[self._counts.backwards - self._counts.padding]
         if self._counts.backwards > (0 if self.task.rounds else self._counts.padding):
             self.reducer.check_untouched()
         self._counts.backwards += 1
-        last = self._counts.backwards == self._counts.padding + len(self._counts.sizes)
+        last = self._counts.backwards == self._counts.padding + len(self.task.micro_batches)
         counted = 0.0 if is_padding else float(samples if weight is None else weight)
         self.weight += counted
         value = loss.item() if loss.is_cpu else loss.detach().double()  # do not wait for an accelerator here
         if not is_padding:
             before: Any = self.loss_sum  # a number or a tensor: it becomes a copy with the last micro-batch
             self.loss_sum = before + (value * samples if weight is None else value)
+        if weight is None and self.summed.looks and samples not in self.summed.seen:
+            self.summed.look(loss, samples, step=self.number)
         if last:
             if isinstance(self.loss_sum, torch.Tensor):
                 self.loss_sum = HostCopy(self.loss_sum)
@@ -278,7 +287,10 @@ class Step:
         """
         counts = self._counts
         counts.leave_forward()
-        self._check_backward("step.skip_batch")
+        check_backward(
+            step=self.number, handed_out=counts.handed_out, backwards=counts.backwards, is_listed=counts.is_listed,
+            call="step.skip_batch",
+        )  # fmt: skip
         if self.task.is_joint or self.numerics.needs_all_ranks:
             raise UsageError(
                 "step.skip_batch: other ranks wait for this rank's pass over the model, because "
@@ -539,11 +551,6 @@ class Step:
 
     # -- internals ---------------------------------------------------------------------------------------------------
 
-    def _check_backward(self, call: str = "step.backward") -> None:
-        counts = self._counts
-        handed_out = min(counts.handed_out, counts.backwards + 1) if counts.is_listed else counts.handed_out
-        check_backward(step=self.number, handed_out=handed_out, backwards=counts.backwards, call=call)
-
     def _go_on(self) -> None:
         """Enter the forward pass of the next micro-batch, if the script has it already."""
         if self._counts.is_listed and self._counts.backwards < self._counts.handed_out:
@@ -613,6 +620,8 @@ class Step:
         decision = self._vote(ok=True)
         self.clock.spent(Phase.SYNC, began)
         check_same_pass(step=self.number, same=decision.same_pass)
+        if decision.summed:
+            check_alike(decision.summed, step=self.number)
         if not decision.committed:
             self.is_undone = decision.ends == BEFORE
             raise RepeatStep("another rank could not finish its part")

@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from heterotrain.errors import UsageError
 
 
-def check_backward(*, step: int, handed_out: int, backwards: int, call: str = "step.backward") -> None:
+def check_backward(
+    *, step: int, handed_out: int, backwards: int, is_listed: bool = False, call: str = "step.backward"
+) -> None:
     """Check that ``step.backward`` is called once for each micro-batch.
 
     Args:
         step: number of the step.
         handed_out: micro-batches that ``step.micro_batches`` has yielded.
         backwards: earlier calls of ``step.backward``.
+        is_listed: whether the script has taken all micro-batches before the first of these calls.
         call: the present one.
 
     Raises:
         UsageError: this call is one too many, or a micro-batch was left out.
     """
-    if backwards + 1 != handed_out:
+    if backwards + 1 > handed_out or (backwards + 1 < handed_out and not is_listed):
         raise UsageError(
             f"step {step} has yielded {_micro_batches(handed_out)}, and this is call "
             f"{backwards + 1} of {call}. Call step.backward exactly once for each micro-batch, inside the loop over "
