@@ -8,6 +8,7 @@ import errno
 import gc
 import queue
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,12 +37,15 @@ def make() -> Iterator[Make]:
     """Make peer services of one job, each with its own plan source."""
     made: list[PeerService] = []
 
-    def one(name: str, *, timeout_s: float = 1.0, mount: Path | None = None) -> tuple[PeerService, Rank]:
+    def one(
+        name: str, *, timeout_s: float = 1.0, mount: Path | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> tuple[PeerService, Rank]:
         port = free_port()
         identity = Identity(mode=Mode.OPERATED, job_uid="j", worker=name, worker_uid=f"{name}-uid", peer_port=port)
         service = PeerService(
-            identity, PlanSource(mount, job_uid="j"), timeout_s=timeout_s, credentials=Credentials(secret=b"")
-        )
+            identity, PlanSource(mount, job_uid="j"), timeout_s=timeout_s, credentials=Credentials(secret=b""),
+            clock=clock,
+        )  # fmt: skip
         service.start()
         made.append(service)
         rank = Rank(
@@ -191,6 +195,26 @@ def test_a_peer_that_is_given_up_is_not_waited_for(make: Make, monkeypatch: pyte
             return await one.ask_all([silent, other], "plan", {}, timeout_s=3600.0)
 
         assert one.call(ask()).result().keys() == {key_of(other)}
+
+
+def test_silence_is_measured_with_the_clock_of_the_service(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a peer is silent in real time, it is lost when the clock has passed the limit, and not before."""
+    monkeypatch.setattr(heartbeat, "FROZEN_FACTOR", 4.0)
+    now_s = 1000.0
+    (one, other) = make("a", timeout_s=0.01, clock=lambda: now_s)
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, and nothing reads from them
+        silent = replace(other, worker="c", worker_uid="c-uid", peer_port=listener.getsockname()[1])
+        watch(one, silent)
+        connection, _ = listener.accept()
+        with connection:
+            time.sleep(0.1)  # more than the limit
+            assert one.call(_is_lost(one, silent)).result() is False
+            now_s += 3600.0
+            wait_until(lambda: one.call(_is_lost(one, silent)).result(), "it is lost", timeout_s=60)
+
+
+async def _is_lost(service: PeerService, peer: Rank) -> bool:
+    return service.heartbeats.is_lost(key_of(peer))
 
 
 def test_the_loss_reason_states_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
