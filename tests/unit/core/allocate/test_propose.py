@@ -272,7 +272,8 @@ def test_the_search_comes_close_where_pauses_are_long() -> None:
     pairs.
     """
     gaps = []
-    for seed in range(times(gate=60, every=300)):
+    cases = times(gate=60, every=300)
+    for seed in range(cases):
         rng = random.Random(seed)
         pools = [Pool(name=name, nodes=(1,) * rng.randint(4, 8)) for name in ("p", "q")[: rng.randint(1, 2)]]
         free = {pool.name: len(pool.nodes) for pool in pools}
@@ -300,7 +301,7 @@ def test_the_search_comes_close_where_pauses_are_long() -> None:
             continue
         assert rank(near)[0] == rank(best)[0]
         gaps.append((rank(best)[1] - rank(near)[1]) / max(1, sum(rank(best)[0])))
-    assert len(gaps) > 250
+    assert len(gaps) > 0.8 * cases
     assert float(np.mean(gaps)) < 0.0001
     assert max(gaps) < 0.01
 

@@ -36,7 +36,7 @@ def a_question(seed: int) -> Problem:
 
 def test_the_planners_own_members_have_the_step_that_it_has_found() -> None:
     kinds = set()
-    for seed in range(times(gate=16, every=80)):
+    for seed in {*range(times(gate=16, every=80)), 47}:  # the last one has a sharded member
         problem = a_question(seed)
         found = best_members(book_of(problem), problem)
         if not isinstance(found, Cover):
