@@ -10,6 +10,7 @@ import torch
 from heterotrain.identity import Identity, Mode
 from heterotrain.network.group import Group
 from heterotrain.numerics.method import Numerics
+from heterotrain.state.comparison import Difference
 from heterotrain.state.training import Training
 from heterotrain.steps import replicas
 from heterotrain.steps.replicas import Replicas
@@ -29,6 +30,17 @@ class Rows:
     def gather_now(self, values: list[float]) -> list[list[float]]:
         """Return this rank's row and the other's."""
         return [values, values if self._other is None else self._other]
+
+
+class Altered:
+    """A group with one other rank, whose row differs from this rank's in one place."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def gather_now(self, values: list[float]) -> list[list[float]]:
+        """Return this rank's row and the other's."""
+        return [values, [value + (place == self._place) for place, value in enumerate(values)]]
 
 
 def some_replicas() -> tuple[Replicas, torch.nn.Module]:
@@ -87,3 +99,14 @@ def test_the_kind_of_a_cpu_has_its_vector_units_and_threads() -> None:
     """Both change the bits of an update or of a norm."""
     threads = torch.get_num_threads()
     assert f"{torch.backends.cpu.get_cpu_capability()} {threads} {torch.__version__}" in replicas.kind_of(CPU)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(0, "settings of the optimizer (such as its learning rate)"), (1, "weight"), (2, "bias")]
+)
+def test_what_differs_is_named_and_nothing_else(place: int, name: str) -> None:
+    """A rank sends a checksum of its settings, then one of each tensor."""
+    found, _ = some_replicas()
+    whole, difference = found._begin(), Difference(donor=0, others=(1,))
+    (index,) = range(len(whole.slices))
+    assert found._differing(whole, index, difference, cast("Group", Altered(place))) == [name]
