@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,6 +15,13 @@ from local_cluster import paths, toolchain
 NAMESPACE = "chart-objects"
 OTHER_NAMESPACE = "training"  # of one object of docs/platforms.md
 MONITORS = ("podmonitors", "servicemonitors", "prometheusrules")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests here for one process: they share namespaces and definitions."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("chart"))
 
 
 @pytest.fixture(scope="package")

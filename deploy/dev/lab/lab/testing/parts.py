@@ -79,7 +79,10 @@ CONNECTIONS = Part(
 DISTRIBUTED = Part(name="distributed", chunks=(("tests/distributed",),), processes=2, is_real=True)
 PACKAGING = Part(name="packaging", chunks=(("tests/packaging",),))
 CLUSTER_TESTS = (
-    Part(name="integration", chunks=(("tests/integration",),), is_real=True, on_cluster=True),
+    Part(
+        name="integration", chunks=(("tests/integration",),), is_real=True, on_cluster=True, processes=2,
+        arguments=("--dist", "loadgroup"),
+    ),
     Part(
         name="e2e", chunks=(("tests/e2e",),), is_real=True, on_cluster=True, prepared_by=("stores-packages",),
     ),
