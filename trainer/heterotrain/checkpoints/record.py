@@ -126,36 +126,49 @@ def fingerprint(source: Source) -> str | None:
     changed sample among millions. Floating-point content counts by mean and standard deviation to three digits, because
     devices of different kinds prepare the same sample with different last digits.
     """
-    samples = source.samples
-    if not source.is_numbered or not samples:
+    if not source.is_numbered or not source.samples:
         return None
-    digest = hashlib.sha256(str(samples).encode())
-    count = HASHED_SAMPLES if isinstance(source, Mapped) else 1  # further samples of a stream may open further shards
-    for index in range(count):
-        position = samples * index // count
-        _add(digest, source.load(EpochSlice(0, position, position + 1)))
+    digest = hashlib.sha256(str(source.samples).encode())
+    for position in looked_at(source):
+        add_sample(digest, source.load(EpochSlice(0, position, position + 1)))
     return digest.hexdigest()
 
 
-def _add(digest: Any, value: Any) -> None:
-    """Add a value's type and content; for values that are neither plain nor arrays, only the type."""
+def looked_at(source: Source) -> list[int]:
+    """Return the positions in the first epoch of the samples that are looked at; none for data read only in order."""
+    samples = source.samples
+    if not source.is_numbered or not samples:
+        return []
+    count = HASHED_SAMPLES if isinstance(source, Mapped) else 1  # further samples of a stream may open further shards
+    return [samples * index // count for index in range(count)]
+
+
+def add_sample(digest: Any, value: Any, floats: list[float] | None = None) -> None:
+    """Add a value's type and content; for values that are neither plain nor arrays, only the type.
+
+    With ``floats``, mean and standard deviation of floating-point tensors go there instead.
+    """
     digest.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
         if value.is_floating_point() and value.numel():
             whole = value.double()
-            digest.update(f"{float(whole.mean()):.2e}{float(whole.std(correction=0)):.2e}".encode())
+            both = [float(whole.mean()), float(whole.std(correction=0))]
+            if floats is None:
+                digest.update("".join(f"{each:.2e}" for each in both).encode())
+            else:
+                floats += both
         elif value.numel():
             digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        _add(digest, torch.from_numpy(np.ascontiguousarray(value)))
+        add_sample(digest, torch.from_numpy(np.ascontiguousarray(value)), floats)
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            _add(digest, key)
-            _add(digest, value[key])
+            add_sample(digest, key, floats)
+            add_sample(digest, value[key], floats)
     elif isinstance(value, str | bytes | int | float | None):
         digest.update(repr(value).encode())
     elif isinstance(value, Sequence):
         for item in value:
-            _add(digest, item)
+            add_sample(digest, item, floats)

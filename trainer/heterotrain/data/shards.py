@@ -85,7 +85,7 @@ class Shards(Generic[_S]):
     @property
     def order(self) -> str:
         """The name of the order, for checkpoints."""
-        return order_name(seed=self._seed, shuffle=self._shuffle)
+        return order_name(seed=self._seed, shuffle=self._shuffle, samples=len(self))
 
     def _places(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
         order, ends = self._shards_of(epoch)

@@ -132,7 +132,7 @@ class Mapped(_Counted):
     @property
     def order(self) -> str:
         """The name of the order."""
-        return order_name(seed=self.seed, shuffle=self.shuffle)
+        return order_name(seed=self.seed, shuffle=self.shuffle, samples=self.samples)
 
     def load(self, part: EpochSlice) -> Any:
         """Return the batch of a slice."""

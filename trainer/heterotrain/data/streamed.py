@@ -92,6 +92,11 @@ class Streamed:
             self.samples = cursor + len(self._window)
         return min(len(self._window), wanted), ends
 
+    def first_sample(self) -> Any:
+        """Return the first sample of the first epoch as this process reads it; ``None`` of an empty stream."""
+        reading = next(self._readings.begin(0), None)
+        return None if reading is None else reading.sample
+
     def unread(self, epoch: int, cursor: int) -> int:
         """Return how many samples this rank would have to read and drop before the cursor."""
         if self._is_open(epoch, cursor):

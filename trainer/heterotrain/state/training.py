@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from heterotrain.data.order import UNSHUFFLED
+from heterotrain.data.order import UNSHUFFLED, is_same_order
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
 from heterotrain.layouts.holdings import Extent, Holding
@@ -205,12 +205,12 @@ class Training:
         """Refuse to go on in the middle of an epoch in another order, which would lose and repeat samples."""
         # Earlier versions drew orders with numpy and did not name them.
         saved = state.get("order", UNSHUFFLED if self.order == UNSHUFFLED else "drawn by numpy")
-        if state["progress"]["cursor"] == 0 or "" in (saved, self.order) or saved == self.order:
+        if state["progress"]["cursor"] == 0 or "" in (saved, self.order) or is_same_order(saved, self.order):
             return
         raise UsageError(
             f"the state to continue from is in the middle of an epoch whose order of samples is {saved!r}, and here it "
-            f"is {self.order!r}, so samples would be lost and repeated: continue with the version, seed and shuffle= "
-            "that training began with, or start with another checkpoint folder"
+            f"is {self.order!r}, so samples would be lost and repeated: continue with the version, data, seed and "
+            "shuffle= that training began with, or start with another checkpoint folder"
         )
 
     def _model(self) -> torch.nn.Module:

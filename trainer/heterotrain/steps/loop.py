@@ -41,6 +41,7 @@ from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import SEEDS, Attempts, seed_step
 from heterotrain.steps.batch_loader import BatchLoader
+from heterotrain.steps.data_agreement import DataAgreement
 from heterotrain.steps.departure import Departure
 from heterotrain.steps.final_check import check_result
 from heterotrain.steps.first_line import first_line, nothing_left
@@ -134,6 +135,7 @@ class Loop:
         self._exchanges = False
         self._all_end = False
         self._first_steps: int | None = None
+        self._data: DataAgreement | None = None
         self._is_over = False
         self._began_s = self._clock()
         self._step_s = 0.0
@@ -179,6 +181,8 @@ class Loop:
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
             workers=workers, training=self._training,
         )  # fmt: skip
+        if self._identity.mode is not Mode.ALONE:
+            self._data = DataAgreement(source, seed=self._config.seed)
         self.before_first_formation(self._loader)
         self._report.gauges({names.READY: 1.0})  # from now on peers may wait for this rank, because its loaders are up
         while True:
@@ -265,6 +269,8 @@ class Loop:
                 raise NotNeeded
             self.shutdown.leave(self._formations.last_membership)
         self._log_late_commit(active_group)
+        if self._data is not None and active_group.group is not None:
+            self._data.check(active_group.group, self.fail)
         self._observer.formation_began()
         self._numerics.form(active_group.group)
         if self.own_member is not None:

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from heterotrain.data.order import BLOCK, Bijection, order_name, permutation
+from heterotrain.data.order import (
+    ALGORITHM,
+    BLOCK,
+    UNSHUFFLED,
+    Bijection,
+    is_same_order,
+    order_name,
+    permutation,
+)
 from heterotrain.data.shards import Shards
 from heterotrain.data.sources import source_of
 from hypothesis import given
@@ -136,7 +144,19 @@ def test_a_huge_shard_needs_no_table() -> None:
 
 def test_orders_have_names() -> None:
     """Whatever changes the order of samples changes the name."""
-    names = {order_name(seed=0, shuffle=True), order_name(seed=1, shuffle=True), order_name(seed=0, shuffle=False)}
-    assert len(names) == 3
-    assert source_of(Huge(), collate=None, shuffle=True, seed=1).order in names
-    assert source_of(Shards(["a"], [1], list, seed=1), collate=None, shuffle=False, seed=0).order in names
+    cases = ((0, True, 9), (1, True, 9), (0, True, 8), (0, False, 9))
+    names = {order_name(seed=seed, shuffle=shuffle, samples=samples) for seed, shuffle, samples in cases}
+    assert len(names) == len(cases)
+    of_huge = order_name(seed=1, shuffle=True, samples=len(Huge()))
+    assert source_of(Huge(), collate=None, shuffle=True, seed=1).order == of_huge
+    of_shards = order_name(seed=1, shuffle=True, samples=2)
+    assert source_of(Shards(["a"], [2], list, seed=1), collate=None, shuffle=False, seed=0).order == of_shards
+
+
+def test_names_of_earlier_versions_lack_the_number_of_samples() -> None:
+    """Their checkpoints are continued; seed and algorithm still count."""
+    name = order_name(seed=1, shuffle=True, samples=96)
+    assert is_same_order(name, name)
+    assert is_same_order(f"{ALGORITHM} with seed 1", name)
+    others = (f"{ALGORITHM} with seed 2", order_name(seed=1, shuffle=True, samples=9), UNSHUFFLED)
+    assert not any(is_same_order(other, name) for other in others)
