@@ -141,6 +141,29 @@ def test_a_run_that_the_script_has_ended_goes_on_with_more_epochs(
     assert train(tmp_path, epochs=3) == []
 
 
+def test_a_second_loop_is_refused_after_the_end_of_the_training() -> None:
+    """It would train nothing. After ``break`` it goes on."""
+    job = heterotrain.init(batch_samples=8, epochs=2)
+    model = job.wrap(torch.nn.Linear(1, 1))
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+
+    def loop(steps: int) -> list[int]:
+        done: list[int] = []
+        for step in job.steps(DATA):
+            with step:
+                for (x,) in step.micro_batches():
+                    step.backward(model(x).square().mean())
+                step.apply(optimizer)
+            done.append(step.number)
+            if len(done) == steps:
+                break
+        return done
+
+    assert (loop(2), loop(9)) == ([0, 1], [2, 3, 4, 5])
+    with pytest.raises(UsageError, match=r"job\.steps was called again after the end of the training"):
+        loop(1)
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> None:
     """Before the model exists."""
     (tmp_path / "file").touch()

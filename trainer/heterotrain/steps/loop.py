@@ -175,8 +175,18 @@ class Loop:
             source: the data set.
             workers: processes that load samples ahead.
             lockstep: whether every rank gets the same number of micro-batches.
+
+        Raises:
+            UsageError: the training has ended.
         """
-        self._lockstep = lockstep
+        if self._first_steps is not None and self._is_done():
+            raise UsageError(
+                "job.steps was called again after the end of the training, so there is nothing to train. A job has one "
+                "loop: for phases with other samples, count the epochs of all phases and pass a data set with len() "
+                "and read(epoch, start, stop), which returns the samples of that epoch's phase; or call "
+                "heterotrain.init for each phase, outside a job"
+            )
+        self._lockstep, self._is_over = lockstep, False
         self._loader = BatchLoader(
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
             workers=workers, training=self._training,
