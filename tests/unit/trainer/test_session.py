@@ -220,6 +220,7 @@ def test_buffers_and_random_numbers_are_restored_when_a_step_is_repeated() -> No
             return torch.nn.functional.linear(x, self.layer.weight, self.layer.bias)
 
     model = job.wrap(Counting())
+    job.buffers("calls", "own")
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     drawn = []
     for step in job.steps(DATA):

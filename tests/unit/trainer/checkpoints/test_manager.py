@@ -242,6 +242,7 @@ def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None
     job = heterotrain.init(epochs=1, batch_samples=8, checkpoint_uri=URI)
     torch.manual_seed(1)
     model = job.wrap(Counting())
+    job.buffers("seen", "own")
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     loop = job._loop
     loop._attempts.cap_samples = 2
