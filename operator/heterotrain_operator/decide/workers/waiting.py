@@ -5,6 +5,7 @@ Their words name the cause, but not always what to do about it. Words that are n
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from heterotrain_operator.cluster_state.views import PodView
@@ -29,7 +30,7 @@ _REASONS: Final = {
     "FailedCreatePodSandBox": "look at the network plugin of the node",
     "NetworkNotReady": "look at the network plugin of the node",
 }
-# Parts of the scheduler's message, the first one that it contains; in lower case.
+# Parts of the scheduler's message, a pattern and a text; the first pair that it contains, in lower case.
 _UNSCHEDULABLE: Final = (
     ("persistentvolumeclaim", "not found", "create the claim that spec.template names"),
     ("unbound immediate persistentvolumeclaims", "", "see `kubectl describe pvc`: nothing provides its volume"),
@@ -39,7 +40,7 @@ _UNSCHEDULABLE: Final = (
     ("cannot allocate all claims", "", "its nodes have too few free devices: add nodes, or lower maxReplicas"),
     ("device class", "not exist", "create the DeviceClass that its claim names, by installing the device's driver"),
     ("resourceclaim", "", "see `kubectl get resourceclaims`: a claim or its ResourceClaimTemplate is missing"),
-    ("insufficient", "/", "its nodes have too few free devices: add nodes, or lower the pool's limits"),
+    (r"insufficient \S+/", "", "its nodes have too few free devices: add nodes, or lower the pool's limits"),
     ("insufficient", "", ""),  # of cores or memory: the operator's own words follow
     ("untolerated taint", "", "add a toleration to the pool"),
 )
@@ -52,7 +53,7 @@ def why_waiting(pod: PodView) -> str:
         return _gates(pod.gates)
     words = pod.unschedulable[:MAX_WORDS]
     lower = words.lower()
-    step = next((step for first, second, step in _UNSCHEDULABLE if first in lower and second in lower), "")
+    step = next((step for first, second, step in _UNSCHEDULABLE if re.search(first, lower) and second in lower), "")
     return f"{words}: {step}" if words and step else words
 
 
