@@ -52,30 +52,17 @@ def share_newest_plan(group: Group, decision: StepDecision, mine: HeldPlan, *, j
     return HeldPlan(plan=plan, text=received)
 
 
-def plan_slot(held: HeldPlan, *, vote: bool, steps: int, leaving: bool, weight: float) -> Slot:
-    """Return a slot with the version and checksum of the plan that this rank holds.
-
-    Args:
-        held: the plan.
-        vote: whether this rank finished its part of the step.
-        steps: committed steps before this one.
-        leaving: whether this rank's pod has to leave.
-        weight: samples or tokens behind this rank's gradient.
-    """
-    return Slot(
-        vote=vote, steps=steps, generation=held.plan.generation, revision=held.plan.revision,
-        plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=leaving, weight=weight,
-    )  # fmt: skip
-
-
 def agree_on_plan(group: Group, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
     """Return the newest plan that any member of a new formation holds.
 
     Raises:
         PeerLost: the group broke meanwhile.
     """
-    row = to_row(plan_slot(mine, vote=True, steps=0, leaving=False, weight=0.0))
-    decision = decide(group.gather_now(row[:HEADER]))
+    slot = Slot(
+        vote=True, steps=0, generation=mine.plan.generation, revision=mine.plan.revision,
+        plan_bytes=mine.size_bytes, plan_checksum=mine.checksum, leaving=False, weight=0.0,
+    )  # fmt: skip
+    decision = decide(group.gather_now(to_row(slot)[:HEADER]))
     return share_newest_plan(group, decision, mine, job_uid=job_uid)
 
 
