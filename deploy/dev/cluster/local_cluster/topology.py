@@ -24,7 +24,7 @@ SHORT_GRACE: Mapping[str, Mapping[str, Any]] = {
     "KubeletConfiguration": {
         "nodeLeaseDurationSeconds": 8,
         "nodeStatusUpdateFrequency": "2s",
-        "nodeStatusReportFrequency": "5m",
+        "nodeStatusReportFrequency": "5m0s",  # as kubelet writes it
     },
     "ClusterConfiguration": {
         "controllerManager": {"extraArgs": {"node-monitor-period": "1s", "node-monitor-grace-period": "12s"}}
