@@ -18,6 +18,7 @@ from support.repeat import first_seed, times
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.heavy
 def test_jobs_survive_what_goes_wrong_around_the_operator() -> None:
     """In a process of its own, because the order of sets is part of a history. The gate's have 20 of 26 faults."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -42,6 +43,7 @@ def quiet_history(*faults: Fault, seed: int = 3) -> Verdict:
     return play(seed, faults)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", sorted(EFFECTS))
 def test_each_fault_alone_does_no_harm(kind: str) -> None:
     verdict = quiet_history(Fault(at_s=40.0, kind=kind, lasts_s=30.0, choice=7))

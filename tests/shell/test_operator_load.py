@@ -109,6 +109,7 @@ async def cost_of_allocation(load: LoadTest) -> Counter[str]:
     return counts
 
 
+@pytest.mark.heavy
 async def test_the_cost_of_a_job_stays_the_same_among_three_times_as_many() -> None:
     few, many = await filled_cluster(FEW), await filled_cluster(MANY)
     for load, jobs in ((few, FEW), (many, MANY)):
@@ -131,6 +132,7 @@ async def test_the_cost_of_a_job_stays_the_same_among_three_times_as_many() -> N
         assert allocation_many[part] / MANY <= 1.02 * allocation_few[part] / FEW, part
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("unschedulable", [False, True])
 async def test_the_cost_of_a_job_stays_the_same_among_four_times_the_nodes(*, unschedulable: bool) -> None:
     counts = []

@@ -166,6 +166,7 @@ async def costs(jobs: int, *, more_nodes: int = 0) -> Counter[str]:
     )
 
 
+@pytest.mark.heavy
 async def test_telemetry_of_a_job_costs_the_same_among_more_jobs_and_nodes() -> None:
     few = await costs(FEW)
     many = await costs(3 * FEW)

@@ -92,6 +92,7 @@ def lost(seed: int, hiccups: Hiccups) -> float:
     return max(worth.values()) / worth[found.samples] - 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("ratio", "pause_s", "mean", "worst"),
     [(2.0, 0.0, 0.002, 0.01), (0.0, 0.2, 0.002, 0.01), (0.0, 2.0, 0.002, 0.01)],

@@ -85,6 +85,7 @@ SIZES = tuple(
 """An exchange that grows fast across workers, and takes longer within one."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("sizes", [(), SIZES])
 def test_no_numbers_of_workers_exceed_the_bound_of_unlisted_ones(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[ExchangeSeen, ...]

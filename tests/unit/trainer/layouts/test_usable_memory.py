@@ -61,6 +61,7 @@ def test_what_is_loaded_costs_later_collections_nothing_and_later_parts_are_give
     assert any(found is before for found in gc.get_objects())
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not count its blocks")
 @pytest.mark.parametrize("returned", [False, True])
 def test_large_blocks_between_others_go_back_to_the_host_when_they_are_freed(

@@ -73,6 +73,7 @@ def job_weights(
     return weights(model)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
