@@ -55,7 +55,6 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         "python deploy/examples/digits/train.py --epochs 2 --samples-per-epoch 4480",
         "heterotrain bench deploy/examples/digits/train.py --batch 448 --workers 1,2",
         "heterotrain bench train.py --batch 512 --workers 1,2,4,8",
-        ".venv/bin/pytest tests/unit/core/split -k oracles",
     ),
     "simulates for ten seconds or more; other tests simulate small clusters": (
         "heterotrain simulate throttle --out out/throttle",
@@ -130,7 +129,8 @@ NOT_COMMANDS = {
 }
 """First words of blocks that show a text or an output, by document."""
 PARTS_OF_SCRIPTS = (
-    "README.md", "docs/collectives.md", "docs/large-models.md", "docs/other-libraries.md", "docs/training-loop.md",
+    "README.md", "docs/collectives.md", "docs/large-models.md", "docs/numerics.md", "docs/other-libraries.md",
+    "docs/training-loop.md",
 )  # fmt: skip
 """Documents whose blocks of Python are parts of training scripts, without a model and data of their own: another test
 compiles them, and the guides' whole scripts are run by `make test-all PART=guides`."""
