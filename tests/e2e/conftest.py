@@ -26,7 +26,7 @@ BATCH = 112
 OPEN_ENDED = REPOSITORY / "deploy/dev/lab/training/open_ended.py"
 PACE_S = 0.008
 """For each sample of an open-ended job: a step of a third of the batch takes 0.3 s, nearly all of it waiting."""
-EVEN_LIMITS = {"a100": "1", "v100": "1", "t4": "1"}
+LIMITS = {"a100": "1", "v100": "1", "t4": "1"}
 """A whole processor for the start, in which PyTorch is imported."""
 REQUEST = "100m"
 
@@ -109,7 +109,6 @@ class Jobs:
         name: str = "job",
         *,
         namespace: str = "",
-        limits: Mapping[str, str] | None = None,
         paces_s: Mapping[str, float] | None = None,
         epochs: int | None = EPOCHS,
         epoch_samples: int = EPOCH_SAMPLES,
@@ -140,7 +139,7 @@ class Jobs:
             name,
             arguments=["--samples-per-epoch", str(epoch_samples), *ending, *changes.pop("arguments", [])],
             training=training,
-            limits=limits or EVEN_LIMITS,
+            limits=LIMITS,
             environment={env.SAMPLE_LOG_DIR: "/checkpoints/samples", "SAMPLE_SECONDS": str(PACE_S)},
             folder=str(folder),
             **changes,

@@ -37,7 +37,7 @@ def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
 @pytest.mark.thorough
 def test_deleting_a_job_leaves_nothing(start: Start) -> None:
     """Pods, Service, plan and disruption budget are deleted with the job, by owner references alone."""
-    running = start()
+    running = start(epochs=None)
     running.wait_steps(4)
     cluster = running.job.cluster
     cluster.kubectl("delete", keys.PLURAL, running.job.name, "--timeout=600s", timeout_s=620)
@@ -96,11 +96,10 @@ def test_jobs_in_two_namespaces_are_independent_of_each_other_and_of_a_crashing_
     One of them has IPv6 addresses, DNS names, and no room for a checkpoint: it trains to its end, and says what is
     missing.
     """
-    limits = {"a100": "200m", "v100": "200m", "t4": "200m"}
-    broken = start("broken", namespace="-a", limits=limits, arguments=["--no-such-option"], spec={"backoffLimit": 2})
-    one = start("job", namespace="-a", limits=limits, epochs=2)
+    broken = start("broken", namespace="-a", arguments=["--no-such-option"], spec={"backoffLimit": 2})
+    one = start("job", namespace="-a", paces_s={}, epochs=2)
     network = {"ipFamilies": ["IPv6"], "dnsNames": True}
-    other = start("job", namespace="-b", limits=limits, epochs=2, disk="64Ki", spec={"network": network})
+    other = start("job", namespace="-b", paces_s={}, epochs=2, disk="64Ki", spec={"network": network})
     other.job.wait_members(3, timeout_s=180)
     found = wait_for(lambda: address_by_name(other, "job-w1", asked_by="job-w0"), "a worker's name", timeout_s=60)
     one.wait_succeeded()
