@@ -8,6 +8,7 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.published_noise import NoiseWeights
 
 from heterotrain.data.main_guard import check_not_imported
+from heterotrain.data.progress import ANY_EPOCHS
 from heterotrain.errors import UsageError
 from heterotrain.identity import read_identity
 from heterotrain.job_setup import operator_config
@@ -18,7 +19,8 @@ from heterotrain.state import admission
 
 def init(
     *,
-    epochs: int = 1,
+    epochs: int | None = None,
+    steps: int | None = None,
     batch_samples: int = 64,
     micro_batch_samples: int | None = None,
     seed: int = 0,
@@ -39,7 +41,8 @@ def init(
     ``noise_weights``, and the other arguments are ignored. They are for a script that runs alone or under torchrun.
 
     Args:
-        epochs: passes over the data set.
+        epochs: passes over the data set; 1 by default, or as many as ``steps`` need.
+        steps: steps after which the training ends, counted since it began, also in a run that is continued.
         batch_samples: global batch over all ranks.
         micro_batch_samples: largest micro-batch; a rank with a larger share accumulates several. ``None`` tries the
             whole share first. In a job, ``workerPools[].microBatchSize`` may set a smaller one for a pool. Either is
@@ -76,7 +79,8 @@ def init(
     if not checkpoint_interval_s >= 0:
         raise UsageError(f"checkpoint_interval_s must be at least 0 seconds, not {checkpoint_interval_s}")
     config = operator_config(identity) or TrainingConfig(
-        epochs=admission.whole_number("epochs", epochs, least=1),
+        epochs=_epochs(epochs, steps),
+        steps=None if steps is None else admission.whole_number("steps", steps, least=1),
         seed=admission.whole_number("seed", seed, least=0),
         base_batch_samples=admission.whole_number("batch_samples", batch_samples, least=1),
         checkpoint_uri=None if checkpoint_uri is None else os.fspath(checkpoint_uri),
@@ -92,3 +96,10 @@ def init(
         identity, config, tensorboard_dir=identity.tensorboard_dir or folder, micro_batch_samples=micro_batch_samples,
         batch_norm=batch_norm, noise_weights=noise_weights,
     )  # fmt: skip
+
+
+def _epochs(epochs: int | None, steps: int | None) -> int:
+    """Return the passes over the data set; without a number of them, steps decide."""
+    if epochs is None:
+        return 1 if steps is None else ANY_EPOCHS
+    return admission.whole_number("epochs", epochs, least=1)

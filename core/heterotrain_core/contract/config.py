@@ -25,6 +25,7 @@ class TrainingConfig:
 
     Attributes:
         epochs: passes over the data set, at least 1.
+        steps: committed steps after which the training ends, perhaps before its last epoch; ``None`` for no such limit.
         base_batch_samples: the global batch that the user's learning rate was chosen for.
         seed: seeds the sample permutation and every rank's generators.
         precision: a value of ``Precision``, in any case.
@@ -48,6 +49,7 @@ class TrainingConfig:
     """
 
     epochs: int = 1
+    steps: int | None = None
     base_batch_samples: int = 64
     seed: int = 0
     precision: str = Precision.AUTO

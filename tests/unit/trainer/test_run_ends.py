@@ -32,7 +32,8 @@ def _tidy(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 def train(
     folder: Path | None,
     *,
-    epochs: int = 2,
+    epochs: int | None = 2,
+    steps: int | None = None,
     in_step: Callable[[heterotrain.Job, int], Any] = lambda _job, _number: None,
     breaks_after: int | None = None,
 ) -> list[int]:
@@ -40,7 +41,9 @@ def train(
 
     ``in_step`` is called in each step after a forward pass, which has changed running statistics by then.
     """
-    job = heterotrain.init(batch_samples=8, epochs=epochs, checkpoint_uri=folder, checkpoint_interval_s=86_400)
+    job = heterotrain.init(
+        batch_samples=8, epochs=epochs, steps=steps, checkpoint_uri=folder, checkpoint_interval_s=86_400
+    )
     model = job.wrap(torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1)))
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
     done = []
@@ -109,7 +112,7 @@ def test_the_first_and_the_last_line(tmp_path: Path, caplog: pytest.LogCaptureFi
     """A training of a second says what it does, too."""
     train(tmp_path)
     lines = [record.getMessage() for record in caplog.records]
-    assert "training on cpu, ranks: 1, global batch: 8 samples, epochs: 2 of 24 samples" in lines
+    assert "training on cpu, ranks: 1, global batch: 8 samples, epochs: 2, an epoch has 24 samples" in lines
     last = next(line for line in lines if line.startswith("the training has ended after 6 steps in 2 epochs, loss "))
     assert last.endswith(f": every epoch is committed; its checkpoint is in {tmp_path}")
 
@@ -139,6 +142,17 @@ def test_a_run_that_the_script_has_ended_goes_on_with_more_epochs(
     assert train(tmp_path, epochs=3, breaks_after=4) == [2, 3]
     assert train(tmp_path, epochs=3) == [4, 5, 6, 7, 8]
     assert train(tmp_path, epochs=3) == []
+
+
+def test_a_training_by_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It goes through as many epochs as it needs, ends in the middle of one, and goes on with more steps."""
+    assert train(tmp_path, epochs=None, steps=4) == [0, 1, 2, 3]
+    lines = [record.getMessage() for record in caplog.records]
+    assert "training on cpu, ranks: 1, global batch: 8 samples, steps: 4, an epoch has 24 samples" in lines
+    assert any(line.startswith("the training has ended after 4 steps in 1 epochs") for line in lines)
+    assert train(tmp_path, epochs=None, steps=4) == []
+    assert train(tmp_path, epochs=None, steps=10) == [4, 5, 6, 7, 8, 9]
+    assert train(tmp_path / "fewer", epochs=1, steps=10) == [0, 1, 2]  # whatever comes first
 
 
 def test_a_second_loop_is_refused_after_the_end_of_the_training() -> None:

@@ -12,6 +12,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 
+ANY_EPOCHS = 2**31
+"""As many passes over the data as a number of steps needs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -27,6 +30,7 @@ class Progress:
         evaluated: epochs whose end-of-epoch hooks are done.
         stopped: whether the script has ended the training before its last epoch.
         asked_epochs: epochs of the run in which it did so; a run of more epochs goes on. 0 where that is not known.
+        asked_steps: the same for steps; 0 where no number of them was asked for.
     """
 
     steps: int = 0
@@ -38,6 +42,15 @@ class Progress:
     stopped: bool = False
     hooked: int = 0
     asked_epochs: int = 0
+    asked_steps: int = 0
+
+    def is_over(self, *, epochs: int, steps: int | None) -> bool:
+        """Return whether nothing is left to train, in a run of so many epochs, or steps."""
+        if steps is not None and self.steps >= steps:
+            return True
+        if self.stopped and not (0 < self.asked_epochs < epochs or 0 < self.asked_steps < (steps or 0)):
+            return True
+        return self.epoch >= epochs and self.evaluated >= self.epoch
 
     @property
     def order(self) -> tuple[int, int, int]:

@@ -8,24 +8,25 @@ from heterotrain.data.progress import Progress
 from heterotrain.membership.roster import Roster
 
 
-def first_line(roster: Roster, *, device: torch.device, epochs: int, epoch_samples: int | None) -> str:
+def first_line(roster: Roster, *, device: torch.device, limit: str, epoch_samples: int | None) -> str:
     """Return what is trained, for people.
 
     Args:
         roster: the first formation.
         device: of the rank that logs it.
-        epochs: passes over the data.
-        epoch_samples: samples of one; ``None`` while unknown.
+        limit: epochs or steps of the training.
+        epoch_samples: samples of an epoch; ``None`` while unknown.
     """
-    samples = "" if epoch_samples is None else f" of {epoch_samples:,} samples"
+    samples = "" if epoch_samples is None else f", an epoch has {epoch_samples:,} samples"
     batch = roster.plan.global_batch_samples
     ranks = len(roster.plan_ranks)
-    return f"training on {device}, ranks: {ranks}, global batch: {batch} samples, epochs: {epochs}{samples}"
+    return f"training on {device}, ranks: {ranks}, global batch: {batch} samples, {limit}{samples}"
 
 
 def nothing_left(progress: Progress) -> str:
     """Return that an earlier run has finished the training, and how to go on."""
     return (
         f"nothing is left to train: an earlier run has finished the training after {progress.steps} steps in "
-        f"{progress.epoch} epochs. To go on, ask for more epochs; to begin again, use another folder for checkpoints"
+        f"{progress.epoch} epochs. To go on, ask for more epochs or steps; to begin again, use another folder for "
+        "checkpoints"
     )

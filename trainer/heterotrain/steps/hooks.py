@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from heterotrain.data.progress import Progress
+from heterotrain.data.progress import ANY_EPOCHS, Progress
 from heterotrain.errors import PeerLost
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.state.admission import plain_numbers
@@ -108,7 +108,9 @@ class Hooks:
             return False
         context.seed_alike("epoch hooks")
         began_s = time.monotonic()
-        where = f"epoch {progress.epoch - 1} done ({progress.epoch} of {self._epochs})"
+        where = f"epoch {progress.epoch - 1} done"
+        if self._epochs < ANY_EPOCHS:
+            where += f" ({progress.epoch} of {self._epochs})"
         self._call(context, self.after_epochs, progress.epoch - 1, who="a hook of job.on_epoch_end", where=where)
         self.epoch_hooks_s = time.monotonic() - began_s
         self._training.progress = replace(progress, evaluated=progress.epoch)

@@ -143,7 +143,7 @@ class Loop:
         self._hooks = hooks
         self.records = StepRecords(
             training=training, numerics=numerics, observer=observer, report=report, record=record, replicas=replicas,
-            attempts=self._attempts, epochs=config.epochs, prices_per_hour=identity.prices_per_hour,
+            attempts=self._attempts, epochs=config.epochs, steps=config.steps, prices_per_hour=identity.prices_per_hour,
         )  # fmt: skip
 
     def cut_by_plans(self, member: PipelineMember) -> None:
@@ -247,7 +247,8 @@ class Loop:
     def _note_end(self, *, alone: bool) -> None:
         if self._all_end or (alone and self.shutdown.ends(self._training.progress.steps) == BEFORE):
             self._training.progress = replace(
-                self._training.progress, stopped=True, asked_epochs=self._config.epochs
+                self._training.progress, stopped=True, asked_epochs=self._config.epochs,
+                asked_steps=self._config.steps or 0,
             )  # fmt: skip
 
     def _withdraws(self, step: Step) -> bool:
@@ -301,15 +302,11 @@ class Loop:
             _log.warning(nothing_left(self._training.progress))
         elif active_group.rank == 0:
             samples = self._require_loader().epoch_samples
-            epochs = self._config.epochs
-            _log.info(first_line(active_group.roster, device=self._device, epochs=epochs, epoch_samples=samples))
+            limit = f"steps: {self._config.steps}" if self._config.steps else f"epochs: {self._config.epochs}"
+            _log.info(first_line(active_group.roster, device=self._device, limit=limit, epoch_samples=samples))
 
     def _is_done(self) -> bool:
-        progress = self._training.progress
-        goes_on = 0 < progress.asked_epochs < self._config.epochs  # than the run that the script had ended
-        return (progress.stopped and not goes_on) or (
-            progress.epoch >= self._config.epochs and progress.evaluated >= progress.epoch
-        )
+        return self._training.progress.is_over(epochs=self._config.epochs, steps=self._config.steps)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

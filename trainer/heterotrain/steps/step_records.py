@@ -40,7 +40,7 @@ class StepRecords:
 
     def __init__(
         self, *, training: Training, numerics: Numerics, observer: Observer, report: Report, record: RunRecord,
-        replicas: Replicas, attempts: Attempts, epochs: int, prices_per_hour: Mapping[str, float],
+        replicas: Replicas, attempts: Attempts, epochs: int, steps: int | None, prices_per_hour: Mapping[str, float],
     ) -> None:  # fmt: skip
         self.schedulers: list[Any] = []
         self.tensorboard: TensorBoardWriter | None = None
@@ -53,6 +53,7 @@ class StepRecords:
         self._replicas = replicas
         self._attempts = attempts
         self._epochs = epochs
+        self._steps = steps
         self._prices_per_hour = prices_per_hour
         self._non_finite_steps = 0
         self._counts: list[int | None] = []
@@ -130,8 +131,10 @@ class StepRecords:
     def _position(self, active_group: ActiveGroup, decision: StepDecision, loader: BatchLoader) -> Position:
         progress, roster = self._training.progress, active_group.roster
         return Position(
-            epoch=progress.epoch, epochs=self._epochs, samples=progress.samples, epoch_done=progress.cursor,
-            epoch_samples=loader.epoch_samples, loss=decision.loss, ranks=len(roster.plan_ranks),
+            epoch=progress.epoch, epochs=self._epochs, steps=progress.steps,
+            steps_left=None if self._steps is None else max(0, self._steps - progress.steps),
+            samples=progress.samples, epoch_done=progress.cursor, epoch_samples=loader.epoch_samples,
+            loss=decision.loss, ranks=len(roster.plan_ranks),
             share_samples=roster.shares[roster.positions[active_group.rank]],
             batch_samples=roster.plan.global_batch_samples,
             price_per_hour=price_of(roster.plan, self._prices_per_hour),

@@ -35,6 +35,8 @@ class Position:
         ranks: in the formation.
         share_samples: this rank's share of the global batch.
         batch_samples: the global batch.
+        steps: committed ones.
+        steps_left: of a training by steps; ``None`` where epochs decide.
         price_per_hour: of all workers of the plan together; ``None`` while no price is known.
     """
 
@@ -48,10 +50,14 @@ class Position:
     share_samples: int
     batch_samples: int
     price_per_hour: float | None = None
+    steps: int = 0
+    steps_left: int | None = None
 
     @property
     def fraction(self) -> float | None:
-        """The completed part of all epochs, from 0 to 1; ``None`` while the length of an epoch is unknown."""
+        """The completed part of the training, from 0 to 1; ``None`` while the length of an epoch is unknown."""
+        if self.steps_left is not None:
+            return self.steps / max(1, self.steps + self.steps_left)
         if not self.epoch_samples:
             return None
         return min(1.0, (self.epoch + self.epoch_done / self.epoch_samples) / self.epochs)
@@ -59,6 +65,8 @@ class Position:
     @property
     def samples_left(self) -> int | None:
         """Samples until the end of the job; ``None`` while the length of an epoch is unknown."""
+        if self.steps_left is not None:
+            return self.steps_left * self.batch_samples
         if not self.epoch_samples:
             return None
         return max(0, (self.epochs - self.epoch) * self.epoch_samples - self.epoch_done)
@@ -68,6 +76,8 @@ def line(position: Position, *, samples_per_s: float | None) -> str:
     """Return the progress in one line; ``samples_per_s`` is ``None`` before it was measured."""
     fraction, left = position.fraction, position.samples_left
     parts = [f"epoch {min(position.epoch + 1, position.epochs)} of {position.epochs}"]
+    if position.steps_left is not None:
+        parts = [f"step {position.steps} of {position.steps + position.steps_left}"]
     if fraction is not None:
         parts[0] += f" ({100 * fraction:.0f} %)"
     if position.loss is not None:
