@@ -1,12 +1,13 @@
 """Settings for every tier: the gate's examples are the same every time, and CI skips no test of a missing program.
 
 The gate leaves out tests that are marked ``thorough``. ``REPEAT=all`` runs them, too, and hypothesis draws anew. The
-limit of a test counts on the clock of patience.
+limit of a test counts on the clock of patience, and is shorter where a test only computes.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,13 +28,24 @@ settings.load_profile("project")
 repeat.choose_seed()
 
 
+COMPUTES = tuple(
+    Path(__file__).parent / folder
+    for folder in ("shell", *(f"unit/{name}" for name in ("core", "operator", "cli", "simulator", "docs", "skew")))
+)
+"""Folders of tests without processes that they wait for, besides a few commands."""
+LIMIT_S = repeat.times(gate=60, every=7200)
+
+
 def pytest_report_header() -> str:
     """Name the seed of a long run."""
     return f"{repeat.VARIABLE}={repeat.ALL} {repeat.SEED}={os.environ[repeat.SEED]}" if repeat.is_thorough() else ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only the long run needs."""
+    """Set the limit of tests that compute, and leave out what only the long run needs."""
+    for item in items:
+        if any(folder in item.path.parents for folder in COMPUTES):
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
     if repeat.is_thorough():
         return
     left_out = [item for item in items if item.get_closest_marker("thorough")]

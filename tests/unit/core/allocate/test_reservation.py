@@ -104,6 +104,7 @@ def a_gang_among_small_jobs(seed: int) -> Simulated:
     return Simulated({"p": 8}, jobs)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", [1, 0, 3][: times(gate=1, every=3)])
 def test_a_gang_of_all_nodes_starts_among_small_jobs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits ten minutes and the rest of one small job; without the rule, it waits for twelve hours and more."""

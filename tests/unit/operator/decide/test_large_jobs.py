@@ -119,6 +119,7 @@ def copied(cluster: FakeCluster) -> FakeCluster:
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("change", [no_news, a_new_revision, failed_workers, leaving_workers, spare_workers])
 def test_four_times_as_many_workers_cost_four_times_as_many_calls(
     change: Callable[[FakeCluster], None], large_jobs: dict[int, FakeCluster]

@@ -7,6 +7,7 @@ import json
 import random
 from typing import Any
 
+import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import decode_plan
 from heterotrain_core.contract.outcome import MAX_COUNT, Ending, Outcome, decode_outcome, encode_outcome
@@ -84,6 +85,7 @@ def assert_a_valid_pass(cluster: FakeCluster) -> None:
         STATUS.validate(as_body(decision.status))
 
 
+@pytest.mark.heavy
 def test_no_random_spec_makes_a_pass_fail() -> None:
     """Every second spec is valid by the schema; the others have parts of any type."""
     rng = random.Random(first_seed(gate=5))  # noqa: S311  # reproducible

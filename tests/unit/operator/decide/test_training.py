@@ -78,6 +78,7 @@ def test_a_settled_job_is_left_alone() -> None:
     assert training.cluster.condition("StragglerDetected") == ("False", "NoStraggler")
 
 
+@pytest.mark.heavy
 def test_the_prediction_is_compared_with_the_measurement() -> None:
     """Only steps at the plan's own shares count, once it has taken effect; before that, nothing is reported."""
     training = a_training(seed=1, scrape_steps=2)
@@ -211,6 +212,7 @@ def test_the_batch_is_no_larger_than_an_epoch() -> None:
     assert training.plan.global_batch_samples == training.epoch_samples
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("noise_samples", "least", "most"), [(400.0, 110, 230), (12.0, 32, 50)])
 def test_even_shares_find_their_batch_although_shares_never_vary(noise_samples: float, least: int, most: int) -> None:
     """Half of a small step is fixed time, which one share cannot show: a larger batch is tried, and kept if better."""
