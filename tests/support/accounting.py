@@ -44,13 +44,13 @@ class Meter:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._before_s = 0.0
-        self._tests_s = 0.0
+        self._last_s = 0.0
+        self._rest_s = 0.0
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None]:
         """Note the time before a test."""
-        self._before_s = processor_s()
+        self._rest_s += self._since()
         yield
 
     @pytest.hookimpl(hookwrapper=True)
@@ -58,14 +58,17 @@ class Meter:
         """Attach the cost to a test's last report."""
         outcome = yield
         if call.when == "teardown":
-            cost_s = max(processor_s() - self._before_s, 0.0)
-            self._tests_s += cost_s
-            outcome.get_result().user_properties.append((COST, round(cost_s, 3)))
+            outcome.get_result().user_properties.append((COST, round(self._since(), 3)))
+
+    def _since(self) -> float:
+        """Return the seconds since the last call; a process that was killed and not waited for takes its own along."""
+        before_s, self._last_s = self._last_s, processor_s()
+        return max(self._last_s - before_s, 0.0)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
         """Tell the process that writes what the rest has cost."""
-        rest_s = max(processor_s() - self._tests_s, 0.0)
+        rest_s = self._rest_s + self._since()
         if hasattr(self._config, "workeroutput"):
             self._config.workeroutput[COST] = rest_s
         elif not self._config.pluginmanager.hasplugin("dsession"):
