@@ -30,8 +30,7 @@ class Costs:
 
     Attributes:
         micro_batch_samples: the size that everything is for.
-        keeps_all: micro-batches of the whole global batch where these are fewer than the most stages: each stage may
-            then have to keep them all (GPipe). 0 otherwise (1F1B).
+        micro_batches: of the whole global batch; no member has more.
         unit_E: index of the first unit behind each edge; the last entry is the number of units.
         forward_KE, backward_KE: seconds of all units in front of an edge.
         state_E: bytes of training state in front of an edge.
@@ -43,7 +42,7 @@ class Costs:
     """
 
     micro_batch_samples: int
-    keeps_all: int
+    micro_batches: int
     unit_E: Ints
     forward_KE: Floats
     backward_KE: Floats
@@ -60,8 +59,11 @@ class Costs:
         return total
 
     def kept(self, position: int) -> int:
-        """Return the micro-batches whose activations a stage keeps, by its position from the end (1 for the last)."""
-        return self.keeps_all or position
+        """Return the micro-batches whose activations a stage keeps, by its position from the end (1 for the last).
+
+        The trainer runs at most ``position`` forward passes before the first backward pass, and no more than there are.
+        """
+        return min(position, self.micro_batches)
 
     def ends(self, kind: int, position: int) -> Ints:
         """Return for each edge the last edge that one stage from there can reach within the kind's memory."""
@@ -80,7 +82,6 @@ def costs_of(problem: Problem, micro_batch_samples: int) -> Costs:
         [[seconds_at(u.seconds[k.name], micro_batch_samples)[1] for u in problem.units] for k in problem.kinds]
     )
     unit_E = _edges(problem)
-    batches = -(-problem.batch_samples // micro_batch_samples)
     boundary = [float(problem.units[unit - 1].boundary_bytes) for unit in unit_E[1:-1].tolist()]
     receive_CE = np.zeros((len(classes), len(unit_E)))
     for index, link in enumerate(classes):
@@ -89,7 +90,7 @@ def costs_of(problem: Problem, micro_batch_samples: int) -> Costs:
     activation = np.array([float(unit.activation_bytes) for unit in problem.units])
     return Costs(
         micro_batch_samples=micro_batch_samples,
-        keeps_all=batches if batches < problem.most_stages else 0,
+        micro_batches=-(-problem.batch_samples // micro_batch_samples),
         unit_E=unit_E,
         forward_KE=_prefix(forward_KU)[:, unit_E],
         backward_KE=_prefix(backward_KU)[:, unit_E],

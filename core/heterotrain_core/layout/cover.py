@@ -268,7 +268,7 @@ def divide(
     members = [
         SplitMember(
             compute=choices[column].curve,
-            floor_samples=choices[column].least_micro_batches * choices[column].micro_batch_samples,
+            floor_samples=choices[column].micro_batch_samples,
             granularity_samples=choices[column].micro_batch_samples,
         )
         for column in kept

@@ -113,7 +113,9 @@ def finalists(costs: Costs, devices: Sequence[int], micro_batches: int, *, toler
             break
         _, low, high, sum_s = heapq.heappop(open_)
         if more:  # beyond this level, even the least sum is too long
-            high = min(high, (best.share_s(micro_batches) - sum_s) / more)
+            high = max(
+                low, min(high, (best.share_s(micro_batches) - sum_s) / more)
+            )  # ``best`` may beat the whole range
         middle = high if trial == 0 else (low + high) / 2
         found = best_within(middle, Least.FILL)
         assert found is not None, "the level is above the least one"  # noqa: S101  # which has a pipeline

@@ -79,7 +79,6 @@ def _worked_out(problem: Problem, member: KnownMember) -> WorkedOut | None:
     return WorkedOut(
         layout=found,
         micro_batch_samples=member.micro_batch_samples,
-        least_micro_batches=1,
         gap_ratio=0.0,
         roomy_slowest_s=slowest_s,
         update_s=update_s,
@@ -134,7 +133,6 @@ def _sharded(problem: Problem, member: KnownMember) -> WorkedOut:
     return WorkedOut(
         layout=found,
         micro_batch_samples=samples,
-        least_micro_batches=1,
         gap_ratio=0.0,
         roomy_slowest_s=pass_s,
         update_s=update_s,

@@ -58,7 +58,6 @@ class Menu:
     Attributes:
         need_JK: devices.
         first_BJ, next_BJ: seconds of the first and of each further micro-batch; infinite where nothing fits.
-        least_BJ: micro-batches of a share, at least.
         samples_BJ: of a micro-batch.
         batch_samples: the global batch.
         multisets: how many of the columns are the multisets of the book, in its order.
@@ -68,7 +67,6 @@ class Menu:
     need_JK: Ints
     first_BJ: Floats
     next_BJ: Floats
-    least_BJ: Ints
     samples_BJ: Ints
     batch_samples: int
     multisets: int
@@ -81,7 +79,7 @@ class Menu:
         with np.errstate(invalid="ignore"):
             further = np.where(possible, (level_s - self.first_BJ) / self.next_BJ, 0.0)
         counts = np.minimum(np.floor(np.clip(further, 0.0, 1e15) + 1e-9).astype(np.int64) + 1, most)
-        return np.where(possible & (counts >= self.least_BJ), counts, 0)
+        return np.where(possible, counts, 0)
 
     def samples(self, level_s: float) -> tuple[Floats, Ints]:
         """Return how many samples each template takes within a time, and with which size of micro-batch, ``_J``."""
@@ -135,14 +133,11 @@ def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind
         return np.hstack([np.asarray(values, dtype=float), rows])
 
     sample_B = np.array([each.micro_batch_samples for each in book.costs])
-    keeps = np.array([each.keeps_all > 0 for each in book.costs])
     shape = book.fill_BU.shape
-    least_BU = np.where(keeps[:, None], 1, sizes[None, :])
     return Menu(
         need_JK=np.vstack([book.family.counts_UK, *(np.array([each.devices], dtype=np.int64) for each in more)]),
         first_BJ=columns(np.where(allowed, book.fill_BU, np.inf), [each.first_s for each in more], np.inf),
         next_BJ=columns(book.slowest_BU, [each.next_s for each in more], np.inf),
-        least_BJ=columns(least_BU, [each.least_micro_batches for each in more], 1).astype(np.int64),
         samples_BJ=columns(
             np.broadcast_to(sample_B[:, None], shape), [each.micro_batch_samples for each in more], 1
         ).astype(np.int64),
@@ -165,7 +160,6 @@ class Search:
     def __init__(self, menu: Menu, devices_K: Ints, least_members: int, most_members: int = MOST_MEMBERS) -> None:
         self._menu, self._least = menu, least_members
         self._fits = np.flatnonzero((menu.need_JK <= devices_K).all(axis=1) & np.isfinite(menu.first_BJ).any(axis=0))
-        self._least_BJ = menu.least_BJ * menu.samples_BJ
         self._limits = menu.limits(devices_K)
         self._limits[-1] = most_members
         self._longest_s = float(
@@ -178,7 +172,7 @@ class Search:
         if not len(self._fits):
             return 0, np.zeros(self._menu.need_JK.shape[1], dtype=np.int64)
         possible = np.isfinite(self._menu.first_BJ)
-        smallest_J = np.where(possible, self._least_BJ, np.iinfo(np.int64).max // 2).min(axis=0)
+        smallest_J = np.where(possible, self._menu.samples_BJ, np.iinfo(np.int64).max // 2).min(axis=0)
         most = choose(np.ones(len(self._fits)), self._menu.needs(smallest_J)[self._fits], self._limits)
         used_K = sum(
             (number * self._menu.need_JK[self._fits[j]] for j, number in most.amounts.items()),
@@ -239,7 +233,7 @@ class Search:
     def _offers(self, at_s: float) -> tuple[Floats, Ints]:
         """Return samples and needs of the templates that fit."""
         samples_J, choice_J = self._menu.samples(at_s)
-        needs = self._menu.needs(np.take_along_axis(self._least_BJ, choice_J[None], axis=0)[0])
+        needs = self._menu.needs(np.take_along_axis(self._menu.samples_BJ, choice_J[None], axis=0)[0])
         return samples_J[self._fits], needs[self._fits]
 
     def _relaxed(self, at_s: float) -> Optimum | None:

@@ -126,8 +126,7 @@ class Layout:
 class Template:
     """The best layout for some devices, whichever nodes they are on, with the time of each share.
 
-    A share of n micro-batches takes ``first_s + (n − 1) next_s``, and n is at least ``least_micro_batches``: fewer than
-    stages are possible only where each stage can keep all of them.
+    A share of n micro-batches takes ``first_s + (n − 1) next_s``.
 
     Attributes:
         devices: by kind, in the order of ``Problem.kinds``.
@@ -136,7 +135,6 @@ class Template:
         next_s: seconds of each further one; the slowest stage of a pipeline.
         exchange_bytes: gradient bytes of the device that has most.
         layout: what each device holds.
-        least_micro_batches: of a share.
     """
 
     devices: tuple[int, ...]
@@ -145,7 +143,6 @@ class Template:
     next_s: float
     exchange_bytes: int
     layout: Layout
-    least_micro_batches: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

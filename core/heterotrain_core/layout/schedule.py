@@ -1,9 +1,9 @@
 """The time of a share in a pipeline, by simulating its schedule pass by pass.
 
 1F1B: the stage that is p-th from the end starts with p forward passes, then does one backward and one forward pass in
-turn, so it keeps p micro-batches. With fewer micro-batches than stages, GPipe: all forward passes, then all backward
-passes. The formula ``fill + (n − 1) · slowest stage`` is close for balanced stages only: a slow stage in front hides
-stages behind it, and limits of kept micro-batches can hold up unbalanced ones.
+turn, so it keeps p micro-batches, or all of a share that has fewer. The formula ``fill + (n − 1) · slowest stage`` is
+close for balanced stages only: a slow stage in front hides stages behind it, and limits of kept micro-batches can hold
+up unbalanced ones.
 """
 
 from __future__ import annotations

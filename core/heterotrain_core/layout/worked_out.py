@@ -28,7 +28,6 @@ class WorkedOut:
         layout: what each device holds.
         others: layouts of the same devices whose share takes little longer; their exchange may be shorter.
         micro_batch_samples: of one micro-batch.
-        least_micro_batches: of a share.
         gap_ratio: how much shorter the share could at most be with another cut.
         roomy_slowest_s: seconds of the slowest stage if memory were no limit.
         update_s: seconds of the update, once a step.
@@ -38,7 +37,6 @@ class WorkedOut:
     layout: Layout
     others: tuple[Layout, ...] = ()
     micro_batch_samples: int
-    least_micro_batches: int
     gap_ratio: float
     roomy_slowest_s: float
     update_s: float
@@ -66,14 +64,12 @@ def work_out(book: Book, menu: Menu, row: int, column: int, micro_batches: int) 
         micro_batches: of the share.
     """
     samples = int(menu.samples_BJ[row, column])
-    least = int(menu.least_BJ[row, column])
     if column >= menu.multisets:
         template = menu.further[column - menu.multisets]
         update_s = update_seconds(book.problem, template.layout)
         return WorkedOut(
             layout=template.layout,
             micro_batch_samples=samples,
-            least_micro_batches=least,
             gap_ratio=0.0,
             roomy_slowest_s=template.next_s,
             update_s=update_s,
@@ -93,7 +89,6 @@ def work_out(book: Book, menu: Menu, row: int, column: int, micro_batches: int) 
         layout=layout,
         others=tuple(dict.fromkeys(each for each in layouts if each != layout)),
         micro_batch_samples=samples,
-        least_micro_batches=least,
         gap_ratio=cuts[0].gap_ratio,
         roomy_slowest_s=slowest_with_room(costs, devices),
         update_s=update_seconds(book.problem, layout),

@@ -166,7 +166,7 @@ def _stage_bytes(problem: Problem, plan: Plan, rank: Rank) -> int | None:
     """Return the planned bytes of a rank's stage: its state, and the activations of the micro-batches that it keeps.
 
     As the planner counts them (``heterotrain_core.layout.costs``): the stage that is p-th from the end keeps p
-    micro-batches; a step of fewer micro-batches than the longest pipeline has stages may keep all of them.
+    micro-batches, and no more than the step has.
     """
     member = plan.members[rank.member]
     if member.layout.state_weights:
@@ -177,7 +177,7 @@ def _stage_bytes(problem: Problem, plan: Plan, rank: Rank) -> int | None:
     own = problem.units[edges[rank.stage] : edges[rank.stage + 1]]
     micro = member.micro_batch_samples or max(1, member.share_samples)
     batches = -(-problem.batch_samples // micro)
-    kept = batches if batches < problem.most_stages else len(edges) - 1 - rank.stage
+    kept = min(batches, len(edges) - 1 - rank.stage)
     state = sum(unit.parameter_bytes for unit in own) * problem.state_ratio
     return math.ceil(state + kept * micro * sum(unit.activation_bytes for unit in own))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
 
+from heterotrain.layouts.schedule_1f1b import Pass, passes
 from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
 
 SPEEDS = (1.0, 1.7, 3.1, 4.4)
@@ -82,7 +84,7 @@ def pipelines(
             busy = []
             for stage, name in enumerate(order):
                 units = problem.units[edges[stage] : edges[stage + 1]]
-                kept = stages - stage if batches >= problem.most_stages else batches
+                kept = most_kept(stage=stage, stages=stages, micro_batches=batches)
                 needed = sum(u.parameter_bytes * problem.state_ratio + kept * size * u.activation_bytes for u in units)
                 if needed > problem.kinds[index[name]].memory_bytes:
                     break
@@ -96,6 +98,16 @@ def pipelines(
                 busy.append(seconds)
             if len(busy) == stages:
                 yield tuple(index[name] for name in order), cuts, busy
+
+
+@functools.cache
+def most_kept(*, stage: int, stages: int, micro_batches: int) -> int:
+    """Return how many micro-batches the trainer's own order of passes keeps at once on a stage."""
+    kept = most = 0
+    for each, _ in passes(stage=stage, stages=stages, micro_batches=micro_batches):
+        kept += 1 if each is Pass.FORWARD else -1
+        most = max(most, kept)
+    return most
 
 
 def _seconds(points: Sequence[UnitSeconds], size: int) -> float:

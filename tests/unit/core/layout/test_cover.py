@@ -44,7 +44,7 @@ def by_enumeration(menu: Menu, counts: list[int], least: int) -> float:
     def most(level_s: float) -> float:
         """Return the most samples within a time, by a search over all sets of members."""
         samples_J, choice_J = menu.samples(level_s)
-        floors = [int(menu.least_BJ[choice_J[j], j] * menu.samples_BJ[choice_J[j], j]) for j in range(len(samples_J))]
+        floors = [int(menu.samples_BJ[choice_J[j], j]) for j in range(len(samples_J))]
 
         def best(start: int, left: tuple[int, ...], room: int, members: int) -> float:
             value = 0.0 if members >= least else -math.inf
@@ -393,23 +393,18 @@ def test_many_kinds_and_deep_models_are_thinned_and_say_so() -> None:
     assert all(a.last_unit + 1 == b.first_unit for m in found.members for a, b in itertools.pairwise(m.layout.stages))
 
 
-def test_a_template_takes_what_fits_into_a_time_or_nothing() -> None:
+def test_a_template_takes_what_fits_into_a_time() -> None:
     problem, book = a_book(3)
     assert isinstance(book, Book)
     menu = menu_of(book, (), EVERY, 1)
-    sizes = book.family.counts_UK.sum(axis=1)
-    some_below = 0
     for level_s in np.linspace(0.5, 1.5, 5) * float(np.median(menu.first_BJ[np.isfinite(menu.first_BJ)])):
         counts = menu.micro_batches(float(level_s))
         for row, costs in enumerate(book.costs):
             total = math.ceil(problem.batch_samples / costs.micro_batch_samples)
-            for column, stages in enumerate(sizes.tolist()):
+            for column in range(len(book.family.counts_UK)):
                 first_s, next_s = float(menu.first_BJ[row, column]), float(menu.next_BJ[row, column])
                 fitting = sum(first_s + n * next_s <= level_s * (1 + 1e-9) for n in range(total))
-                below = 0 < fitting < stages and total >= problem.most_stages
-                some_below += below
-                assert counts[row, column] == (0 if below else fitting)
-    assert some_below
+                assert counts[row, column] == fitting
 
 
 @pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
