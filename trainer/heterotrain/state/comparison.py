@@ -59,7 +59,8 @@ def describe(difference: Difference, *, step: int, workers: Sequence[str], names
 
 REMEDY = (
     "Look for code that changes weights, gradients, or optimizers on some ranks only, such as hooks, layers frozen or "
-    "replaced during training, or gradients changed outside step.apply; then for bad memory in the named machines"
+    "replaced during training, gradients changed outside step.apply, or buffers changed between steps (those that may "
+    "differ: job.buffers(name, 'own')); then for bad memory in the named machines"
 )
 
 
