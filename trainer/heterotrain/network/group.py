@@ -10,7 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -361,11 +362,18 @@ class Group:
         # NCCL needs no bounded wait: its operations can be aborted and wait on the device.
         if isinstance(work, dist.Work) and self._backend != "nccl":
             waited = BoundedWait(work, is_over=self.is_over, belongs_to=self._owners.get(owners or (), self._gradients))
-        self.waiting = Waiting(what, self._clock())
         try:
-            waited.wait()
+            with self.named_wait(what):
+                waited.wait()
         except broken as error:
             raise PeerLost(self._cut or short_message(error)) from error
+
+    @contextmanager
+    def named_wait(self, what: str) -> Iterator[None]:
+        """Name what the training thread waits for inside, for the hang watch."""
+        self.waiting = Waiting(what, self._clock())
+        try:
+            yield
         finally:
             self.waiting = None
 
@@ -396,11 +404,8 @@ class Group:
         """
         is_queued = bool(self._nccl_groups()) or (self._member is not None and self._member.is_nccl)
         if is_queued and torch.cuda.is_initialized():
-            self.waiting = Waiting("the accelerator, and the reductions queued on it", self._clock())
-            try:
+            with self.named_wait("the accelerator, and the reductions queued on it"):
                 torch.cuda.current_stream().synchronize()
-            finally:
-                self.waiting = None
             self.check()
 
     # -- the ranks of one member -------------------------------------------------------------------------------------

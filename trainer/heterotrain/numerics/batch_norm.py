@@ -68,6 +68,11 @@ class BatchNormContext:
         self.group, self.counts, self.micro_batches = group, micro_batches > 0, micro_batches
         self.is_short = is_short
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the global batch is this rank's own."""
+        return self.counts and (self.group is None or self.group.world_size == 1)
+
     def leave(self) -> None:
         """End the step: outside of steps the statistics are those of the rank alone."""
         self.enter(None, micro_batches=1)
@@ -167,14 +172,18 @@ class GlobalBatchNorm(_BatchNorm):
                 "batch, more workers, GroupNorm or LayerNorm, or put the layer into eval mode."
             )
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        statistics = channel_statistics(input, self.heterotrain_context)
-        if statistics.count < LEAST_VALUES:
+        alone = self.heterotrain_context.is_alone
+        statistics = None if alone else channel_statistics(input, self.heterotrain_context)
+        count = input.numel() / input.shape[1] if statistics is None else statistics.count
+        if count < LEAST_VALUES:
             if not self.heterotrain_context.is_short:
                 raise UsageError(
                     f"layer {self.heterotrain_name!r} needs more than one value per channel, but a step has "
-                    f"{statistics.count:g} over all ranks: use a larger global batch, GroupNorm or LayerNorm"
+                    f"{count:g} over all ranks: use a larger global batch, GroupNorm or LayerNorm"
                 )
             return by_running_statistics(self, input)
+        if statistics is None:  # torch's own kernels, and no copy to the host, for which a GPU would be waited for
+            return super().forward(input)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._track(statistics, self.running_mean, self.running_var)
         output: torch.Tensor = _Normalise.apply(input, statistics, self.eps, self.heterotrain_context)

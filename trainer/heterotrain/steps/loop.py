@@ -58,7 +58,7 @@ from heterotrain.steps.step import Step
 from heterotrain.steps.step_records import StepRecords
 from heterotrain.steps.summed_loss import SummedLosses
 from heterotrain.steps.task import Task
-from heterotrain.steps.vote import exchange_votes
+from heterotrain.steps.vote import exchange_votes, read_loss
 from heterotrain.telemetry.report import Report
 from heterotrain.termination_message import TerminationMessage
 
@@ -487,7 +487,7 @@ class Loop:
         slot = Slot(
             vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
             plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=asked and not waits, waiting=waits,
-            weight=step.weight, loss_sum=float(step.loss_sum),
+            weight=step.weight, loss_sum=read_loss(step.loss_sum, active_group.group),
             checkpoint=self._checkpoints.proposes(active_group, self._training, before_hooks=hooks_follow),
             mark=new_mark() if active_group.rank == 0 else 0,  # only the lowest rank's mark is read
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,

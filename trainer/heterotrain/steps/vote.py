@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import torch
+
 from heterotrain.errors import UsageError
 from heterotrain.forward_state.state import ForwardState
 from heterotrain.membership.agreement import share_newest_plan
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import CHANGED, SIGNATURE, Slot, StepDecision, decide, to_row
+from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
 from heterotrain.numerics.gradients import Gradients
+from heterotrain.numerics.host_copy import HostCopy
 
 
 def exchange_votes(
@@ -59,10 +63,18 @@ def exchange_votes(
     if state.is_active:
         state.wait(active_group.group)
     active_group.group.wait(gathering, "the vote on the step")
-    active_group.group.finish_device()
     decision = decide([unpack_floats(other) for other in gathering.rows], parameters=slot.parameters)
+    active_group.group.finish_device()  # last: the device still adds up while the host decides
     reducer.drop_unused(decision.unused)
     return decision, share_newest_plan(active_group.group, decision, held, job_uid=job_uid)
+
+
+def read_loss(loss_sum: torch.Tensor | HostCopy | float, group: Group | None) -> float:
+    """Return the sum of a step's losses; on an accelerator, the host waits for the forward pass, by name."""
+    if group is None or not isinstance(loss_sum, HostCopy):
+        return float(loss_sum)
+    with group.named_wait("the loss, behind the forward pass on the accelerator"):
+        return float(loss_sum)
 
 
 def _check_same_parameters(rows_WF: list[list[float]], rank: int) -> None:  # noqa: N803  # shape in the name

@@ -51,6 +51,15 @@ def test_alone_it_equals_torchs_own(kind: Any, shape: tuple[int, ...], options: 
     torch.testing.assert_close(converted.eval()(x), plain.eval()(x), rtol=1e-12, atol=0)
 
 
+def test_alone_nothing_is_copied_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU would be waited for in each layer and pass; a group of one rank is the same as none."""
+    monkeypatch.setattr(BatchNormContext, "gather", lambda *_: pytest.fail("statistics were exchanged"))
+    for group in (None, SimpleNamespace(world_size=1)):
+        model = nn.Sequential(nn.BatchNorm2d(3))
+        synchronise(model, BatchNormContext(group=group))  # type: ignore[arg-type]  # of which it asks the size only
+        model(torch.randn(4, 3, 2, 2)).sum().backward()
+
+
 class Threads:
     """Ranks as threads: a gather ends when all ranks have added their rows."""
 
@@ -60,7 +69,9 @@ class Threads:
 
     def of(self, rank: int) -> Any:
         """Return the group of one rank."""
-        return SimpleNamespace(gather=partial(self._gather, rank), wait=lambda *_: None)
+        return SimpleNamespace(
+            gather=partial(self._gather, rank), wait=lambda *_: None, world_size=len(self._rows)
+        )  # fmt: skip
 
     def _gather(self, rank: int, row: bytes, _purpose: object) -> SimpleNamespace:
         self._rows[rank] = row
