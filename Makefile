@@ -34,15 +34,15 @@ PARTS_NEED = $(if $(PART),$(if $(filter-out $(LIGHT_PARTS),$(PART)),$(if $(filte
 TESTING := $(LAB) -m lab.testing
 
 check: ## lint, unit and shell tests, three minutes on two cores; PART="operator" is shorter and needs no PyTorch
-	@$(MAKE) --no-print-directory $(PARTS_NEED)
+	@$(MAKE) --silent --no-print-directory $(PARTS_NEED)
 	@$(TESTING) check $(if $(PART),lint $(PART)) -- $(ARGS)
 
 test: ## check, then distributed tests next to those on a real cluster; PART="distributed" is one part of it
-	@$(MAKE) --no-print-directory $(PARTS_NEED)
+	@$(MAKE) --silent --no-print-directory $(PARTS_NEED)
 	@$(TESTING) gate $(PART) -- $(ARGS)
 
 test-all: ## everything that needs no GPU, with many seeds and histories; hours. PART=stores is one part of it
-	@$(MAKE) --no-print-directory $(PARTS_NEED)
+	@$(MAKE) --silent --no-print-directory $(PARTS_NEED)
 	@$(TESTING) all $(PART) -- $(ARGS)
 
 # What will happen, and about how long it takes. It runs before there is a Python environment: without a Python that
@@ -116,7 +116,7 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 ##@ Style and generated files
 
 lint: lint-prose ## ruff, mypy, import-linter, the prose linter; in `make check`, as much as its parts have packages for
-	@$(MAKE) --no-print-directory $(PARTS_NEED)
+	@$(MAKE) --silent --no-print-directory $(PARTS_NEED)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 ifneq ($(PARTS_NEED),setup-core)

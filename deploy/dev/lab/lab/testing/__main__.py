@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(prog="lab.testing", description=__doc__)
-    parser.add_argument("mode", type=Mode, choices=Mode)
+    parser.add_argument("mode", type=Mode, choices=Mode, metavar="check|gate|all")
     parser.add_argument("parts", nargs="*", metavar="PART")
     options = parser.parse_args(words[:at])
     try:
