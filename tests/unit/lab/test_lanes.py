@@ -140,7 +140,10 @@ def test_programs_that_yield_do_so_until_the_others_are_done(tmp_path: Path, mon
 
 
 def test_jobs_take_free_places_in_their_order(tmp_path: Path) -> None:
-    """The first two can end only together, so they run at once; the third starts when one of them has ended."""
+    """The first two can end only together, so they run at once; the third starts when one of them has ended.
+
+    It may end before the other one of them.
+    """
     programs, one, two = Programs(tmp_path), tmp_path / "one", tmp_path / "two"
     order: list[str] = []
 
@@ -154,7 +157,7 @@ def test_jobs_take_free_places_in_their_order(tmp_path: Path) -> None:
     jobs = [job("first", one, two), job("second", two, one), job("third", tmp_path / "three", one)]
     programs.drain(jobs, at_once=2)
     assert sorted(order) == ["first", "second", "third"]
-    assert order[-1] == "third"
+    assert order[0] != "third"
 
 
 def test_a_failed_job_ends_the_others(tmp_path: Path) -> None:
