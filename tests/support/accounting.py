@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import time
 from collections.abc import Generator
@@ -35,8 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         worker = hasattr(config, "workerinput")
         config.pluginmanager.register(Meter(config), "meter")
         if not worker:
-            grouped = config.getoption("dist", "no") == "loadgroup"
-            config.pluginmanager.register(Writer(Path(file), grouped=grouped), "results writer")
+            config.pluginmanager.register(Writer(Path(file)), "results writer")
 
 
 class Meter:
@@ -76,13 +74,9 @@ class Meter:
 
 
 class Writer:
-    """The file; ``rest_s`` are the processor seconds of everything but tests.
+    """The file; ``rest_s`` are the processor seconds of everything but tests."""
 
-    ``grouped`` says that pytest-xdist appends the name of a group to a test's own.
-    """
-
-    def __init__(self, path: Path, *, grouped: bool) -> None:
-        self._grouped = grouped
+    def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w", buffering=1)
         self._reports: dict[str, list[pytest.TestReport]] = {}
@@ -128,8 +122,7 @@ class Writer:
         outcome = next((name for name in ("failed", "skipped") if name in outcomes), "passed")
         cost_s = dict(report.user_properties).get(COST, 0.0)
         wall_s = round(sum(each.duration for each in reports), 3)
-        name = re.sub(r"@[^\]@:/ ]+$", "", report.nodeid) if self._grouped else report.nodeid
-        self._write(id=name, outcome=outcome, wall_s=wall_s, processor_s=cost_s)
+        self._write(id=report.nodeid, outcome=outcome, wall_s=wall_s, processor_s=cost_s)
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:

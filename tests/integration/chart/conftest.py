@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 from heterotrain_operator.api.crd import crd
 from lab.cluster import Cluster
 from local_cluster import paths, toolchain
+from support.machine_locks import definition_of_jobs, machine_lock
 
 NAMESPACE = "chart-objects"
 OTHER_NAMESPACE = "training"  # of one object of docs/platforms.md
 MONITORS = ("podmonitors", "servicemonitors", "prometheusrules")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests here for one process: they share namespaces and definitions."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("chart"))
-
-
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
-    """The cluster with a namespace, the definition of jobs and those of the Prometheus operator."""
+    """The cluster with a namespace, the definition of jobs and those of the Prometheus operator.
+
+    One process at a time has these, because their names are the same in all.
+    """
     if not os.environ.get("KUBECONFIG"):
         pytest.skip(reason="no cluster: KUBECONFIG names none")
+    with machine_lock("chart"), definition_of_jobs():
+        yield from _prepared()
+
+
+def _prepared() -> Iterator[Cluster]:
     found = Cluster(namespace=NAMESPACE)
     definitions = toolchain.module_folder(
         "github.com/prometheus-operator/prometheus-operator", required_by=paths.LOCAL / "kubeconform"
@@ -37,6 +38,7 @@ def cluster() -> Iterator[Cluster]:
     monitors = [f"{each}.monitoring.coreos.com" for each in MONITORS]
     try:
         for namespace in (NAMESPACE, OTHER_NAMESPACE):
+            found.run("kubectl", "delete", "namespace", "--ignore-not-found", namespace)  # of a run that was ended
             found.run("kubectl", "create", "namespace", namespace)
         found.run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump(crd()))
         for path in files:
@@ -46,4 +48,4 @@ def cluster() -> Iterator[Cluster]:
         yield found
     finally:
         found.run("kubectl", "delete", "crd", "--ignore-not-found", *monitors)
-        found.run("kubectl", "delete", "namespace", "--ignore-not-found", "--wait=false", NAMESPACE, OTHER_NAMESPACE)
+        found.run("kubectl", "delete", "namespace", "--ignore-not-found", NAMESPACE, OTHER_NAMESPACE)

@@ -31,24 +31,28 @@ from support.api_cluster import (
     signs_of_life,
     silence_installed_operators,
 )
+from support.machine_locks import definition_of_jobs
 from support.waiting import until
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests here as integration tests, and some for one process if there are several."""
+    """Mark all tests here as integration tests."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.integration)
             item.add_marker(pytest.mark.timeout(3600))
-            if item.path.stem in OF_DEFINITION:
-                item.add_marker(pytest.mark.xdist_group("definition"))
 
 
-OF_DEFINITION = ("test_rights", "test_scale")
-"""One module changes the definition of jobs for some moments, and the other needs what that leaves out."""
 LOCK = Path(tempfile.gettempdir(), "heterotrain-integration.lock")
 NO_CLUSTER = 'no cluster: run `make cluster`, then eval "$(PYTHONPATH=deploy/dev/cluster python -m local_cluster env)"'
+
+
+@pytest.fixture(autouse=True)
+def _definition_of_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let a test that changes the definition of jobs run while no other process runs one."""
+    with definition_of_jobs(alone=request.node.get_closest_marker("changes_definition") is not None):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -208,6 +208,7 @@ async def test_the_author_of_a_job_has_to_be_allowed_to_create_pods(
     await until(created, "a job of a user who may create pods")
 
 
+@pytest.mark.changes_definition
 async def test_a_status_is_written_under_an_older_definition_of_jobs(
     kube: KubeClient, cluster: Cluster, operator: Operator
 ) -> None:

@@ -22,6 +22,7 @@ import torch
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import PlanSource
+from heterotrain.network import connection_setup
 from heterotrain.network.authentication import (
     GREETING,
     NONCE_BYTES,
@@ -239,8 +240,13 @@ class TorchStore(c10d.Store):  # type: ignore[misc]  # torch leaves it untyped
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_gradients_of_gloo_travel_inside_tls(ranks: int, tap: Tap, tls: Tls) -> None:
-    """The sums are right, and the tap between rank 0 and the others sees none of the numbers."""
+def test_gradients_of_gloo_travel_inside_tls(monkeypatch: pytest.MonkeyPatch, ranks: int, tap: Tap, tls: Tls) -> None:
+    """The sums are right, and the tap between rank 0 and the others sees none of the numbers.
+
+    On a loaded machine, one of the ranks has been seen to end its tunnels while the others connect, in one of some
+    forty runs. Why is not known. With a limit, the others give up instead of waiting for ever.
+    """
+    monkeypatch.setattr(connection_setup, "SETUP_S", 60.0)
     store, route = (
         TorchStore(TappedStore(tap)),
         Route(address="127.0.0.1", credentials=Credentials(secret=SECRET, tls=tls)),

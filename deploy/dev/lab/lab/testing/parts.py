@@ -81,7 +81,7 @@ PACKAGING = Part(name="packaging", chunks=(("tests/packaging",),))
 CLUSTER_TESTS = (
     Part(
         name="integration", chunks=(("tests/integration",),), is_real=True, on_cluster=True, processes=2,
-        arguments=("--dist", "loadgroup"),
+        arguments=("--dist", "loadfile"),
     ),
     Part(
         name="e2e", chunks=(("tests/e2e",),), is_real=True, on_cluster=True, prepared_by=("stores-packages",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import queue
 import random
 import socket
 import threading
@@ -43,9 +44,27 @@ class Store:
 
 
 def together(ranks: int, work: Callable[[int], Any]) -> list[Any]:
-    """Run ``work(rank)`` for all ranks at the same time; return what they returned."""
-    with ThreadPoolExecutor(ranks) as pool:
-        return [future.result() for future in [pool.submit(work, rank) for rank in range(ranks)]]
+    """Run ``work(rank)`` for all ranks at the same time; return what they returned.
+
+    The first error of a rank is raised at once: the others may wait for this rank for ever.
+    """
+    ended: queue.Queue[tuple[int, Any, BaseException | None]] = queue.Queue()
+
+    def run(rank: int) -> None:
+        try:
+            ended.put((rank, work(rank), None))
+        except BaseException as error:  # noqa: BLE001  # the caller raises it
+            ended.put((rank, None, error))
+
+    for rank in range(ranks):
+        threading.Thread(target=run, args=(rank,), daemon=True).start()
+    found = {}
+    for _ in range(ranks):
+        rank, value, error = ended.get()
+        if error is not None:
+            raise error
+        found[rank] = value
+    return [found[rank] for rank in range(ranks)]
 
 
 @contextlib.contextmanager
