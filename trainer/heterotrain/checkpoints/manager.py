@@ -267,10 +267,14 @@ class CheckpointManager:
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        if self._writer is not None and active_group.group is not None and self._in_parts(active_group, training):
+        if self._writer is not None and active_group.group is not None:
+            # A rank may have found that the folder is not shared, and writes no parts any more, without the others.
+            own = float(self._in_parts(active_group, training))
+            mark = 0.0 if self._last == training.progress.order else float(new_mark())
+            rows = active_group.group.gather_now([mark, own])
             writer = writer_among(active_group.roster.plan, active_group.roster.plan_ranks)
-            marks = active_group.group.gather_now([0.0 if self._last == training.progress.order else float(new_mark())])
-            mark = int(marks[active_group.roster.plan_ranks.index(writer)][0]) if writer is not None else 0
+            known = writer is not None and all(in_parts for _, in_parts in rows)
+            mark = int(rows[active_group.roster.plan_ranks.index(writer)][0]) if known and writer is not None else 0
             if mark and self.wait():
                 self.write_part(active_group, training, mark=mark)
                 self.wait()
