@@ -17,11 +17,12 @@ OTHER_NAMESPACE = "training"  # of one object of docs/platforms.md
 MONITORS = ("podmonitors", "servicemonitors", "prometheusrules")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """The cluster with a namespace, the definition of jobs and those of the Prometheus operator.
 
-    One process at a time has these, because their names are the same in all.
+    One process at a time has these, because their names are the same in all. It must give them back before it runs
+    other tests, which a fixture of a package would not: without ``__init__.py``, that is one of the session.
     """
     if not os.environ.get("KUBECONFIG"):
         pytest.skip(reason="no cluster: KUBECONFIG names none")
