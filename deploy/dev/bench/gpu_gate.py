@@ -124,7 +124,7 @@ def skips_exactly(kind: str, *, after: int, non_finite: bool, channels_last: boo
     x, y = torch.randn(8, 3, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)
     x, y = x.to(DEVICE, memory_format=form), y.to(DEVICE)
 
-    def trained(skip: bool) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # noqa: FBT001
+    def trained(*, skip: bool) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
         torch.manual_seed(0)
         layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 10))
         model = torch.nn.Sequential(*layers).to(DEVICE, memory_format=form)  # type: ignore[call-overload]  # as above

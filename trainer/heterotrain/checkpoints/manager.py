@@ -273,11 +273,11 @@ class CheckpointManager:
             mark = 0.0 if self._last == training.progress.order else float(new_mark())
             rows = active_group.group.gather_now([mark, own])
             writer = writer_among(active_group.roster.plan, active_group.roster.plan_ranks)
-            known = writer is not None and all(in_parts for _, in_parts in rows)
-            mark = int(rows[active_group.roster.plan_ranks.index(writer)][0]) if known and writer is not None else 0
-            if mark and self.wait():
-                self.write_part(active_group, training, mark=mark)
-                self.wait()
+            if writer is not None and all(in_parts for _, in_parts in rows):
+                agreed = int(rows[active_group.roster.plan_ranks.index(writer)][0])
+                if agreed and self.wait():
+                    self.write_part(active_group, training, mark=agreed)
+                    self.wait()
         if not self._is_writer(active_group):
             return ""
         self.write_now(training, generation=active_group.roster.formation.generation)

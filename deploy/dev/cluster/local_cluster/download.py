@@ -146,8 +146,8 @@ def patient(limits: Limits) -> Limits:
 
 def _open(url: str, method: str, timeout_s: float) -> http.client.HTTPResponse:
     # A host may answer a program without a name with 403. A manifest has only addresses with https, or on loopback.
-    request = urllib.request.Request(url, method=method, headers={"User-Agent": "heterotrain"})  # noqa: S310
-    answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)  # noqa: S310
+    request = urllib.request.Request(url, method=method, headers={"User-Agent": "heterotrain"})  # noqa: S310  # as above
+    answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)  # noqa: S310  # as above
     return answer
 
 

@@ -223,7 +223,7 @@ def test_a_sum_lies_in_memory_as_its_parameter_does() -> None:
     reducer.begin()
     reducer.arm(None)
     expected = {name: torch.arange(float(size)).double().view(SHAPES[name]) for name, size in SIZES.items()}
-    sum((reducer._parameters[name] * value).sum() for name, value in expected.items()).backward()  # type: ignore[union-attr]
+    torch.stack([(reducer._parameters[name] * value).sum() for name, value in expected.items()]).sum().backward()
     reducer.flush()
     reducer.wait()
     for name, parameter in reducer._parameters.items():
