@@ -82,7 +82,7 @@ class ForwardState:
             shown = f"it has {', '.join(names[:MOST_NAMED])}" + (", …" if names[MOST_NAMED:] else "")
             raise UsageError(
                 f"job.buffers: no persistent buffer and no frozen parameter of the model is named {pattern!r}: "
-                + (shown if names else "it has none of them")
+                + (shown if names else "it has none but statistics of the global batch, whose rule is fixed")
             )
         self._declared.append((pattern, chosen))
         self.find()

@@ -25,14 +25,16 @@ def whole_number(name: str, value: Any, *, least: int) -> int:
     """Return an integer given by a script as a Python ``int``.
 
     Raises:
-        UsageError: the value is not an integer, below ``least``, or at least 2^63.
+        UsageError: the value is not an integer, a truth value, below ``least``, or at least 2^63.
     """
     try:
-        found = operator.index(value)
+        found = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         found = least - 1
-    if not least <= found < NUMBER_LIMIT:
+    if found < least:
         raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    if found >= NUMBER_LIMIT:
+        raise UsageError(f"{name} must be a whole number below 2^63, not {value!r}")
     return found
 
 

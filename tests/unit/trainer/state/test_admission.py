@@ -107,9 +107,11 @@ def test_numbers() -> None:
         with pytest.raises(UsageError, match="of at least 0"):
             admission.check_weight(weight)
     assert admission.whole_number("seed", np.int64(3), least=0) == 3
-    for number in (-1, 1.5, "3", 2**63):
+    for number in (-1, 1.5, "3", True, float("nan")):
         with pytest.raises(UsageError, match="seed must be a whole number of at least 0, not"):
             admission.whole_number("seed", number, least=0)
+    with pytest.raises(UsageError, match=r"seed must be a whole number below 2\^63, not"):
+        admission.whole_number("seed", 2**63, least=0)
 
 
 def test_objects_that_are_not_data_sets(tmp_path: Path) -> None:
