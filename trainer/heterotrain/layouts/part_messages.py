@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from heterotrain.network.gloo.bounded_wait import BoundedWait, PointToPointWait
+from heterotrain.network.gloo.bounded_wait import BoundedWait, ThreadedWait
 from heterotrain.network.gloo.member_group import MemberGroup
 
 TAG = 7
@@ -33,7 +33,7 @@ class Exchange:
         """
         self._group = group
         own = group.rank()
-        self._receiving: list[tuple[PointToPointWait, int, torch.Tensor, torch.Tensor]] = []
+        self._receiving: list[tuple[ThreadedWait, int, torch.Tensor, torch.Tensor]] = []
         self._sending: list[BoundedWait] = []
         for rank, target in enumerate(received):
             if rank != own and target.numel():

@@ -26,7 +26,7 @@ from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_attempt import Attempt, short_message
 from heterotrain.network.connection_setup import HostedStore, c10d, connect_ranks, gloo_group, make_group, route_of
 from heterotrain.network.gloo.abort import OpenSocket, interface_of, open_sockets
-from heterotrain.network.gloo.bounded_wait import BoundedWait, settle
+from heterotrain.network.gloo.bounded_wait import BoundedWait, bounded, settle
 from heterotrain.network.gloo.default_group import publish, withdraw
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.gloo.script_group import announcement, carried_by, check_alike
@@ -456,7 +456,7 @@ class Group:
         try:
             self.waiting = Waiting(call, self._clock())
             work = start(group)
-            BoundedWait(work, is_over=self.is_over, belongs_to=group).wait()
+            bounded(name, work, is_over=self.is_over, belongs_to=group).wait()
         except RuntimeError as error:
             if not self._breaks_soon():
                 raise  # the script's own mistake

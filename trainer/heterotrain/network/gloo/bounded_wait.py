@@ -22,8 +22,13 @@ import torch.distributed as dist
 
 from heterotrain.network.threads import start_thread
 
-_ABANDONED: list[tuple[Any, Any]] = []
-"""Operations that gloo may still run, each with its group."""
+MESSAGES = ("send", "recv", "recv_anysource")
+"""Operations of one pair of ranks: gloo closes the connection when a wait for one reaches its limit."""
+UNLIMITED = "reduce_scatter"
+"""In the names of operations whose wait ignores its limit: PyTorch builds them from a sum and waits for that."""
+
+_ABANDONED: list[BoundedWait] = []
+"""Operations that gloo may still run."""
 _ABANDONING = threading.Lock()
 """For ``_ABANDONED``: more than one thread waits for operations."""
 
@@ -86,34 +91,42 @@ class BoundedWait:
         Until it has ended, the group must not be destroyed, not even when the interpreter exits: that would wait, too.
         """
         self.is_done = True
-        for kept in (self._work, self._group):
+        self._is_over = lambda: True  # may hold the whole formation
+        for kept in self.kept:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         with _ABANDONING:
-            _ABANDONED.append((self._work, self._group))
+            _ABANDONED.append(self)
+
+    @property
+    def kept(self) -> tuple[Any, Any]:
+        """The operation and its group."""
+        return self._work, self._group
+
+    def has_ended(self) -> bool:
+        """Return whether gloo no longer runs the operation."""
+        return bool(self._work.is_completed())
 
 
 def release_abandoned() -> None:
     """Let go of the abandoned operations that have ended meanwhile; a group goes with its last one."""
     with _ABANDONING:
-        ended = [pair for pair in _ABANDONED if pair[0].is_completed()]
-        for pair in ended:
-            _ABANDONED.remove(pair)
-    for pair in ended:
-        for kept in pair:
+        ended = [wait for wait in _ABANDONED if wait.has_ended()]
+        for wait in ended:
+            _ABANDONED.remove(wait)
+    for wait in ended:
+        for kept in wait.kept:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept))
 
 
-class PointToPointWait(BoundedWait):
-    """The same for a message between two ranks: gloo closes the connection when a wait for one reaches its time-out.
-
-    So a thread waits for the message without one.
+class ThreadedWait(BoundedWait):
+    """The same for operations whose own wait cannot be limited: a thread waits for them without a limit.
 
     Attributes:
-        began_s, ended_s: by ``time.perf_counter``, when the wait was made and when the message had arrived or left.
+        began_s, ended_s: by ``time.perf_counter``, when the wait was made and when the operation had ended.
     """
 
     def __init__(self, work: dist.Work, *, is_over: Callable[[], bool], belongs_to: Any) -> None:
-        """Wrap a message; see ``BoundedWait``.
+        """Wrap an operation; see ``BoundedWait``.
 
         Raises:
             UsageError: no thread can be started.
@@ -122,7 +135,7 @@ class PointToPointWait(BoundedWait):
         self.began_s = self.ended_s = time.perf_counter()
         self._ended = threading.Event()
         self._error: RuntimeError | None = None
-        start_thread(self._wait, "heterotrain-message")
+        start_thread(self._wait, "heterotrain-wait")
 
     def _wait(self) -> None:
         try:
@@ -136,6 +149,20 @@ class PointToPointWait(BoundedWait):
         if self._ended.wait(LOOK_S) and self._error is not None:
             raise self._error
         return self._ended.is_set()
+
+    def has_ended(self) -> bool:
+        """Return whether gloo no longer runs the operation; some works of PyTorch never say so themselves."""
+        return self._ended.is_set()
+
+
+def bounded(name: str, work: dist.Work, *, is_over: Callable[[], bool], belongs_to: Any) -> BoundedWait:
+    """Return the wait for an operation with this name, a method of process groups or a function of torch.distributed.
+
+    Raises:
+        UsageError: no thread can be started.
+    """
+    kind = ThreadedWait if name in MESSAGES or UNLIMITED in name else BoundedWait
+    return kind(work, is_over=is_over, belongs_to=belongs_to)
 
 
 def settle(works: Sequence[dist.Work], belongs_to: Any) -> None:

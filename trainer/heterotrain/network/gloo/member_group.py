@@ -20,14 +20,13 @@ from heterotrain.errors import PeerLost
 from heterotrain.network.connection_attempt import Attempt, short_message
 from heterotrain.network.connection_setup import make_group
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, is_open, open_sockets
-from heterotrain.network.gloo.bounded_wait import BoundedWait, PointToPointWait
+from heterotrain.network.gloo.bounded_wait import BoundedWait, ThreadedWait, bounded
 from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
 from heterotrain.network.gloo.tunnels import Route
 from heterotrain.network.nccl import abort, join_nccl, release
 
 NAME = "heterotrain-member"
 """Name under which torch finds the group; a process is in one member."""
-MESSAGES = ("send", "recv", "recv_anysource")
 NEWS_S = 2.0
 """Time until the loss of a peer shows after one of gloo's operations has failed with it; usually milliseconds."""
 
@@ -160,10 +159,9 @@ class MemberGroup(Collectives):
         try:
             work: dist.Work = getattr(self._group, method)(*arguments, **options)
             if not self._is_nccl:
-                kind = PointToPointWait if method in MESSAGES else BoundedWait
-                wait = kind(work, is_over=self.is_over, belongs_to=self._group)
+                wait = bounded(method, work, is_over=self.is_over, belongs_to=self._group)
                 wait.wait()
-                if method == "recv" and isinstance(wait, PointToPointWait):
+                if method == "recv" and isinstance(wait, ThreadedWait):
                     (tensor,), sender, *_ = arguments
                     self.on_received(sender, tensor.nbytes, wait.ended_s - wait.began_s)
         except RuntimeError as error:
@@ -187,9 +185,9 @@ class MemberGroup(Collectives):
         except RuntimeError as error:
             self.cut("a message inside the member failed")
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
-        return PointToPointWait(work, is_over=self.is_over, belongs_to=self._group)
+        return ThreadedWait(work, is_over=self.is_over, belongs_to=self._group)
 
-    def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> PointToPointWait:
+    def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> ThreadedWait:
         """Begin to receive a tensor into the CPU's memory; ``finish_receive`` waits for it.
 
         Raises:
@@ -202,7 +200,7 @@ class MemberGroup(Collectives):
         except RuntimeError as error:
             self.cut("a message inside the member failed")
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
-        return PointToPointWait(work, is_over=self.is_over, belongs_to=self._group)
+        return ThreadedWait(work, is_over=self.is_over, belongs_to=self._group)
 
     def finish_receive(self, wait: BoundedWait) -> None:
         """Wait until a message has arrived.
@@ -212,7 +210,7 @@ class MemberGroup(Collectives):
         """
         self._finish(wait, "receive inside the member")
 
-    def note_received(self, messages: Sequence[tuple[PointToPointWait, int, int]]) -> None:
+    def note_received(self, messages: Sequence[tuple[ThreadedWait, int, int]]) -> None:
         """Report messages that have arrived at the same time, each as all of them: they share this rank's link.
 
         Args:
