@@ -245,7 +245,7 @@ pictures: setup ## draw the pictures of docs/mathematics.md again
 	@$(PY) deploy/dev/bench/mathematics_pictures.py
 
 bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
-	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
+	@for what in spot fleet cannikin comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint lint-prose format crds chart-files docs chaos histories \
   guides-packages stores-packages oldest-torch gpu images cluster cluster-running \

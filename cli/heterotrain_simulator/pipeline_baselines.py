@@ -1,25 +1,24 @@
 """Pipelines as published planners would make them, judged by one simulation of their schedules.
 
-Each planner is a rule for groups of devices, one for the cut of each group, and one for the shares:
+Each planner is a rule for the cut of each group of devices, and one for the shares:
 
-======== ==================================== ======================================= ==============================
-name     groups                               cut                                     shares
-======== ==================================== ======================================= ==============================
-even     all, one of each kind, or by kind    equal layers                            equal
-oobleck  all, or 2 to 4 equal mixtures        equal layers                            equal
-whale    as even                              nominal speed; layers move to memory    nominal speed
-hetpipe  by kind, one of each, pairs of kinds least slowest stage, memory by position in proportion to their rates
-metis    as hetpipe                           measured speed; repaired for memory     in proportion to speed
-sailor   as hetpipe and all                   least slowest stage                     equal
-malleus  as hetpipe and all                   least slowest stage                     integer programme, m ≥ stages
-======== ==================================== ======================================= ==============================
+======== ======================================= ==============================
+name     cut                                     shares
+======== ======================================= ==============================
+even     equal layers (Oobleck, AMP)             equal
+whale    nominal speed; layers move to memory    nominal speed
+hetpipe  least slowest stage, memory by position in proportion to their rates
+metis    measured speed; repaired for memory     in proportion to speed
+sailor   least slowest stage                     equal
+malleus  least slowest stage                     integer programme, m ≥ stages
+======== ======================================= ==============================
 
-Every planner may try all of its groupings and all sizes of micro-batch, and keeps the best by the simulation: more than
-its own cost model could tell it. Groups that do not fit stay idle.
+Every planner may try all groupings and all sizes of micro-batch, and keeps the best by the simulation: more than its
+own rules and its own cost model allow it. Groups that do not fit stay idle.
 
 Simplified: one stage is one device (no tensor parallelism, no data parallelism inside a stage). HetPipe's asynchronous
 waves are read as synchronous steps. AMP cuts by times that are averaged over kinds, so on equal layers its cut is the
-even one. Oobleck's templates are for equal nodes, so they are even cuts, too, and all of one size here.
+even one. Oobleck's templates are for equal nodes, so they are even cuts, too.
 """
 
 from __future__ import annotations
@@ -66,17 +65,15 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """A published planner as three rules.
+    """A published planner as two rules.
 
     Attributes:
         name: short.
-        groupings: names of the groupings that it tries.
         cut: stages of a group, ``None`` where it finds none.
         shares: equal, in proportion to rate or to nominal speed, or the exact split.
     """
 
     name: str
-    groupings: tuple[str, ...]
     cut: Callable[[Problem, Costs, Group, Mapping[str, float]], Stages | None]
     shares: str
 
@@ -131,13 +128,12 @@ def least_slowest(problem: Problem, costs: Costs, group: Group, _nominal: Mappin
 
 
 PLANNERS = (
-    Planner(name="even", groupings=("all", "each", "kind"), cut=equal_layers, shares="equal"),
-    Planner(name="oobleck", groupings=("all", "parts2", "parts3", "parts4"), cut=equal_layers, shares="equal"),
-    Planner(name="whale", groupings=("all", "each", "kind"), cut=by_nominal_speed, shares="nominal"),
-    Planner(name="hetpipe", groupings=("kind", "each", "pairs"), cut=least_slowest, shares="rate"),
-    Planner(name="metis", groupings=("kind", "each", "pairs"), cut=by_measured_speed, shares="rate"),
-    Planner(name="sailor", groupings=("all", "kind", "each", "pairs"), cut=least_slowest, shares="equal"),
-    Planner(name="malleus", groupings=("all", "kind", "each", "pairs"), cut=least_slowest, shares="exact"),
+    Planner(name="even", cut=equal_layers, shares="equal"),
+    Planner(name="whale", cut=by_nominal_speed, shares="nominal"),
+    Planner(name="hetpipe", cut=least_slowest, shares="rate"),
+    Planner(name="metis", cut=by_measured_speed, shares="rate"),
+    Planner(name="sailor", cut=least_slowest, shares="equal"),
+    Planner(name="malleus", cut=least_slowest, shares="exact"),
 )
 
 
@@ -148,9 +144,7 @@ def best_step(problem: Problem, planner: Planner, nominal: Mapping[str, float]) 
     for size in problem.micro_batches:
         costs = costs_of(problem, size)
         total = -(-problem.batch_samples // size)
-        for name, groups in groupings(problem).items():
-            if name not in planner.groupings:
-                continue
+        for groups in groupings(problem).values():
             members = [
                 (group, layout_of(problem, costs, stages))
                 for group in groups

@@ -9,7 +9,6 @@ Sources
         and its own formulas give for the 24 machines of ``examples/simulation``; the flow is the one of its README.
     DT-FM: NeurIPS 2022, repository DS3Lab/DT-FM at 69f05e5, ``scheduler/heuristic_evolutionary_solver``: delay and
         bandwidth of five networks in ``config.py``; sizes in ``scheduler.py`` (GPT-3 XL, 64 devices, 8 stages).
-    Oobleck: SOSP 2023, repository SymbioticLab/Oobleck, the objective of its first code.
     HetHub: arXiv 2405.16256, the ratio of its abstract.
 
 Figures were read in these repositories; none of their code is used.
@@ -279,11 +278,6 @@ DTFM_CASES = (
         found_s=49.22,
     ),
 )
-
-OOBLECK_TIMES: Floats = (1.57, 3.70, 3.46)
-OOBLECK_REPLICAS = (3, 1, 3)
-OOBLECK_MICRO_BATCHES = 28
-"""Seconds of a micro-batch by template, pipelines of each template, and micro-batches of the batch."""
 
 HETHUB_RATIO = 0.9749
 """Achieved by HetHub on 768 accelerators of two makers, of the sum of what each type reaches alone."""

@@ -21,29 +21,30 @@ def least_variance(times: Sequence[float], replicas: Sequence[int], total: int) 
         total: micro-batches of the batch.
     """
 
-    def spread(counts: tuple[int, ...]) -> float:
-        ends = [time * count for time, count in zip(times, counts, strict=True)]
+    def spread(each: tuple[int, ...]) -> float:
+        ends = [time * count for time, count in zip(times, each, strict=True)]
         mean = sum(ends) / len(ends)
         return sum((end - mean) ** 2 for end in ends)
 
-    return min(_counts(replicas, total), key=lambda counts: (spread(counts), counts))
+    return min(divisions(replicas, total), key=lambda each: (spread(each), each))
 
 
 def least_maximum(times: Sequence[float], replicas: Sequence[int], total: int) -> tuple[int, ...]:
     """Return the micro-batches by the objective of its code of 2024: the least ``max T_i n_i``, n_i ≥ 0."""
     return min(
-        _counts(replicas, total, least=0),
-        key=lambda counts: (max(time * count for time, count in zip(times, counts, strict=True)), counts),
+        divisions(replicas, total, least=0),
+        key=lambda each: (max(time * count for time, count in zip(times, each, strict=True)), each),
     )
 
 
-def _counts(replicas: Sequence[int], total: int, least: int = 1) -> Iterator[tuple[int, ...]]:
+def divisions(replicas: Sequence[int], total: int, least: int = 1) -> Iterator[tuple[int, ...]]:
+    """Yield all micro-batches of each template that make up the batch."""
     if len(replicas) == 1:
         if total % replicas[0] == 0 and total // replicas[0] >= least:
             yield (total // replicas[0],)
         return
     for count in range(least, total // replicas[0] + 1):
-        for rest in _counts(replicas[1:], total - count * replicas[0], least):
+        for rest in divisions(replicas[1:], total - count * replicas[0], least):
             yield (count, *rest)
 
 
