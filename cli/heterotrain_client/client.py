@@ -55,6 +55,7 @@ class HeteroTrainClient:
         gpus_per_worker: int = 1,
         global_batch_size: int | None = None,
         epochs: int | None = None,
+        steps: int | None = None,
         checkpoint: str | None = None,
         runtime: str = Runtime.HETEROTRAIN,
         training: Mapping[str, Any] | None = None,
@@ -74,6 +75,7 @@ class HeteroTrainClient:
             gpus_per_worker: NVIDIA GPUs of each worker in pools without ``resources``; 0 for CPUs.
             global_batch_size: samples of one step over all workers; not for ``runtime="Torchrun"``.
             epochs: passes over the data set.
+            steps: of the whole training, in place of epochs.
             checkpoint: URI of a folder for checkpoints.
             runtime: ``"Torchrun"`` for an unchanged script for torchrun.
             training: more fields of ``spec.training``, as in YAML.
@@ -84,7 +86,7 @@ class HeteroTrainClient:
             InputError: a value has a mistake, or there is such a job already.
             UnavailableError: the cluster does not answer.
         """
-        named = {"globalBatchSize": global_batch_size, "epochs": epochs}
+        named = {"globalBatchSize": global_batch_size, "epochs": epochs, "steps": steps}
         settings = {key: value for key, value in named.items() if value is not None}
         if callable(script) and not isinstance(arguments, Mapping) and not arguments:
             arguments = {}

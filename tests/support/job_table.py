@@ -207,6 +207,13 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "negative workers": (pool(maxReplicas=-1), "maxReplicas is -1, but must be at least 0"),
     "negative batch": (training(globalBatchSize=-1), "globalBatchSize is -1, but must be at least 1"),
     "too many epochs of a kind": (training(epochs=0), "spec.training.epochs is 0, but must be at least 1"),
+    "no step": (training(epochs=None, steps=0), "spec.training.steps is 0, but must be at least 1"),
+    "epochs and steps": (training(steps=100), "epochs and steps both say when the training ends"),
+    "steps of no one size": (
+        training(epochs=None, steps=9, globalBatchSize=None, adaptiveBatch={"min": 64, "max": 128}),
+        "training.steps needs steps of one size",
+    ),
+    "torchrun with steps": (torchrun(training={"steps": 9}), "the script counts its steps itself"),
     "no batch": (training(globalBatchSize=None), "exactly one of globalBatchSize"),
     "two batches": (training(adaptiveBatch={"min": 64, "max": 128}), "exactly one of globalBatchSize"),
     "no training": (lambda body: body["spec"].pop("training"), "exactly one of globalBatchSize"),

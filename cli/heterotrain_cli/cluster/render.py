@@ -17,7 +17,17 @@ from rich.text import Text
 from heterotrain_cli.cluster.api import event_time
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.phases import Phases
-from heterotrain_cli.cluster.view import UNKNOWN, JobView, cost, cost_until_end, duration, number, seconds_since, short
+from heterotrain_cli.cluster.view import (
+    UNKNOWN,
+    JobView,
+    cost,
+    cost_until_end,
+    duration,
+    number,
+    seconds_since,
+    short,
+    trained,
+)
 from heterotrain_cli.forecast.tables import plain_table
 
 COLOURS = {
@@ -65,11 +75,11 @@ def summary(view: JobView) -> Table:
     """Return the job's key figures, a line each."""
     status = view.status
     table = Table.grid(padding=(0, 2, 0, 0))
-    epochs = (view.body["spec"].get("training") or {}).get("epochs", UNKNOWN)
-    steps = f", step {status.step:,}" if status.step is not None else ""
     table.add_row("state", Text.assemble(_state(status.state), f"  {status.reason}"))
     table.add_row("progress", _progress(view))
-    table.add_row("epoch", f"{_whole(status.epoch)} of {epochs}{steps}")
+    name, done = trained(view)
+    steps = f", step {status.step:,}" if status.step is not None and name == "epoch" else ""
+    table.add_row(name, f"{done}{steps}")
     if status.loss is not None:
         table.add_row("loss", number(status.loss))
     for name, value in sorted(status.metrics.items()):

@@ -17,7 +17,7 @@ from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.documents import validation_document
 from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.names import job_argument
-from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, view_of
+from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, trained, view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_file import read_job_file
 from heterotrain_cli.output import TABLE, output_option, print_document
@@ -117,10 +117,8 @@ def progress_line(view: JobView) -> str:
         if status.state == "Suspended" and not any(each.is_problem for each in found):
             problem = found[-1].what
         return f"{status.state or 'New'}, {status.ready} workers ready" + (f": {problem}" if problem else "")
-    epochs = (view.body["spec"].get("training") or {}).get("epochs", UNKNOWN)
-    epoch = UNKNOWN if status.epoch is None else str(status.epoch)
     parts = [
-        status.state, f"{status.progress or UNKNOWN}", f"epoch {epoch} of {epochs}", f"loss {number(status.loss)}",
+        status.state, f"{status.progress or UNKNOWN}", " ".join(trained(view)), f"loss {number(status.loss)}",
         f"{number(status.samples_per_second)} samples/s", f"{status.ready} workers",
     ]  # fmt: skip
     if status.estimated_remaining_seconds is not None and not view.has_ended:

@@ -53,6 +53,14 @@ class JobView:
         return next((each for each in self.status.conditions if each.type == kind.value), None)
 
 
+def trained(view: JobView) -> tuple[str, str]:
+    """Return what counts until the end, epochs or steps, and how many of them are done."""
+    training = view.body["spec"].get("training") or {}
+    if (steps := training.get("steps")) is not None:
+        return "step", f"{UNKNOWN if view.status.step is None else f'{view.status.step:,}'} of {steps:,}"
+    return "epoch", f"{UNKNOWN if view.status.epoch is None else view.status.epoch} of {training.get('epochs', 1)}"
+
+
 def view_of(body: Mapping[str, Any], now: datetime | None = None) -> JobView:
     """Return the view of a job's object; ``now`` is the present by default."""
     metadata = body["metadata"]

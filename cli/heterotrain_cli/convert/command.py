@@ -32,6 +32,7 @@ from heterotrain_cli.errors import InputError
 @click.option("--batch", type=click.IntRange(1), help="Global batch of a script that uses heterotrain  [default: an "
               "unchanged script for torchrun]")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(1), help="With --batch: passes over the data set.")
+@click.option("--steps", type=click.IntRange(1), help="With --batch: steps of the training, in place of epochs.")
 def init(
     *,
     script: str | None,
@@ -42,6 +43,7 @@ def init(
     gpus: int,
     batch: int | None,
     epochs: int | None,
+    steps: int | None,
 ) -> None:
     """Write a job for a script, or for the manifest of another project. The job goes to standard output.
 
@@ -58,8 +60,9 @@ def init(
     """  # noqa: D301  # click reads the character \b
     if (script is None) == (source is None):
         raise click.UsageError("give either a SCRIPT.PY or --from FILE")
-    if epochs is not None and batch is None:
-        raise click.UsageError("--epochs needs --batch: without it, the script counts its epochs itself")
+    if batch is None and (epochs is not None or steps is not None):
+        given = "--epochs" if steps is None else "--steps"
+        raise click.UsageError(f"{given} needs --batch: without it, the script counts them itself")
     if source is not None:
         if pools:
             raise click.UsageError("--pool belongs to a SCRIPT.PY: the pools come from the file")
@@ -74,7 +77,7 @@ def init(
         for container in draft.pod["containers"]:
             if container.get("name") == draft.container:
                 container["image"] = image
-    body = draft.body(batch=batch, epochs=epochs)
+    body = draft.body(batch=batch, epochs=epochs, steps=steps)
     try:
         read_new_job(body)
     except SpecError as error:

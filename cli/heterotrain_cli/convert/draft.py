@@ -70,7 +70,7 @@ class Draft:
     spec: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def body(self, *, batch: int | None, epochs: int | None) -> dict[str, Any]:
+    def body(self, *, batch: int | None, epochs: int | None, steps: int | None) -> dict[str, Any]:
         """Return the job: for an unchanged script, or with a batch for a script that uses heterotrain."""
         metadata: dict[str, Any] = {"name": plain_name(self.name)}
         if self.namespace is not None:
@@ -78,7 +78,8 @@ class Draft:
         elastic = {"minReplicas": self.least, "maxReplicas": self.most}
         spec: dict[str, Any] = {} if batch is not None else {"runtime": Runtime.TORCHRUN.value}
         if batch is not None:
-            spec["training"] = {"globalBatchSize": batch, **({"epochs": epochs} if epochs is not None else {})}
+            given = {"globalBatchSize": batch, "epochs": epochs, "steps": steps}
+            spec["training"] = {name: value for name, value in given.items() if value is not None}
         spec |= {"elasticPolicy": {key: value for key, value in elastic.items() if value is not None}}
         spec |= {"workerPools": [pool.body() for pool in self.pools], **self.spec}
         spec["template"] = {"spec": self._pod()}

@@ -61,6 +61,7 @@ class Job:
         even: whether shares stay even (``rebalance.boundary: Never``).
         hiccups: rare long steps of each rank, of a running job.
         epochs: passes over the data.
+        steps: of the training; ``None`` where epochs decide.
     """
 
     name: str
@@ -70,7 +71,8 @@ class Job:
     least_workers: int
     most_workers: int
     even: bool
-    epochs: int
+    epochs: int = 1
+    steps: int | None = None
     adaptive: bool = False
     hiccups: Hiccups = NO_HICCUPS
 
@@ -111,7 +113,8 @@ def job_of(spec: HeteroTrainJobSpec, *, name: str, namespace: str | None, body: 
         least_workers=spec.elastic_policy.min_replicas,
         most_workers=most_workers(spec),
         even=spec.training.rebalance.boundary is BoundaryKind.NEVER,
-        epochs=spec.training.epochs,
+        epochs=spec.training.passes,
+        steps=spec.training.steps,
         adaptive=spec.training.adaptive_batch is not None,
     )
 

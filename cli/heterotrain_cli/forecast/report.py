@@ -78,10 +78,12 @@ class JobReport:
             "evenStepSeconds": outcome.even_step_s,
             "pricePerHour": outcome.price_per_hour,
             "costPerMillionSamples": outcome.cost_per_million,
-            "costPerEpoch": self._epoch_cost(outcome),
+            "costPerEpoch": self._cost(outcome, self.samples_per_epoch),
             "secondsPerEpoch": None
             if self.samples_per_epoch is None
             else self.samples_per_epoch / outcome.samples_per_s,
+            "secondsInAll": None if self._samples is None else self._samples / outcome.samples_per_s,
+            "costInAll": self._cost(outcome, self._samples),
             "pools": [
                 {
                     "name": pool.name,
@@ -98,10 +100,17 @@ class JobReport:
             ],
         }
 
-    def _epoch_cost(self, outcome: AllocationForecast) -> float | None:
-        if self.samples_per_epoch is None or outcome.cost_per_million is None:
+    @property
+    def _samples(self) -> int | None:
+        """Samples of the whole training; ``None`` while the length of an epoch is unknown."""
+        if self.job.steps is not None:
+            return self.job.steps * self.job.batch_samples
+        return None if self.samples_per_epoch is None else self.job.epochs * self.samples_per_epoch
+
+    def _cost(self, outcome: AllocationForecast, samples: int | None) -> float | None:
+        if samples is None or outcome.cost_per_million is None:
             return None
-        return outcome.cost_per_million * self.samples_per_epoch / 1e6
+        return outcome.cost_per_million * samples / 1e6
 
     def show(self, console: Console) -> None:
         """Print the forecast as text."""
@@ -154,11 +163,16 @@ class JobReport:
         if self.samples_per_epoch is not None:
             span = _span(self.samples_per_epoch / outcome.samples_per_s)
             say(console, f"an epoch of {self.samples_per_epoch} samples: {span}")
+        if self._samples is not None and (self.job.steps or self.job.epochs > 1):
+            paid = self._cost(outcome, self._samples)
+            what = f"{self.job.epochs} epochs" if self.job.steps is None else f"{self.job.steps:,} steps"
+            span = _span(self._samples / outcome.samples_per_s)
+            say(console, f"the training of {what}: {span}" + ("" if paid is None else f", {_money(paid)}"))
         if outcome.price_per_hour is None:
             say(console, "no cost: a pool has no pricePerHour")
             return
         cost = f"{outcome.price_per_hour:.2f} an hour, {_money(outcome.cost_per_million)} for a million samples"
-        epoch = self._epoch_cost(outcome)
+        epoch = self._cost(outcome, self.samples_per_epoch)
         more = (
             "; --samples-per-epoch gives the cost of an epoch" if epoch is None else f", {_money(epoch)} for an epoch"
         )
@@ -181,7 +195,11 @@ class JobReport:
         for heading in ("step", "samples/s", "efficiency", "an hour", what):
             table.add_column(heading, justify="right")
         for other in rows:
-            cost = self._epoch_cost(other) if self.samples_per_epoch is not None else other.cost_per_million
+            cost = (
+                self._cost(other, self.samples_per_epoch)
+                if self.samples_per_epoch is not None
+                else other.cost_per_million
+            )
             table.add_row(
                 "*" if chosen is not None and other.allocation == chosen.allocation else "",
                 *(str(workers) for workers in other.allocation.workers),

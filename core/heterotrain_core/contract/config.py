@@ -18,13 +18,16 @@ from heterotrain_core.contract.choices import (
 )
 from heterotrain_core.version import __version__
 
+ANY_EPOCHS = 2**31
+"""As many passes over the data as a number of steps needs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
     """Training settings that no plan changes.
 
     Attributes:
-        epochs: passes over the data set, at least 1.
+        epochs: passes over the data set, at least 1; ``ANY_EPOCHS`` where only steps count.
         steps: committed steps after which the training ends, perhaps before its last epoch; ``None`` for no such limit.
         base_batch_samples: the global batch that the user's learning rate was chosen for.
         seed: seeds the sample permutation and every rank's generators.

@@ -366,7 +366,7 @@ class HeteroTrainJobStatus(Model):
     epoch: Count | None = Field(
         default=None,
         description="Number of completed epochs, which is the index of the epoch in progress, counted from 0. At the "
-        "end it equals spec.training.epochs.",
+        "end it equals spec.training.epochs, where that is set.",
     )
     step: Count | None = Field(default=None, description="Number of completed optimizer steps.")
     samples: Count | None = Field(default=None, description="Number of samples in all completed steps.")
@@ -403,7 +403,10 @@ class HeteroTrainJobStatus(Model):
         default=None, max_length=16, description="progressPercentage with a percent sign, for the table."
     )
     progress_percentage: int | None = Field(
-        default=None, ge=0, le=100, description="Completed part of all samples of all epochs, in percent."
+        default=None,
+        ge=0,
+        le=100,
+        description="Completed part of all samples of all epochs, or of spec.training.steps, in percent.",
     )
     estimated_remaining_seconds: Count | None = Field(
         default=None, ge=0, description="Estimated time to the end of training at the present throughput, in seconds."

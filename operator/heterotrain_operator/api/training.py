@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heterotrain_core.contract.choices import Backend, Compression, Encryption, OnDivergence, OnNonFinite, Precision
+from heterotrain_core.contract.config import ANY_EPOCHS
 from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.scaling_rules import Scaling
 from pydantic import Field
@@ -118,7 +119,19 @@ class Training(Model):
         "measured gradient noise. The batch changes with the shares, or at an epoch's end with rebalance.boundary: "
         "Never, and only for a gain of at least 5 %.",
     )
-    epochs: int = Field(default=1, ge=1, le=1_000_000, description="Passes over the data set. Example: 20.")
+    epochs: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Passes over the data set. Set either this or steps; without both, 1. Example: 20.",
+    )
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**12,
+        description="Instead of epochs: optimizer steps of the whole training, which may end within an epoch. Not with "
+        "adaptiveBatch, whose steps differ in size. Example: 100000.",
+    )
     seed: int = Field(
         default=0,
         ge=0,
@@ -156,6 +169,11 @@ class Training(Model):
         "workers, Warn only reports it, Resync sends the state of one worker to all others.",
     )
     communication: Communication = Field(default_factory=Communication, description="How workers exchange gradients.")
+
+    @property
+    def passes(self) -> int:
+        """Passes over the data set; ``ANY_EPOCHS`` where steps decide."""
+        return self.epochs or (1 if self.steps is None else ANY_EPOCHS)
 
     @property
     def base_batch_samples(self) -> int:

@@ -83,7 +83,8 @@ _TRAINING_FIXED = (
     "?globalBatchSize",
     "?adaptiveBatch.?min",
     "?adaptiveBatch.?max",
-    "epochs",
+    "?epochs.orValue(1)",
+    "?steps",
     "seed",
     "precision",
     "learningRateScaling",
@@ -126,6 +127,22 @@ _RUNTIME_RULES = (
         ),
         message="training: give exactly one of globalBatchSize (a fixed batch) and adaptiveBatch (a range: min and "
         "max)",
+    ),
+    Rule(
+        cel="!has(self.training.epochs) || !has(self.training.steps)",
+        holds=lambda self: self.training.epochs is None or self.training.steps is None,
+        message="training: epochs and steps both say when the training ends: remove one of them",
+    ),
+    Rule(
+        cel="!has(self.training.steps) || !has(self.training.adaptiveBatch)",
+        holds=lambda self: self.training.steps is None or self.training.adaptive_batch is None,
+        message="training.steps needs steps of one size: give training.globalBatchSize instead of adaptiveBatch, or "
+        "epochs instead of steps",
+    ),
+    Rule(
+        cel=f"{_ONLY_TORCHRUN}!has(self.training.steps)",
+        holds=lambda self: not _by_torchrun(self) or self.training.steps is None,
+        message="with runtime: Torchrun the script counts its steps itself: remove training.steps",
     ),
     Rule(
         cel=f"{_ONLY_TORCHRUN}!has(self.training.globalBatchSize) && !has(self.training.adaptiveBatch)",

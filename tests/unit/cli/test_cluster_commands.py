@@ -13,7 +13,7 @@ import yaml
 from click.testing import Result
 from heterotrain_cli.cluster import api, checkpoint, submit
 from heterotrain_cli.cluster.diagnosis import findings
-from heterotrain_cli.cluster.view import duration, number, view_of
+from heterotrain_cli.cluster.view import duration, number, trained, view_of
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.job import read_job
 from heterotrain_cli.job_file import read_job_file
@@ -570,3 +570,12 @@ def test_the_forecast_counts_accelerators_of_a_pool_s_template(tmp_path: Path) -
     file.write_text(yaml.safe_dump(body))
     (pool,) = read_job(str(file)).pools
     assert pool.ranks == 4
+
+
+def test_a_training_by_steps_shows_its_steps() -> None:
+    body: dict[str, Any] = {
+        "metadata": {"name": "digits", "namespace": "ns"}, "spec": {"training": {"steps": 5000}},
+        "status": {"step": 1200, "epoch": 3},
+    }  # fmt: skip
+    assert trained(view_of(body)) == ("step", "1,200 of 5,000")
+    assert trained(view_of({**body, "spec": {}})) == ("epoch", "3 of 1")

@@ -120,6 +120,17 @@ def test_costs(folder: Path) -> None:
     assert found["costPerMillionSamples"] == pytest.approx(found["costPerEpoch"] * 1e6 / 6000)
 
 
+@pytest.mark.parametrize("by", ["epochs", "steps"])
+def test_the_whole_training_has_a_time_and_a_price(folder: Path, by: str) -> None:
+    if by == "steps":
+        path = folder / "job.yaml"
+        path.write_text(path.read_text().replace("epochs: 3", "steps: 5000"), encoding="utf-8")
+    found = answer(folder, *(["--samples-per-epoch", "6000"] if by == "epochs" else []))
+    samples = 3 * 6000 if by == "epochs" else 5000 * 60
+    assert found["secondsInAll"] == pytest.approx(samples / found["samplesPerSecond"])
+    assert found["costInAll"] == pytest.approx(found["pricePerHour"] * found["secondsInAll"] / 3600)
+
+
 def test_alternatives_are_the_pareto_front(folder: Path) -> None:
     """The alternatives are the Pareto front of all allowed allocations, fastest first."""
     prices = (4.0, 3.0, 0.3)

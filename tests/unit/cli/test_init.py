@@ -130,6 +130,13 @@ def test_with_a_batch_the_job_is_for_a_script_that_uses_heterotrain(tmp_path: Pa
     assert "the script has to use heterotrain" in notes
 
 
+def test_a_training_by_steps_needs_a_batch(tmp_path: Path) -> None:
+    found, _ = job(tmp_path, "pytorchjob-ddp", "--batch", "512", "--steps", "5000")
+    assert (found.spec.training.epochs, found.spec.training.steps) == (None, 5000)
+    refused = init("train.py", "--image", "x", "--pool", "a=1", "--steps", "9")
+    assert "--steps needs --batch" in refused.stderr
+
+
 def test_the_third_answer_is_batch_and_epochs() -> None:
     answers = "my/training\na100=2\n"
     options = ("--image", "my/training", "--pool", "a100=2", "--batch", "512")

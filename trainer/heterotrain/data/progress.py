@@ -12,9 +12,6 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 
-ANY_EPOCHS = 2**31
-"""As many passes over the data as a number of steps needs."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
+from heterotrain_core.contract.config import ANY_EPOCHS
 
-from heterotrain.data.progress import ANY_EPOCHS, Progress
+from heterotrain.data.progress import Progress
 from heterotrain.errors import PeerLost
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.state.admission import plain_numbers

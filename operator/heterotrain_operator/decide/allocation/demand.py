@@ -26,6 +26,7 @@ from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from heterotrain_operator.decide.grants.persisted import median_member
 from heterotrain_operator.decide.objects.pods import members_per_worker, template_of
 from heterotrain_operator.decide.plan.arrangement import identity_of
+from heterotrain_operator.decide.work_left import work_left
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 LEAST_PACE, MOST_PACE = 0.25, 1.25
@@ -138,6 +139,7 @@ def demand_of(
             current[job_pools[-1].key] = len(competitor.placed_on(pool, group)) + promised
             promised = 0
     adaptive, newest = training.adaptive_batch, competitor.telemetry.newest
+    left = work_left(training, newest)
     return JobDemand(
         key="/".join(job.key),
         pools=tuple(job_pools),
@@ -152,7 +154,7 @@ def demand_of(
         variation=throughput.variation,
         hiccups=throughput.hiccups,
         objective=competitor.spec.objective,
-        remaining_samples=_remaining(competitor),
+        remaining_samples=None if left is None else float(left.samples),
         deadline_s=spec.deadline.timestamp() - now_s if spec.deadline is not None else None,
         pace=throughput.pace,
         pause_s=competitor.telemetry.pause_s or PAUSE_S,
@@ -205,13 +207,6 @@ def _promised(competitor: Competitor, pool: WorkerPool) -> int:
     limit = (competitor.before.limits or {}).get(pool.name, 0)
     missing = max(0, limit - sum(worker.placed for worker in own))
     return min(sum(worker.state is WorkerState.WAITING for worker in own), missing, competitor.most(pool))
-
-
-def _remaining(competitor: Competitor) -> float | None:
-    newest = competitor.telemetry.newest
-    if newest is None or not newest.epoch_samples or newest.samples_committed is None:
-        return None
-    return float(max(0, competitor.spec.training.epochs * newest.epoch_samples - newest.samples_committed))
 
 
 def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemetry) -> ThroughputModel:

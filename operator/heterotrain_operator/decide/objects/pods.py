@@ -173,7 +173,8 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
     """Return the settings that stay the same for a pod's whole life."""
     training, checkpoint = spec.training, spec.checkpoint
     fixed = TrainingConfig(
-        epochs=training.epochs,
+        epochs=training.passes,
+        steps=training.steps,
         base_batch_samples=training.base_batch_samples,
         seed=training.seed,
         precision=training.precision,

@@ -13,8 +13,10 @@ from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.cluster_state.saved import SavedCheckpoint, saved_by
+from heterotrain_operator.cluster_state.telemetry import MemberGauges
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.status.context import JobContext
+from heterotrain_operator.decide.work_left import work_left
 from heterotrain_operator.decide.workers.state import WorkerState
 
 _HUNDRED = 100
@@ -57,7 +59,7 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
             "metrics": _bounded(user, old.metrics),
         }
         fields |= {name: value for name, value in newer.items() if value is not None}
-        fields |= _completion(context, newest.samples_committed, newest.epoch_samples)
+        fields |= _completion(context, newest)
     fields |= _final_values(context, fields["metrics"])
     if context.life.stage is Stage.SUCCEEDED:
         fields |= {"progress": "100%", "progress_percentage": _HUNDRED}
@@ -117,15 +119,14 @@ def _number(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else rounded(value)
 
 
-def _completion(context: JobContext, samples: int | None, epoch_samples: int | None) -> dict[str, Any]:
-    if not samples or not epoch_samples or context.spec is None or min(samples, epoch_samples) < 0:
+def _completion(context: JobContext, newest: MemberGauges) -> dict[str, Any]:
+    left = None if context.spec is None else work_left(context.spec.training, newest)
+    if left is None or not newest.samples_committed or newest.samples_committed < 0:
         return {}
-    total = context.spec.training.epochs * epoch_samples
-    percent = min(_HUNDRED, _HUNDRED * samples // total)
-    found: dict[str, Any] = {"progress": f"{percent}%", "progress_percentage": percent}
+    found: dict[str, Any] = {"progress": f"{left.percent}%", "progress_percentage": left.percent}
     rate = context.telemetry.rates.samples_per_s
     if rate is not None and rate > 0 and context.runs and context.life.stage is Stage.ACTIVE:
-        found["estimated_remaining_seconds"] = count(count(total - samples) / rate)
+        found["estimated_remaining_seconds"] = count(count(left.samples) / rate)
     return found
 
 

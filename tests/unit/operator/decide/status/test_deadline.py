@@ -41,7 +41,11 @@ def a_cluster(*, left_samples: int, deadline_s: float, prices: bool = True) -> t
 def progress(job: FakeCluster, *, left_samples: int) -> None:
     """Set the rest of the ten epochs in the telemetry."""
     total = 10 * max(1_000_000, left_samples)
-    gauges = MemberGauges(worker="one-w0", step=100, samples_committed=total - left_samples, epoch_samples=total // 10)
+    epoch, cursor = divmod(total - left_samples, total // 10)
+    gauges = MemberGauges(
+        worker="one-w0", step=100, samples_committed=total - left_samples, epoch_samples=total // 10, epoch=epoch,
+        cursor_samples=cursor,
+    )  # fmt: skip
     job.telemetry = Telemetry(gauges={MemberId("uid", 0): gauges}, newest_sample_s=job.now_s)
 
 
