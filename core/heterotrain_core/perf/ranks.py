@@ -34,18 +34,20 @@ def _key(found: Observation) -> tuple[float, int, int]:
 
 def _slowest(own: Observation, mates: Sequence[Observation]) -> Observation:
     everyone = (own, *mates)
+
+    def longest(phases: Iterable[MeanVariance | None]) -> MeanVariance | None:
+        found = max((each for each in phases if each is not None), key=lambda each: each.mean, default=None)
+        # Another rank was scraped at other steps, and a variance over its steps is none over a single one.
+        return found if found is None or own.steps > 1 else replace(found, variance=None)
+
     return replace(
         own,
         warm_up=any(each.warm_up for each in everyone),
-        load=_longest(each.load for each in everyone),
-        forward=_longest(each.forward for each in everyone),
-        backward=_longest(each.backward for each in everyone),
-        sync=_longest(each.sync for each in everyone),
-        update=_longest(each.update for each in everyone),
-        compute=_longest(each.compute for each in everyone),
-        step=_longest(each.step for each in everyone),
+        load=longest(each.load for each in everyone),
+        forward=longest(each.forward for each in everyone),
+        backward=longest(each.backward for each in everyone),
+        sync=longest(each.sync for each in everyone),
+        update=longest(each.update for each in everyone),
+        compute=longest(each.compute for each in everyone),
+        step=longest(each.step for each in everyone),
     )
-
-
-def _longest(phases: Iterable[MeanVariance | None]) -> MeanVariance | None:
-    return max((each for each in phases if each is not None), key=lambda each: each.mean, default=None)

@@ -101,19 +101,24 @@ def _bracket(timing: Timing, total: int, start: float, first_W: Ints) -> tuple[f
     """Return a level with too few samples and one with enough, usually close together, and the shares at both."""
     granularity = int(timing.granularity_W[0])
     missing = (total - int(first_W.sum())) // granularity
+    # Times that grow by less than a float resolves may fall by its last digit, so no level is asked whether it takes
+    # what is known to be done within it.
     if missing > 0:
         # At the time of the missing-th next granule, at least that many more are done.
         next_W = first_W + granularity
-        times = timing.step_s(np.minimum(next_W, timing.hi_W))[next_W <= timing.hi_W]
-        high = float(np.partition(times, missing - 1)[missing - 1]) if missing <= len(times) else np.inf
-        high = high if np.isfinite(high) else float(timing.step_s(timing.hi_W).max())
-        return start, first_W, high, timing.most(np.array([high]))
+        times_W = np.where(next_W <= timing.hi_W, timing.step_s(np.minimum(next_W, timing.hi_W)), np.inf)
+        high = float(np.partition(times_W, missing - 1)[missing - 1]) if missing <= len(times_W) else np.inf
+        if np.isfinite(high):
+            done_W = np.where(times_W <= high, next_W, first_W)
+            return start, first_W, high, np.maximum(timing.most(np.array([high])), done_W)
+        return start, first_W, float(timing.step_s(timing.hi_W).max()), timing.hi_W.copy()
     # Just below the time of the (surplus + 1)-th latest last granule, at least that many fewer are done.
     surplus = -missing
-    times = timing.step_s(first_W)[first_W > timing.lo_W]
-    if surplus < len(times):
-        low = float(np.nextafter(np.partition(times, -surplus - 1)[-surplus - 1], -np.inf))
-        return low, timing.most(np.array([low])), start, first_W
+    times_W = np.where(first_W > timing.lo_W, timing.step_s(first_W), -np.inf)
+    if surplus < int((first_W > timing.lo_W).sum()):
+        low = float(np.nextafter(np.partition(times_W, -surplus - 1)[-surplus - 1], -np.inf))
+        left_W = np.where(times_W > low, first_W - granularity, first_W)
+        return low, np.minimum(timing.most(np.array([low])), left_W), start, first_W
     return float(timing.step_s(timing.lo_W).min()) / 2, timing.lo_W, start, first_W
 
 
@@ -131,7 +136,7 @@ def _narrow(
         halve = not halve
         if not low < middle < high:
             break
-        shares = timing.most(np.array([middle]))
+        shares = np.clip(timing.most(np.array([middle])), few_W, many_W)
         if int(shares.sum()) < total:
             low, few_W = middle, shares
         else:

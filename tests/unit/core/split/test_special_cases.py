@@ -134,3 +134,16 @@ def test_measured_layers_with_caps() -> None:
     assert found.shares == (16, 7, 1)
     assert found.bindings[0] is Binding.MEMORY
     assert found.step_s == pytest.approx(33.8 + 3 / 4 * (60.7 - 33.8))
+
+
+def test_times_that_grow_by_less_than_a_float_resolves_are_shared() -> None:
+    """A member that waits for the exchange alone takes as long with one sample as with all, but for the last digit."""
+    grows = ComputeTime(per_sample_s=0.0025, fixed_s=0.0002, backward_per_sample_s=0.0021, backward_fixed_s=0.0002)
+    for update_s in (0.4675, *(number / 977 for number in range(400))):
+        flat = ComputeTime(
+            per_sample_s=0.0, fixed_s=0.0, backward_per_sample_s=2e-10, backward_fixed_s=1e-10, update_s=update_s
+        )
+        members = [SplitMember(compute=compute, floor_samples=1, cap_samples=8) for compute in (grows, flat)]
+        found = balance(13, members, communication=CommunicationTime(overlapped_s=0.1, last_bucket_s=0.1))
+        assert isinstance(found, Split)
+        assert sum(found.shares) == 13
