@@ -69,7 +69,7 @@ def test_a_sum_by_gloo_does_not_count_as_a_change_by_the_script() -> None:
     """Gloo's thread writes the sum with ``copy_``, at any time; the guards against scripts count such changes."""
     group = Group(rank=0, world_size=1, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
     group._backend = "gloo"
-    group._gradients = gloo_group(c10d.HashStore(), "alone", rank=0, world_size=1, route=None)
+    group._gradients = gloo_group(c10d.HashStore(), "alone", rank=0, world_size=1)
     flat = torch.ones(8, device="cuda")
     raw, counts = flat.clone(), []
     for tensor, start in ((raw, lambda: group._gradients.allreduce([raw])), (flat, lambda: group.all_reduce(flat))):

@@ -20,14 +20,12 @@ import torch
 from distributed.scripts import net, optimizer_of, problem, token_weights
 from heterotrain.data.order import permutation
 from heterotrain_core.contract import env, keys
-from heterotrain_core.contract.choices import Encryption
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Outcome, decode_outcome
 from heterotrain_core.contract.plan import Boundary, Member, Plan, Rank
 from heterotrain_core.split.proportion import evenly
 from support import patience
-from support.certificates import put_certificate
 from support.ports import free_port
 from support.waiting import wait_until
 from support.zygote import START_S, Inbox, Zygote
@@ -128,8 +126,6 @@ class Operator:
         (home / "plan").mkdir(parents=True)
         if not (secret := self.folder / keys.SECRET_KEY).exists():  # running workers may be about to read it
             secret.write_bytes(b"secret of the tests".ljust(keys.SECRET_BYTES))
-            if self.config.encryption != Encryption.NONE:
-                put_certificate(self.folder)
         peer_port, metrics_port = free_port(), metrics_port or free_port()
         environ = {
             env.JOB_UID: JOB_UID, env.JOB_NAME: "test", env.WORKER: name, env.WORKER_UID: uid,

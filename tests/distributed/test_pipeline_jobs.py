@@ -162,8 +162,7 @@ def test_any_cuts_and_shares_give_the_weights_of_one_process(operate: Callable[.
     edges = sorted(rng.sample(range(1, BATCH), len(sizes) - 1))
     shares = [b - a for a, b in zip([0, *edges], [*edges, BATCH], strict=True)]
     clip_norm = rng.choice([None, 0.5])
-    encryption = "TLS" if seed == 3 else "None"  # the one with the most connections
-    operator = operate(batch_samples=BATCH, parallelism="Pipeline", encryption=encryption)
+    operator = operate(batch_samples=BATCH, parallelism="Pipeline")
     workers = [
         [start(operator, f"w{number}{stage}", clip_norm=clip_norm) for stage in range(size)]
         for number, size in enumerate(sizes)

@@ -105,8 +105,7 @@ def test_any_members_and_shares_give_the_weights_of_one_process(operate: Callabl
     shares = [b - a for a, b in zip([0, *edges], [*edges, batch], strict=True)]
     clip_norm = rng.choice([None, 0.5])
     micro = [rng.choice([0, 1, 3, 4]) for _ in sizes]
-    encryption = "TLS" if seed == 1 else "None"
-    operator = operate(batch_samples=batch, parallelism="Sharded", encryption=encryption)
+    operator = operate(batch_samples=batch, parallelism="Sharded")
     pods = [start_pod(operator, f"w{number}", size, clip_norm=clip_norm) for number, size in enumerate(sizes)]
     for pod in pods:
         operator.until_ready(*pod)

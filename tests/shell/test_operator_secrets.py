@@ -1,4 +1,4 @@
-"""What the operator makes for a job alone: its Secret, its certificate and its network policy."""
+"""What the operator makes for a job alone: its Secret and its network policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 from heterotrain_core.contract import keys
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import Rejected
-from support.fake_cluster import JOB_UID, FakeCluster
+from support.fake_cluster import JOB_UID
 from support.fakes import FakeKube
 from support.operator_app import KEY, an_app, failing
 
@@ -31,27 +31,6 @@ async def test_a_job_has_one_secret_for_its_whole_life() -> None:
     assert kube.objects["secrets", "ns", "job-secret"] == made
     others = [body for (plural, _, _), body in kube.objects.items() if plural != "secrets"]
     assert made["data"][keys.SECRET_KEY] not in json.dumps(others)
-
-
-async def test_an_encrypted_job_has_one_certificate_for_its_whole_life() -> None:
-    """Made before its first worker, once; its private key is in this Secret only."""
-    kube, cluster = FakeKube(), FakeCluster().with_nodes("a", "b", "c")
-    cluster.job["spec"]["training"]["communication"] = {"encryption": "TLS"}
-    await an_app(kube, cluster).reconciler.run_once(KEY)
-    made = copy.deepcopy(kube.objects["secrets", "ns", "job-workers-tls"])
-    assert (made["type"], made["immutable"]) == ("kubernetes.io/tls", True)
-    assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == [JOB_UID]
-    written = [plural for _, plural, _ in kube.writes if plural in ("secrets", "pods")]
-    assert written == ["secrets"] * 2 + ["pods"] * 3
-    for name in ("job-w0", "job-w1", "job-w2"):
-        del kube.objects["pods", "ns", name]
-    successor = an_app(kube, cluster)
-    await relist(kube, successor.store)
-    await successor.reconciler.run_once(KEY)
-    assert ("pods", "ns", "job-w0") in kube.objects
-    assert kube.objects["secrets", "ns", "job-workers-tls"] == made
-    others = [body for (_, _, name), body in kube.objects.items() if name != "job-workers-tls"]
-    assert made["data"]["tls.key"] not in json.dumps(others)
 
 
 async def test_a_secret_of_somebody_else_is_neither_used_nor_changed() -> None:

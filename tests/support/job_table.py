@@ -117,7 +117,6 @@ ACCEPTED: dict[str, Change] = {
     "an adaptive batch": spec(training={"adaptiveBatch": {"min": 64, "max": 4096}}),
     "a deadline": spec(objective="Deadline", deadline="2099-01-31T18:00:00Z"),
     "a deadline with an offset and fractions": spec(objective="Deadline", deadline="2099-01-31T18:00:00.5+02:00"),
-    "encrypted connections": training(communication={"backend": "Gloo", "encryption": "TLS"}),
     "steps as boundary": training(rebalance={"boundary": "Steps", "everySteps": 100}),
     "a variable of the operator that users may set": container(
         env=[{"name": "HETEROTRAIN_LOG_FORMAT", "value": "json"}]
@@ -218,13 +217,9 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "two batches": (training(adaptiveBatch={"min": 64, "max": 128}), "exactly one of globalBatchSize"),
     "no training": (lambda body: body["spec"].pop("training"), "exactly one of globalBatchSize"),
     "an unknown runtime": (torchrun(runtime="MPI"), 'spec.runtime is "MPI", but must be one of HeteroTrain, Torchrun'),
-    "NCCL with encryption": (
-        training(communication={"backend": "NCCL", "encryption": "TLS"}),
-        "NCCL cannot encrypt: with encryption: TLS, choose backend: Gloo",
-    ),
-    "torchrun with encryption": (
-        torchrun(training={"communication": {"encryption": "TLS"}}),
-        "with runtime: Torchrun the script makes its own connections",
+    "encryption between workers": (
+        training(communication={"encryption": "TLS"}),
+        "workers do not encrypt their connections: remove training.communication.encryption, and encrypt the network",
     ),
     "torchrun with a batch": (
         torchrun(training={"globalBatchSize": 448}),

@@ -54,7 +54,6 @@ class Identity:
         termination_path: file for the outcome; ``None`` for no file.
         sample_log_dir: folder for the log of committed samples; ``None`` for no log.
         secret: authenticates the job's ranks to each other; empty if this process has none.
-        secret_dir: folder with the mounted secret, and with a certificate where the job asks for encryption.
         prices_per_hour: of a worker by pool, in the job's currency; empty where none is known.
         tensorboard_dir: folder for TensorBoard files from the environment; ``None`` leaves the choice to the script.
     """
@@ -78,7 +77,6 @@ class Identity:
     sample_log_dir: str | None = None
     tensorboard_dir: str | None = None
     secret: bytes = field(default=b"", repr=False)
-    secret_dir: str | None = None
     prices_per_hour: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -125,7 +123,6 @@ def _from_environment(environ: Mapping[str, str]) -> Identity:
             plan_dir=environ.get(env.PLAN_DIR, env.DEFAULT_PLAN_DIR),
             termination_path=environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH),
             secret=_mounted_secret(environ),
-            secret_dir=environ.get(env.SECRET_DIR),
             prices_per_hour=_prices(environ.get(env.PRICES, "{}")),
         )
     if "RANK" in environ and "WORLD_SIZE" in environ:

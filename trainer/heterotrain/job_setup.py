@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import torch
-from heterotrain_core.contract.choices import Backend, Encryption
+from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
@@ -16,7 +16,6 @@ from heterotrain.identity import Identity, Mode, read_config
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
-from heterotrain.network.encryption import Tls
 from heterotrain.state import admission
 from heterotrain.state.training import Training
 from heterotrain.telemetry.report import Report
@@ -60,20 +59,12 @@ def membership_of(
         report: exports what a worker waits for.
         shards: ranks of a member that divide the model among themselves.
         clock: measures how long peers are silent, and waits for them.
-
-    Raises:
-        UsageError: the job cannot be encrypted this way.
     """
     backend = admission.choice("backend", config.backend, Backend)
-    tls: Tls | None = None
-    if admission.choice("encryption", config.encryption, Encryption) is Encryption.TLS:
-        if backend is Backend.NCCL or identity.mode is not Mode.OPERATED:
-            raise UsageError("encryption: TLS needs workers of the operator, and the backend Auto or Gloo")
-        backend, tls = Backend.GLOO, Tls.mounted(identity.secret_dir)
     if identity.mode is Mode.OPERATED:
         elastic = Elastic(
             identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend,
-            tls=tls, on_spare=report.waits_as_spare, clock=clock,
+            on_spare=report.waits_as_spare, clock=clock,
         )  # fmt: skip
         report.waiting_s = elastic.waiting_s
         return elastic

@@ -57,15 +57,6 @@ class Parallelism(Choice):
     """The layout with the highest predicted rate."""
 
 
-class Encryption(Choice):
-    """What protects the connections between ranks from readers and changers on the network."""
-
-    NONE = "None"
-    """Nothing: they are authenticated when they begin."""
-    TLS = "TLS"
-    """TLS 1.3 with a certificate of the job's own, on every connection; gradients travel by Gloo."""
-
-
 class Compression(Choice):
     """Number format of gradients on the wire."""
 

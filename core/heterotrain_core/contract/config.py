@@ -10,7 +10,6 @@ from heterotrain_core.contract.choices import (
     Backend,
     Choice,
     Compression,
-    Encryption,
     OnDivergence,
     OnNonFinite,
     Parallelism,
@@ -38,7 +37,6 @@ class TrainingConfig:
         parallelism: how members are formed: a value of ``Parallelism``, in any case.
         backend: a value of ``Backend``, in any case.
         compression: of gradients on the wire: a value of ``Compression``, in any case.
-        encryption: of the connections between ranks: a value of ``Encryption``, in any case.
         bucket_mib: DDP's bucket size in MiB.
         on_non_finite: for a step whose loss or gradient is not finite: a value of ``OnNonFinite``, in any case.
         on_divergence: for ranks whose training state differs: a value of ``OnDivergence``, in any case.
@@ -61,7 +59,6 @@ class TrainingConfig:
     parallelism: str = Parallelism.DATA
     backend: str = Backend.AUTO
     compression: str = Compression.NONE
-    encryption: str = Encryption.NONE
     bucket_mib: float = 25.0
     on_non_finite: str = OnNonFinite.FAIL
     on_divergence: str = OnDivergence.FAIL
@@ -79,7 +76,6 @@ _CHOICES = {
     "parallelism": Parallelism,
     "backend": Backend,
     "compression": Compression,
-    "encryption": Encryption,
     "on_non_finite": OnNonFinite,
     "on_divergence": OnDivergence,
 }

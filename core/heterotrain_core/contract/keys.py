@@ -40,9 +40,6 @@ PLAN_KEY: Final = "plan.json"
 SECRET_KEY: Final = "key"  # noqa: S105  # a name
 """Entry of the job's Secret: ``SECRET_BYTES`` random bytes that all its workers share."""
 SECRET_BYTES: Final = 32
-TLS_CERTIFICATE_KEY: Final = "tls.crt"
-TLS_PRIVATE_KEY: Final = "tls.key"
-"""Entries of the Secret with the certificate of an encrypted job, as in every Secret of type ``kubernetes.io/tls``."""
 
 # Reserved names inside the pod. A user's template may not use them (refused at admission).
 CONTAINER_PLAN_VOLUME: Final = "heterotrain-plan"
@@ -69,11 +66,6 @@ def plan_name(job: str) -> str:
 def secret_name(job: str) -> str:
     """Return the name of the job's Secret."""
     return f"{job}-secret"
-
-
-def tls_secret_name(job: str) -> str:
-    """Return the name of the Secret with the certificate of an encrypted job."""
-    return f"{job}-workers-tls"
 
 
 def network_policy_name(job: str) -> str:

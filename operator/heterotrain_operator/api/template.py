@@ -114,10 +114,6 @@ LIMITED_BY_JOB = (
     "leave spec.template.spec.activeDeadlineSeconds out: limit the job by spec.activeDeadlineSeconds, because the "
     "operator replaces workers that end one by one"
 )
-ENCRYPTED_IN_THE_POD = (
-    "remove spec.template.spec.hostNetwork, or training.communication.encryption: gradients pass the loopback "
-    "interface before they are encrypted, and with hostNetwork it is that of the node, which its other pods can read"
-)
 
 
 _POD_RULES = (

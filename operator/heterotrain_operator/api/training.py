@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_core.contract.choices import Backend, Compression, Encryption, OnDivergence, OnNonFinite, Precision
+from heterotrain_core.contract.choices import Backend, Choice, Compression, OnDivergence, OnNonFinite, Precision
 from heterotrain_core.contract.config import ANY_EPOCHS
 from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.scaling_rules import Scaling
@@ -44,14 +44,21 @@ class Rebalance(
     )
 
 
+class Encryption(Choice):
+    """A choice of one: a job that asks for TLS is refused in a sentence, and never trained in plain text."""
+
+    NONE = "None"
+    TLS = "TLS"
+
+
 class Communication(
     Model,
     rules=(
         Rule(
-            cel="self.encryption != 'TLS' || self.backend != 'NCCL'",
-            holds=lambda self: self.encryption is not Encryption.TLS or self.backend is not Backend.NCCL,
-            message="NCCL cannot encrypt: with encryption: TLS, choose backend: Gloo, or encrypt the network of the "
-            "pods instead",
+            cel="self.encryption == 'None'",
+            holds=lambda self: self.encryption is Encryption.NONE,
+            message="workers do not encrypt their connections: remove training.communication.encryption, and encrypt "
+            "the network of the pods, for example by WireGuard in Cilium or Calico",
         ),
     ),
 ):
@@ -64,8 +71,8 @@ class Communication(
     )
     encryption: Encryption = Field(
         default=Encryption.NONE,
-        description="TLS encrypts all connections between workers with a certificate of the job's own. Gradients then "
-        "travel by Gloo, also between GPUs. None: connections are authenticated, not encrypted.",
+        description="Connections between workers are authenticated, not encrypted. A job with TLS is refused: encrypt "
+        "the network of the pods instead.",
     )
     compression: Compression = Field(
         default=Compression.NONE,

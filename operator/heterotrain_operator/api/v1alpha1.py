@@ -11,7 +11,7 @@ from typing import Annotated
 from heterotrain_core import uris
 from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.choices import Choice, Encryption, Runtime
+from heterotrain_core.contract.choices import Choice, Runtime
 from heterotrain_core.contract.choices import Parallelism as ParallelismMode
 from pydantic import Field, WithJsonSchema
 
@@ -161,12 +161,6 @@ _RUNTIME_RULES = (
         cel=f"{_ONLY_TORCHRUN}self.parallelism.mode == 'Data'",
         holds=lambda self: not _by_torchrun(self) or self.parallelism.mode is ParallelismMode.DATA,
         message="with runtime: Torchrun the script divides its model itself: remove parallelism",
-    ),
-    Rule(
-        cel=f"{_ONLY_TORCHRUN}self.training.communication.encryption == 'None'",
-        holds=lambda self: not _by_torchrun(self) or self.training.communication.encryption is Encryption.NONE,
-        message="with runtime: Torchrun the script makes its own connections: remove "
-        "training.communication.encryption, and encrypt the network of the pods instead",
     ),
     Rule(
         cel=f"{_ONLY_TORCHRUN}self.objective != 'Deadline'",

@@ -28,7 +28,7 @@ from heterotrain_operator.decide.objects.objects import (
     version_text,
 )
 from heterotrain_operator.decide.objects.pod_group import build_pod_group
-from heterotrain_operator.decide.objects.pods import build_pod, is_encrypted
+from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.objects.queue_group import held_by_queue, of_ended_groups, places_of
 from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
 from heterotrain_operator.decide.plan.stages import LayoutState
@@ -236,7 +236,6 @@ def _build_active(
         plan_version=version,
         touch=pods_to_touch(derived.workers, plan, job.spec.runtime),
         secret=decided.with_secret and bool(decided.create),
-        certificate=decided.with_secret and bool(decided.create) and is_encrypted(job.spec),
         create=decided.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),

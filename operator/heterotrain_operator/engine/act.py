@@ -34,9 +34,8 @@ from heterotrain_operator.cluster_state.parse import (
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.decision import Decision
-from heterotrain_operator.decide.objects.objects import build_network_policy, build_secret, build_tls_secret
+from heterotrain_operator.decide.objects.objects import build_network_policy, build_secret
 from heterotrain_operator.decide.status.events import workers_created
-from heterotrain_operator.engine.certificate import make_certificate
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -121,7 +120,6 @@ class Actor:
         objects += [partial(self._release, job, body, memory) for body in decision.release]
         plan = [partial(self._write_plan, job, decision.plan)] if decision.plan is not None else []
         made = [partial(self._make_secret, job, memory)] if decision.secret else []
-        made += [partial(self._make_certificate, job, memory)] if decision.certificate else []
         _, planned, secret = await _all(
             self._try("objects", memory, objects),
             self._try("plan", memory, plan) if plan else _nothing_to_do(),
@@ -253,12 +251,6 @@ class Actor:
         if "Secret" not in memory.applied:
             await self._create_secret(job, build_secret(job, secrets.token_bytes(keys.SECRET_BYTES)))
             memory.applied["Secret"] = keys.secret_name(job.key.name)
-
-    async def _make_certificate(self, job: JobView, memory: JobMemory) -> None:
-        """Create the Secret with the job's certificate unless it has one, as ``_make_secret`` does."""
-        if "Certificate" not in memory.applied:
-            await self._create_secret(job, build_tls_secret(job, *make_certificate(job.key.name)))
-            memory.applied["Certificate"] = keys.tls_secret_name(job.key.name)
 
     async def _create_secret(self, job: JobView, body: dict[str, Any]) -> None:
         try:

@@ -125,7 +125,12 @@ def test_no_default_of_a_setting_has_changed() -> None:
 
 @pytest.mark.parametrize(
     ("extra", "named"),
-    [({"quantum": True}, "quantum"), ({"precision": "FP4"}, "precision: FP4"), ({"on_divergence": "Pray"}, "Pray")],
+    [
+        ({"quantum": True}, "quantum"),
+        ({"precision": "FP4"}, "precision: FP4"),
+        ({"on_divergence": "Pray"}, "Pray"),
+        ({"encryption": "TLS"}, "encryption"),
+    ],
 )
 def test_a_setting_that_the_image_lacks_names_the_image_to_change(
     extra: Body, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -26,7 +26,6 @@ from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import HeldPlan, PlanSource
 from heterotrain.membership.roster import roster_of
 from heterotrain.network.authentication import Credentials
-from heterotrain.network.encryption import Tls
 from heterotrain.network.group import Group
 from heterotrain.network.hang import LIMIT_FACTOR, Activity, HangWatch, from_reply, to_reply
 from heterotrain.network.heartbeat import PeerKey, key_of
@@ -48,7 +47,6 @@ class Elastic:
         device: torch.device,
         timeout_s: float,
         backend: Backend,
-        tls: Tls | None = None,
         on_spare: Callable[[str], None] = lambda _why: None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -61,7 +59,6 @@ class Elastic:
             device: the device of this rank.
             timeout_s: silence of a host after which its ranks count as lost.
             backend: of the gradient exchange.
-            tls: encrypts the connections between ranks; ``None`` leaves them in plain text.
             on_spare: called with the reason when this rank waits as a spare, with an empty one when it takes part.
             clock: measures how long peers are silent, and waits for them.
 
@@ -82,7 +79,7 @@ class Elastic:
         self._ranks: list[Rank] = []
         self._watch: HangWatch | None = None
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
-        self._credentials = Credentials(secret=identity.secret, tls=tls)
+        self._credentials = Credentials(secret=identity.secret)
         self._peers = PeerService(
             identity, self._source, timeout_s=timeout_s, credentials=self._credentials, clock=clock
         )

@@ -12,35 +12,28 @@ being sent back to its author. The role names the purpose and the process that i
 another process, or for another purpose, is worthless. All messages have a fixed length.
 
 This authenticates connections, not every byte on them: who can change packets on the way between two pods can still
-take over a connection. TLS prevents it (``network.encryption``). Then the listener's first words are ``TLS_GREETING``,
-both sides shake hands, and the three messages follow inside. A rank that encrypts and one that does not refuse each
-other: neither falls back. Bytes that somebody adds before the handshake are taken for the beginning of the proofs, so
-the proofs fail. Without TLS, a listener computes nothing for a caller that has not proved itself; with it,
-the listener's part of a handshake, below a millisecond.
+take over a connection, and read it. Encryption is the network's (SECURITY.md). A listener computes nothing for a caller
+that has not proved itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
 import secrets
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from heterotrain.network.encryption import Tls
-
 _log = logging.getLogger(__name__)
 
 GREETING = b"heterotrain rank 1\n"
 """First bytes of a listener, with the version of this exchange."""
-TLS_GREETING = b"heterotrain  TLS 1\n"
-"""The same where a handshake of TLS comes first; as long as ``GREETING``."""
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
 HANDSHAKE_S = 10.0
@@ -64,11 +57,9 @@ class Credentials:
 
     Attributes:
         secret: authenticates them.
-        tls: encrypts their connections; ``None`` leaves them in plain text.
     """
 
     secret: bytes = field(repr=False)
-    tls: Tls | None = None
 
 
 class Refusals:
@@ -103,8 +94,8 @@ REFUSALS = Refusals()
 
 def authenticate(
     connection: socket.socket, credentials: Credentials, *, role: str, listens: bool, end_s: float
-) -> socket.socket:
-    """Authenticate both sides of a connected, blocking socket, which is taken over, and closed if that fails.
+) -> None:
+    """Authenticate both sides of a connected, blocking socket; it has no time-out then, and is closed if that fails.
 
     Args:
         connection: the socket.
@@ -113,30 +104,16 @@ def authenticate(
         listens: whether this side accepted the connection.
         end_s: limit, by the monotonic clock.
 
-    Returns:
-        The socket to use from now on; it has no time-out.
-
     Raises:
         NotAuthenticatedError: the other side did not prove that it belongs to the job.
         OSError: the connection broke, or (``TimeoutError``) the time is over.
     """
     try:
-        if credentials.tls is not None:
-            if listens:
-                connection.settimeout(seconds_left(end_s))
-                connection.sendall(TLS_GREETING)
-            else:
-                _check_tls_greeting(receive(connection, len(TLS_GREETING), end_s=end_s))
-            connection = credentials.tls.over(connection, listens=listens, end_s=end_s)
         _exchange_proofs(connection, credentials.secret, role=role, listens=listens, end_s=end_s)
-    except ssl.SSLError as error:
-        connection.close()
-        raise NotAuthenticatedError(_tls_problem(error)) from error
     except BaseException:
         connection.close()
         raise
     connection.settimeout(None)
-    return connection
 
 
 def _exchange_proofs(connection: socket.socket, secret: bytes, *, role: str, listens: bool, end_s: float) -> None:
@@ -162,27 +139,17 @@ async def authenticate_streams(
         NotAuthenticatedError: the other side did not prove that it belongs to the job.
         OSError, asyncio.IncompleteReadError: the connection broke.
     """
-    try:
-        if credentials.tls is not None:
-            if listens:
-                # No await in between: the caller's first bytes come after the greeting, and belong to the handshake.
-                writer.write(TLS_GREETING)
-            else:
-                _check_tls_greeting(await reader.readexactly(len(TLS_GREETING)))
-            await credentials.tls.over_streams(writer, listens=listens)
-        steps = _listener(credentials.secret, role) if listens else _caller(credentials.secret, role)
-        received: bytes | None = None
-        while True:
-            try:
-                data, size = steps.send(received) if received is not None else next(steps)
-            except StopIteration:
-                return
-            if data:
-                writer.write(data)
-                await writer.drain()
-            received = await reader.readexactly(size)
-    except ssl.SSLError as error:
-        raise NotAuthenticatedError(_tls_problem(error)) from error
+    steps = _listener(credentials.secret, role) if listens else _caller(credentials.secret, role)
+    received: bytes | None = None
+    while True:
+        try:
+            data, size = steps.send(received) if received is not None else next(steps)
+        except StopIteration:
+            return
+        if data:
+            writer.write(data)
+            await writer.drain()
+        received = await reader.readexactly(size)
 
 
 def receive(connection: socket.socket, size: int, *, end_s: float) -> bytes:
@@ -199,6 +166,12 @@ def receive(connection: socket.socket, size: int, *, end_s: float) -> bytes:
             raise ConnectionResetError("the other side ended the connection")
         received += part
     return bytes(received)
+
+
+def shut_down(connection: socket.socket) -> None:
+    """End a connection in both directions, and wake the threads that wait for it; safe from any thread."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def seconds_left(end_s: float) -> float:
@@ -229,8 +202,6 @@ def _listener(secret: bytes, role: str) -> Handshake:
 
 def _caller(secret: bytes, role: str) -> Handshake:
     greeting = yield b"", len(GREETING)
-    if greeting == TLS_GREETING:
-        raise NotAuthenticatedError("the listener encrypts its connections, and this rank does not")
     if greeting != GREETING:
         raise NotAuthenticatedError("the listener is not a rank of this version")
     theirs = yield b"", NONCE_BYTES
@@ -238,17 +209,6 @@ def _caller(secret: bytes, role: str) -> Handshake:
     proof = yield own + _proof(secret, "caller", role, theirs, own), PROOF_BYTES
     if not hmac.compare_digest(proof, _proof(secret, "listener", role, theirs, own)):
         raise NotAuthenticatedError("the listener does not know the job's secret")
-
-
-def _check_tls_greeting(greeting: bytes) -> None:
-    if greeting == GREETING:
-        raise NotAuthenticatedError("the listener does not encrypt its connections, and this rank does")
-    if greeting != TLS_GREETING:
-        raise NotAuthenticatedError("the listener is not a rank of this version")
-
-
-def _tls_problem(error: ssl.SSLError) -> str:
-    return f"the other side does not have the job's certificate ({error.reason or error.strerror or error})"
 
 
 def _proof(secret: bytes, side: str, role: str, listener_nonce: bytes, caller_nonce: bytes) -> bytes:

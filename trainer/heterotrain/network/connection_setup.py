@@ -23,9 +23,8 @@ from heterotrain.network.authentication import Credentials, authenticate, peer_r
 from heterotrain.network.frames import to_frame
 from heterotrain.network.gloo.abort import OpenSocket
 from heterotrain.network.gloo.listeners import GuardedDevices
-from heterotrain.network.gloo.tunnels import Route, Tunnels, TunnelStore, loopback_of
 from heterotrain.network.key_store import HostedKeyStore, RemoteKeyStore
-from heterotrain.network.mesh.connect import connect, connect_peers
+from heterotrain.network.mesh.connect import connect
 from heterotrain.network.mesh.mesh import Mesh
 from heterotrain.network.nccl import COLLECTIVE_S, nccl_group
 from heterotrain.network.two_levels import Levels
@@ -68,7 +67,7 @@ def connect_store(host: Rank, request: Mapping[str, Any], credentials: Credentia
     connection = socket.create_connection((host.address, host.peer_port), timeout=CONNECT_S)
     try:
         role = peer_role(host.worker_uid, host.local_rank)
-        connection = authenticate(connection, credentials, role=role, listens=False, end_s=time.monotonic() + SETUP_S)
+        authenticate(connection, credentials, role=role, listens=False, end_s=time.monotonic() + SETUP_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(to_frame(dict(request)))
     except BaseException:
@@ -117,36 +116,35 @@ def connect_ranks(
         found, rank=rank, world_size=world_size, address=address, within_s=SETUP_S, limit_s=COLLECTIVE_S,
         credentials=credentials,
     )  # fmt: skip
-    route = route_of(address, credentials)
+    at = gloo_device_address(address)
     if levels is None:
-        made = make_group(backend, route)(found, "gradients", rank=rank, world_size=world_size)
+        made = make_group(backend, at)(found, "gradients", rank=rank, world_size=world_size)
         return GroupConnections(store=found, mesh=mesh, gradients=made)
     heads, island = levels.heads(world_size), levels.island(rank)
     between = within = None
     if rank in heads:
-        between = make_group(backend, route)(found, "gradients", rank=heads.index(rank), world_size=len(heads))
+        between = make_group(backend, at)(found, "gradients", rank=heads.index(rank), world_size=len(heads))
     if island:
         name = f"island {island[0]}"
-        within = make_group(levels.inner, route)(found, name, rank=island.index(rank), world_size=len(island))
+        within = make_group(levels.inner, at)(found, name, rank=island.index(rank), world_size=len(island))
     return GroupConnections(store=found, mesh=mesh, gradients=between, island=within)
 
 
-def make_group(backend: str, route: Route | None) -> Callable[..., Any]:
-    """Return the function that makes groups of a backend, ``gloo`` or ``nccl``; ``route`` carries those of gloo."""
-    return nccl_group if backend == "nccl" else partial(gloo_group, route=route)
+def make_group(backend: str, address: str) -> Callable[..., Any]:
+    """Return the function that makes groups of a backend, ``gloo`` (listening at ``address``) or ``nccl``."""
+    return nccl_group if backend == "nccl" else partial(gloo_group, address=address)
 
 
-def route_of(address: str | None, credentials: Credentials) -> Route | None:
-    """Return how gloo's connections reach other ranks: ``None`` for over the interface that the environment names.
+def gloo_device_address(address: str | None) -> str:
+    """Return at which address of this rank gloo listens: empty for that of the interface which the environment names.
 
     Of an interface with both families, gloo takes the IPv4 address. So it gets a rank's IPv6 address itself, unless an
     interface was configured: the job may have IPv6 only, and a lost peer's connections are found by its address.
     """
-    over_ipv6 = address is not None and ":" in address and not os.environ.get("GLOO_SOCKET_IFNAME")
-    return Route(address=address, credentials=credentials) if credentials.tls is not None or over_ipv6 else None
+    return address if address and ":" in address and not os.environ.get("GLOO_SOCKET_IFNAME") else ""
 
 
-def gloo_group(store: Any, name: str, *, rank: int, world_size: int, route: Route | None) -> Any:
+def gloo_group(store: Any, name: str, *, rank: int, world_size: int, address: str = "") -> Any:
     """Connect a gloo group over keys of the store that begin with ``name``.
 
     Args:
@@ -154,30 +152,13 @@ def gloo_group(store: Any, name: str, *, rank: int, world_size: int, route: Rout
         name: of the group, once in each formation.
         rank: this rank in the group.
         world_size: number of its ranks.
-        route: carries its connections; ``None`` for none, so that they are not encrypted.
+        address: see ``gloo_device_address``.
 
     Raises:
         OSError, RuntimeError: a rank did not connect.
     """
-    if route is None or route.credentials.tls is None:
-        address = (route and route.address) or ""
-        return _gloo_group(store, name, GuardedDevices(address=address), rank=rank, world_size=world_size)
-    peers = connect_peers(
-        store, f"tunnel {name}", rank=rank, world_size=world_size, address=route.address, within_s=SETUP_S,
-        credentials=route.credentials,
-    )  # fmt: skip
-    tunnels = Tunnels(peers, rank=rank)
-    try:
-        view = TunnelStore(store, tunnels)
-        return _gloo_group(view, name, GuardedDevices(address=loopback_of(rank)), rank=rank, world_size=world_size)
-    except BaseException:
-        tunnels.cut()
-        raise
-
-
-def _gloo_group(store: Any, name: str, guard: GuardedDevices, *, rank: int, world_size: int) -> Any:
     limit = timedelta(seconds=SETUP_S)
-    with guard as devices:
+    with GuardedDevices(address=address) as devices:
         options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  # torch has no public way to choose the devices
         options._devices, options._timeout = devices, limit  # noqa: SLF001  # the constructor takes neither
         options._threads = 2 * len(devices)  # noqa: SLF001  # as many as torch itself takes

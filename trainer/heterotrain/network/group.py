@@ -24,13 +24,18 @@ from heterotrain.clock import Clock
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_attempt import Attempt, short_message
-from heterotrain.network.connection_setup import HostedStore, c10d, connect_ranks, gloo_group, make_group, route_of
+from heterotrain.network.connection_setup import (
+    HostedStore,
+    c10d,
+    connect_ranks,
+    gloo_device_address,
+    make_group,
+)
 from heterotrain.network.gloo.abort import OpenSocket, interface_of, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, bounded, settle
 from heterotrain.network.gloo.default_group import publish, withdraw
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.gloo.script_group import announcement, carried_by, check_alike
-from heterotrain.network.gloo.tunnels import Route
 from heterotrain.network.key_store import close_store
 from heterotrain.network.mesh.exchange import CALLS, AllGather, Exchange, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
@@ -109,7 +114,7 @@ class Group:
         self._lock = threading.Lock()
         self._cut = ""
         self._backend = ""
-        self._route: Route | None = None
+        self._gloo_address = ""
         self._mesh: Mesh | None = None
         self._gradients: Any = None
         self._aborts: list[threading.Thread] = []
@@ -138,7 +143,7 @@ class Group:
             PeerLost: a member was lost meanwhile.
         """
         self._backend = backend
-        self._route = route_of(own_address, credentials)
+        self._gloo_address = gloo_device_address(own_address)
         if own_address and ":" in own_address:
             os.environ.setdefault("NCCL_SOCKET_FAMILY", "AF_INET6")
         elif own_address and (name := interface_of(own_address)) is not None:
@@ -262,7 +267,7 @@ class Group:
             if self.rank not in owners or owners in self._owners:
                 continue
             store, before, name = self._store, open_sockets(), f"owners {owners}"
-            make, place = make_group(self._backend, self._route), owners.index(self.rank)
+            make, place = make_group(self._backend, self._gloo_address), owners.index(self.rank)
             attempt = Attempt(partial(make, store, name, rank=place, world_size=len(owners)))
             made = self._owners[owners] = attempt.result(self.check)
             self._join([made] if self._backend == "nccl" else [], before)
@@ -429,7 +434,7 @@ class Group:
         if name:
             member.connect(
                 self._store, name, check=self.check, backend=backend, addresses=self._sockets.addresses,
-                excluded_ports=self._sockets.excluded_ports, route=self._route,
+                excluded_ports=self._sockets.excluded_ports, address=self._gloo_address,
             )  # fmt: skip
         self.check()
 
@@ -481,9 +486,8 @@ class Group:
         """Return the gloo group of the script's collectives; every rank makes it at the same call."""
         if self._script is None:
             store, before = self._store, open_sockets()
-            attempt = Attempt(
-                lambda: gloo_group(store, "script", rank=self.rank, world_size=self.world_size, route=self._route)
-            )
+            make = make_group("gloo", self._gloo_address)
+            attempt = Attempt(lambda: make(store, "script", rank=self.rank, world_size=self.world_size))
             backend = attempt.result(self.check)
             self._script = carried_by(backend, store, rank=self.rank, world_size=self.world_size)
             self._own(before)

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from heterotrain.network.authentication import receive
-from heterotrain.network.encryption import shut_down
+from heterotrain.network.authentication import receive, shut_down
 
 _REQUEST = struct.Struct("!cII")
 """Operation, length of the key, length of the value."""

@@ -177,19 +177,6 @@ def build_secret(job: JobView, value: bytes) -> dict[str, Any]:
     }
 
 
-def build_tls_secret(job: JobView, certificate: bytes, private_key: bytes) -> dict[str, Any]:
-    """Return the Secret with the key pair of an encrypted job, both as PEM; it cannot be changed once it exists."""
-    entries = {keys.TLS_CERTIFICATE_KEY: certificate, keys.TLS_PRIVATE_KEY: private_key}
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": metadata_of(job, keys.tls_secret_name(job.key.name)),
-        "type": "kubernetes.io/tls",
-        "immutable": True,
-        "data": {name: base64.b64encode(value).decode() for name, value in entries.items()},
-    }
-
-
 def build_plan_object(
     job: JobView, plan: Plan, *, resource_version: str | None, departed: Sequence[Departed] = ()
 ) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from heterotrain_core.contract import env, keys
-from heterotrain_core.contract.choices import Encryption, Parallelism, Runtime
+from heterotrain_core.contract.choices import Parallelism, Runtime
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 
 from heterotrain_operator.api.network import Network
 from heterotrain_operator.api.pools import WorkerPool
-from heterotrain_operator.api.template import ENCRYPTED_IN_THE_POD, LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
+from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.devices import to_annotation
@@ -61,14 +61,14 @@ def problem_of_templates(
     template: Mapping[str, Any], spec: HeteroTrainJobSpec, patches: Mapping[str, Mapping[str, Any]]
 ) -> str:
     """Return what makes the template of the job or of a pool unusable, in one sentence; empty when all are usable."""
-    pools, encrypted, network = spec.worker_pools, is_encrypted(spec), spec.network
+    pools, network = spec.worker_pools, spec.network
     plain = [pool for pool in pools if pool.name not in patches]
-    if problem := template_problem(template, plain, encrypted=encrypted, network=network):
+    if problem := template_problem(template, plain, network=network):
         return problem
     if problem := group_problem(template, spec):
         return problem
     found = (
-        (pool.name, template_problem(patched(template, patches, pool), (pool,), encrypted=encrypted, network=network))
+        (pool.name, template_problem(patched(template, patches, pool), (pool,), network=network))
         for pool in pools
         if pool not in plain
     )
@@ -79,7 +79,6 @@ def template_problem(
     template: Mapping[str, Any],
     pools: Sequence[WorkerPool] = (),
     *,
-    encrypted: bool = False,
     network: Network | None = None,
 ) -> str:
     """Return what makes a template unusable for the operator, in one sentence; empty when it is usable.
@@ -89,7 +88,6 @@ def template_problem(
     Args:
         template: a pod template.
         pools: the worker pools that use it.
-        encrypted: whether the job's connections are.
         network: the workers' ports; ``None`` for those by default.
     """
     spec = template.get("spec") or {}
@@ -104,7 +102,6 @@ def template_problem(
         REPLACED_BY_US: spec.get("restartPolicy") not in (None, "Never"),
         SCHEDULED_BY_POOL: spec.get("nodeName"),
         LIMITED_BY_JOB: spec.get("activeDeadlineSeconds") is not None,
-        ENCRYPTED_IN_THE_POD: encrypted and spec.get("hostNetwork"),
     }
     for problem, found in refused.items():
         if found:
@@ -183,7 +180,6 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         parallelism=_of_workers(spec),
         backend=training.communication.backend,
         compression=training.communication.compression,
-        encryption=training.communication.encryption,
         bucket_mib=training.communication.bucket_mib,
         on_non_finite=training.on_non_finite,
         on_divergence=training.on_divergence,
@@ -366,23 +362,13 @@ def _avoiding(affinity: Mapping[str, Any], avoid: Sequence[str]) -> dict[str, An
 
 
 def _plan_and_secret(job: ValidJob, *, with_secret: bool) -> dict[str, Any]:
-    """Return the source of the volume with the plan, and with the job's secret and certificate beside it."""
+    """Return the source of the volume with the plan, and with the job's secret beside it."""
     plan = {"name": keys.plan_name(job.key.name)}
     if not with_secret:
         return {"configMap": plan}
-    secrets: dict[str, tuple[str, ...]] = {keys.secret_name(job.key.name): (keys.SECRET_KEY,)}
-    if is_encrypted(job.spec):
-        secrets[keys.tls_secret_name(job.key.name)] = (keys.TLS_CERTIFICATE_KEY, keys.TLS_PRIVATE_KEY)
-    mounted = [
-        {"secret": {"name": name, "items": [{"key": entry, "path": entry} for entry in entries]}}
-        for name, entries in secrets.items()
-    ]
-    return {"projected": {"sources": [{"configMap": plan}, *mounted]}}
-
-
-def is_encrypted(spec: HeteroTrainJobSpec) -> bool:
-    """Return whether the job's workers need a certificate."""
-    return spec.training.communication.encryption is Encryption.TLS
+    entry = {"key": keys.SECRET_KEY, "path": keys.SECRET_KEY}
+    secret = {"name": keys.secret_name(job.key.name), "items": [entry]}
+    return {"projected": {"sources": [{"configMap": plan}, {"secret": secret}]}}
 
 
 def _container(spec: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -88,9 +88,7 @@ def test_gloo_groups_meet_in_the_store_and_then_take_no_connection() -> None:
     """A stranger's connection is dropped by the kernel: gloo would keep its descriptor for ever, and abort at 1,024."""
     before = open_sockets()
     with stores(3) as (_table, views), ThreadPoolExecutor(3) as pool:
-        made = [
-            pool.submit(gloo_group, view, "g", rank=rank, world_size=3, route=None) for rank, view in enumerate(views)
-        ]
+        made = [pool.submit(gloo_group, view, "g", rank=rank, world_size=3) for rank, view in enumerate(views)]
         groups = [each.result() for each in made]
         values = [torch.full((4,), float(rank)) for rank in range(3)]
         works = [group.allreduce([value], c10d.AllreduceOptions()) for group, value in zip(groups, values, strict=True)]

@@ -38,9 +38,9 @@ def test_all_ranks_get_the_same_bits_within_the_bound_of_a_plain_sum() -> None:
         island, heads = LEVELS.island(rank), LEVELS.heads(RANKS)
         between = within = None
         if rank in heads:
-            between = gloo_group(store, "between", rank=heads.index(rank), world_size=len(heads), route=None)
+            between = gloo_group(store, "between", rank=heads.index(rank), world_size=len(heads))
         if island:
-            within = gloo_group(store, f"{island}", rank=island.index(rank), world_size=len(island), route=None)
+            within = gloo_group(store, f"{island}", rank=island.index(rank), world_size=len(island))
         group: Any = between
         if within is not None:
             group = TwoLevelGroup(within, between, is_nccl=False, is_over=lambda: False)

@@ -22,7 +22,6 @@ from heterotrain.network.connection_setup import make_group
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, is_open, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, ThreadedWait, bounded
 from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
-from heterotrain.network.gloo.tunnels import Route
 from heterotrain.network.nccl import abort, join_nccl, release
 
 NAME = "heterotrain-member"
@@ -79,7 +78,7 @@ class MemberGroup(Collectives):
         backend: str = "gloo",
         addresses: Collection[str] = ("127.0.0.1", "::1"),
         excluded_ports: Collection[int] = (),
-        route: Route | None = None,
+        address: str = "",
     ) -> None:
         """Connect to all other ranks of the member; every rank has to call this at the same point.
 
@@ -90,7 +89,7 @@ class MemberGroup(Collectives):
             backend: ``gloo`` or ``nccl``.
             addresses: IP addresses of the member's ranks.
             excluded_ports: a socket with one of these ports on either side does not belong to the group.
-            route: carries gloo's connections; ``None`` for none.
+            address: at which gloo listens; empty for that of its interface.
 
         Raises:
             PeerLost: a rank did not connect.
@@ -100,7 +99,7 @@ class MemberGroup(Collectives):
         self._group = self._backend = None
         if earlier:
             release(earlier, self._aborts)
-        make = make_group(backend, route)
+        make = make_group(backend, address)
         before = open_sockets()
         attempt = Attempt(lambda: make(store, name, rank=self.rank(), world_size=self.size()))
         made = attempt.result(check)

@@ -19,8 +19,8 @@ from heterotrain.network.authentication import (
     authenticate,
     receive,
     seconds_left,
+    shut_down,
 )
-from heterotrain.network.encryption import shut_down
 from heterotrain.network.gloo.abort import address_of
 from heterotrain.network.mesh.mesh import Mesh
 
@@ -40,7 +40,7 @@ def connect(
     limit_s: float,
     credentials: Credentials,
 ) -> Mesh:
-    """Connect a mesh to every other rank.
+    """Connect a mesh to every other rank: a rank calls those below it and is called by those above.
 
     Args:
         store: the store of this formation, in which ranks publish their ports.
@@ -54,29 +54,6 @@ def connect(
     Raises:
         OSError, RuntimeError: a rank did not connect.
     """
-    peers = connect_peers(
-        store, "mesh", rank=rank, world_size=world_size, address=address, within_s=within_s, credentials=credentials
-    )
-    return Mesh(peers, rank=rank, limit_s=limit_s)
-
-
-def connect_peers(
-    store: Any, name: str, *, rank: int, world_size: int, address: str | None, within_s: float, credentials: Credentials
-) -> dict[int, socket.socket]:
-    """Return a connection to every other rank: a rank calls those below it and is called by those above.
-
-    Args:
-        store: see ``connect``.
-        name: what the connections are for, once in each formation; ranks publish their ports under it.
-        rank: see ``connect``.
-        world_size: see ``connect``.
-        address: see ``connect``.
-        within_s: see ``connect``.
-        credentials: see ``connect``.
-
-    Raises:
-        OSError, RuntimeError: a rank did not connect.
-    """
     end_s = time.monotonic() + within_s
     own = address or gloo_address()
     role = f"mesh {secrets.token_hex(16)}"  # new for each mesh: no proof is good for another formation
@@ -85,11 +62,11 @@ def connect_peers(
         listener = unfinished.enter_context(
             _Listener(own, credentials, role, expected=world_size - 1 - rank, end_s=end_s)
         )
-        store.set(f"{name}-{rank}", f"{listener.port} {own} {role}".encode())
+        store.set(f"mesh-{rank}", f"{listener.port} {own} {role}".encode())
         for other in range(rank):
-            port, host, theirs = bytes(store.get(f"{name}-{other}")).decode().split(" ", 2)
-            called = socket.create_connection((host, int(port)), seconds_left(end_s))
-            connection = authenticate(called, credentials, role=theirs, listens=False, end_s=end_s)
+            port, host, theirs = bytes(store.get(f"mesh-{other}")).decode().split(" ", 2)
+            connection = socket.create_connection((host, int(port)), seconds_left(end_s))
+            authenticate(connection, credentials, role=theirs, listens=False, end_s=end_s)
             peers[other] = unfinished.enter_context(connection)
             connection.sendall(_RANK.pack(rank))
         while len(peers) < world_size - 1:
@@ -97,7 +74,7 @@ def connect_peers(
             peers[other] = unfinished.enter_context(connection)
         unfinished.pop_all()
         listener.close()
-    return peers
+    return Mesh(peers, rank=rank, limit_s=limit_s)
 
 
 class _Listener:
@@ -150,41 +127,39 @@ class _Listener:
         while not self._closed:
             try:
                 connection, address = self._socket.accept()
-                watched = connection.dup()  # the handshake of TLS takes the socket over; this one can still end it
             except TimeoutError:
                 continue
             except OSError:
                 return  # closed
             with self._lock:
                 oldest = next(iter(self._half_open)) if len(self._half_open) >= self._most else None
-                self._half_open[watched] = None
+                self._half_open[connection] = None
             if oldest is not None:
                 shut_down(oldest)
-            threading.Thread(target=self._greet, args=(connection, watched, address), daemon=True).start()
+            threading.Thread(target=self._greet, args=(connection, address), daemon=True).start()
 
-    def _greet(self, accepted: socket.socket, watched: socket.socket, address: object) -> None:
+    def _greet(self, connection: socket.socket, address: object) -> None:
         try:
-            connection = authenticate(accepted, self._credentials, role=self._role, listens=True, end_s=self._end_s)
+            authenticate(connection, self._credentials, role=self._role, listens=True, end_s=self._end_s)
             try:
                 (rank,) = _RANK.unpack(receive(connection, _RANK.size, end_s=self._end_s))
             except BaseException:
                 connection.close()
                 raise
         except OSError as error:
-            if not self._forget(watched):
+            if not self._forget(connection):
                 REFUSALS.add("the port of a formation", address, str(error))
             return
         connection.settimeout(None)
-        if self._forget(watched, (rank, connection)):
+        if self._forget(connection, rank):
             connection.close()
 
-    def _forget(self, watched: socket.socket, ready: tuple[int, socket.socket] | None = None) -> bool:
-        """Drop a connection that is no longer half open, and hand it over if it is ready; return whether too late."""
+    def _forget(self, connection: socket.socket, rank: int | None = None) -> bool:
+        """Drop a connection that is no longer half open, or hand over that of a rank; return whether it is too late."""
         with self._lock:
-            self._half_open.pop(watched, None)
-            watched.close()
-            if ready is not None and not self._closed:
-                self._ready.put(ready)
+            self._half_open.pop(connection, None)
+            if rank is not None and not self._closed:
+                self._ready.put((rank, connection))
             return self._closed
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from heterotrain.errors import UsageError
-from heterotrain.network.encryption import WOULD_BLOCK, holds_more
 
 HEAD = struct.Struct("<IIQ")
 """Header of every frame: the number of the exchange in its formation, its purpose, and the bytes that follow."""
@@ -153,7 +152,7 @@ class Exchange:
                 return
             try:
                 count = self._peers[peer].send(left)
-            except WOULD_BLOCK:
+            except BlockingIOError:
                 break
             left = _rest(left[count:], self._to_send[peer])
         if left is not None:
@@ -161,14 +160,12 @@ class Exchange:
 
     def _pull(self, peer: int) -> None:
         missing = self._missing.pop(peer, None)
-        connection, turn = self._peers[peer], 0
-        while turn < TURNS or holds_more(connection):  # `poll` would not tell of bytes that are decrypted already
-            turn += 1
+        for _ in range(TURNS):
             if missing is None:
                 return
             try:
-                count = connection.recv_into(missing)
-            except WOULD_BLOCK:
+                count = self._peers[peer].recv_into(missing)
+            except BlockingIOError:
                 break
             if not count:
                 raise ConnectionResetError(f"rank {peer} ended its connection")

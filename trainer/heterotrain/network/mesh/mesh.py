@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from heterotrain.errors import UsageError
-from heterotrain.network.encryption import shut_down
+from heterotrain.network.authentication import shut_down
 from heterotrain.network.mesh.exchange import AllGather, Exchange, Payload, Purpose, SendReceive
 
 

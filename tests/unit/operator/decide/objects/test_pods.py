@@ -15,7 +15,6 @@ from heterotrain_operator.decide.objects.objects import build_network_policy, bu
 from heterotrain_operator.decide.objects.pods import (
     build_pod,
     num_proc_per_worker,
-    problem_of_templates,
     template_problem,
 )
 from support import pod_security
@@ -158,22 +157,6 @@ def test_a_folder_for_the_plan_and_memory_for_shm() -> None:
     assert all("subPath" not in each for each in main_of(pod)["volumeMounts"]), "a subPath is never refreshed"
 
 
-def test_an_encrypted_job_mounts_its_certificate_beside_the_secret_and_tells_its_workers() -> None:
-    """An image that does not know the setting refuses it; without encryption, the setting is not even named."""
-    body = job_body(pool("a"))
-    body["spec"]["training"]["communication"] = {"encryption": "TLS"}
-    job = parse_job(body)
-    assert isinstance(job, ValidJob)
-    pod = build_pod(job, job.spec.worker_pools[0], 0, plan_version="")
-    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
-    sources = volumes[keys.CONTAINER_PLAN_VOLUME]["projected"]["sources"]
-    items = [{"key": name, "path": name} for name in ("tls.crt", "tls.key")]
-    assert sources[2:] == [{"secret": {"name": "job-workers-tls", "items": items}}]
-    told = {each["name"]: each.get("value", "") for each in main_of(pod)["env"]}
-    assert json.loads(told[env.CONFIG])["encryption"] == "TLS"
-    assert "encryption" not in {each["name"]: each.get("value", "") for each in main_of(built())["env"]}[env.CONFIG]
-
-
 def test_a_job_that_began_without_a_secret_goes_on_without() -> None:
     """A pod without it is as an older operator makes it, and is recognised as such."""
     job = parse_job(job_body(pool("a")))
@@ -274,20 +257,6 @@ def test_unusable_templates(case: str) -> None:
 
 def test_a_good_template_has_no_problem() -> None:
     assert template_problem(a_template(restartPolicy="Never")) == ""
-
-
-def test_an_encrypted_job_has_a_network_namespace_of_its_own() -> None:
-    """On the node's loopback, other pods of the node could read what is not encrypted yet; also in a pool's patch."""
-    on_host = a_template(hostNetwork=True)
-    assert template_problem(on_host) == template_problem(a_template(hostNetwork=False), encrypted=True) == ""
-    assert "remove spec.template.spec.hostNetwork" in template_problem(on_host, encrypted=True)
-    body = job_body(pool("a", template={"spec": {"hostNetwork": True}}))
-    body["spec"]["training"]["communication"] = {"encryption": "TLS"}
-    job = parse_job(body)
-    assert isinstance(job, ValidJob)
-    assert problem_of_templates(job.template, job.spec, job.patches).startswith(
-        "pool a: remove spec.template.spec.host"
-    )
 
 
 def test_too_many_accelerators_are_reported_and_never_started() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from heterotrain.errors import UsageError
 from heterotrain.network.authentication import Credentials
-from heterotrain.network.encryption import Tls
 from heterotrain.network.gloo.abort import address_of, interface_of
 from heterotrain.network.mesh.connect import connect, gloo_address
 from heterotrain.network.mesh.exchange import HEAD, Payload, Purpose
@@ -69,7 +68,7 @@ def together(ranks: int, work: Callable[[int], Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def meshes(
-    ranks: int, *, store: Any = None, address: str = "127.0.0.1", limit_s: float = UNLIMITED_S, tls: Tls | None = None
+    ranks: int, *, store: Any = None, address: str = "127.0.0.1", limit_s: float = UNLIMITED_S
 ) -> Iterator[list[Mesh]]:
     """Connect ``ranks`` ranks."""
     store = store or Store()
@@ -77,7 +76,7 @@ def meshes(
     def one(rank: int) -> Mesh:
         return connect(
             store, rank=rank, world_size=ranks, address=address, within_s=UNLIMITED_S, limit_s=limit_s,
-            credentials=Credentials(secret=b"s" * 32, tls=tls),
+            credentials=Credentials(secret=b"s" * 32),
         )  # fmt: skip
 
     found = together(ranks, one)
