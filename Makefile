@@ -77,7 +77,7 @@ ifdef TORCH_INDEX
 	@echo "==> PyTorch from $(TORCH_INDEX)"
 	@$(INSTALL) --no-deps --index-url $(TORCH_INDEX) "$$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements/dev.txt)"
 	@echo "==> Python packages of requirements/dev.txt, without CUDA"
-	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/dev.txt > $(VENV)/without-cuda.txt
+	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-[^m]|cuda-)/} !skip' requirements/dev.txt > $(VENV)/without-cuda.txt
 	@$(INSTALL) --no-deps --require-hashes -r $(VENV)/without-cuda.txt
 	@$(INSTALL) --no-deps --no-build-isolation -e .
 else
@@ -102,7 +102,7 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 	@$(COMPILE) -c requirements/dev.txt --extra trainer pyproject.toml -o requirements/trainer.txt
 	@$(COMPILE) -c requirements/dev.txt --extra trainer --extra tensorboard --group examples \
 	  pyproject.toml -o requirements/examples.txt
-	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/dev.txt > $(VENV)/without-cuda.txt
+	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-[^m]|cuda-)/} !skip' requirements/dev.txt > $(VENV)/without-cuda.txt
 	@$(COMPILE) -c $(VENV)/without-cuda.txt -c requirements/cu12.in --extra trainer \
 	  pyproject.toml -o requirements/trainer-cu12.txt
 	@$(COMPILE) -c $(VENV)/without-cuda.txt -c requirements/cu12.in --extra trainer --extra tensorboard --group examples \
@@ -149,7 +149,7 @@ histories: setup ## seeded histories of real workers: KIND=data, divided, unequa
 	  HISTORIES="$$first:$$((first + $(or $(HISTORIES),20)))" $(PYTEST) -n 2 "tests/distributed/test_$${part}histories.py"
 
 guides-packages: setup
-	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/guides.txt > $(VENV)/guides.txt
+	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-[^m]|cuda-)/} !skip' requirements/guides.txt > $(VENV)/guides.txt
 	@$(INSTALL) --no-deps --require-hashes -r $(VENV)/guides.txt
 
 $(VENV)/stores/.installed: requirements/stores.txt | $(VENV)/.installed
@@ -162,7 +162,7 @@ stores-packages: $(VENV)/stores/.installed
 OLDEST := $(VENV)-oldest-torch
 oldest-torch: setup
 	@test -x $(OLDEST)/bin/python || $(UV) venv --quiet --python $(PY) $(OLDEST)
-	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/dev.txt > $(OLDEST)/rest.txt
+	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-[^m]|cuda-)/} !skip' requirements/dev.txt > $(OLDEST)/rest.txt
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --require-hashes -r requirements/trainer-cu12.txt
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --require-hashes -r $(OLDEST)/rest.txt
 	@$(UV) pip install --quiet --python $(OLDEST)/bin/python --no-deps --no-build-isolation -e .

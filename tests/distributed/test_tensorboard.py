@@ -12,7 +12,7 @@ import torch
 from distributed.harness import Operator, reference
 from distributed.scripts import net, optimizer_of, problem
 from heterotrain.data.order import permutation
-from tensorboardX.proto import event_pb2
+from tensorboard.compat.proto import event_pb2
 
 
 def events_of(path: Path) -> Iterator[Any]:

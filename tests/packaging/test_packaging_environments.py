@@ -25,7 +25,7 @@ sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "-n", "
 """
 ABSENT = {
     "LIGHT_PARTS": ["torch", "kopf", "structlog"],
-    "OPERATOR_PARTS": ["torch", "torchvision", "sklearn", "fsspec", "tensorboardX"],
+    "OPERATOR_PARTS": ["torch", "torchvision", "sklearn", "fsspec", "pynvml", "tensorboard"],
 }
 
 

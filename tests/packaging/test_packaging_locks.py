@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
-OF_CUDA = re.compile(r"(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)$")
+OF_CUDA = re.compile(r"(torch|triton|cuda-[a-z]+|nvidia-[^m][a-z0-9-]+)$")
 
 
 def locked(name: str) -> dict[str, str]:
@@ -29,6 +29,7 @@ def test_the_locks_differ_only_in_pytorch_and_cuda(kind: str) -> None:
     }
     assert {"nvidia-cudnn-cu12", "nvidia-nccl-cu12"} <= cu12.keys()
     assert not [name for name in cu12 if name.endswith("-cu13")]
+    assert "nvidia-ml-py" in newest, "installations without CUDA leave out only what OF_CUDA matches"
     assert {"nvidia-cudnn-cu13", "nvidia-nccl-cu13"} <= newest.keys()
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Final
 
+import pynvml
 import torch
 from heterotrain_core.contract import metrics as names
 
-from heterotrain.telemetry.nvml import LIBRARY, NvmlError, Reading, open_gpu
+from heterotrain.telemetry.nvml import Reading, open_gpu
 from heterotrain.telemetry.report import Report
 
 _log = logging.getLogger(__name__)
@@ -69,28 +70,25 @@ def watch(device: torch.device, report: Report) -> None:
     sample(str(torch.cuda.get_device_properties(device).uuid), report)
 
 
-def sample(uuid: str, report: Report, *, library: str = LIBRARY, every_s: float = EVERY_S) -> threading.Event:
+def sample(uuid: str, report: Report, *, every_s: float = EVERY_S) -> threading.Event:
     """Start the thread that samples a GPU, and return an event that ends it.
 
     Args:
         uuid: of the GPU, as CUDA has it.
         report: exports the gauges.
-        library: name or path of NVML.
         every_s: seconds between two samples.
     """
     samples, end = GpuSamples(), threading.Event()
     report.of_device = samples.gauges
-    threading.Thread(
-        target=_run, args=(uuid, samples, library, every_s, end), name="heterotrain-gpu", daemon=True
-    ).start()
+    threading.Thread(target=_run, args=(uuid, samples, every_s, end), name="heterotrain-gpu", daemon=True).start()
     return end
 
 
-def _run(uuid: str, samples: GpuSamples, library: str, every_s: float, end: threading.Event) -> None:
+def _run(uuid: str, samples: GpuSamples, every_s: float, end: threading.Event) -> None:
     try:
-        read = open_gpu(uuid, library=library)
-    except NvmlError as error:
-        _log.info("the GPU's utilisation is not exported: %s", error)
+        read = open_gpu(uuid)
+    except pynvml.NVMLError as error:
+        _log.info("the utilisation of the GPU %s is not exported: %s", uuid, error)
         return
     while not end.wait(every_s):
         samples.add(read())

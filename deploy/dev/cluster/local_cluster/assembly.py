@@ -33,7 +33,8 @@ BASE_PYTHON = (3, 11)
 """The Python of the base image; bytecode and compiled modules of another one do not fit."""
 ROOT = "opt/heterotrain"
 SITE = f"{ROOT}/lib/python{BASE_PYTHON[0]}.{BASE_PYTHON[1]}/site-packages"
-ONLY_WITH_CUDA = re.compile(r"triton$|nvidia-|cuda-")
+ONLY_WITH_CUDA = re.compile(r"triton$|nvidia-[^m]|cuda-")
+"""nvidia-ml-py is Python alone."""
 WHEEL_INPUTS = tuple(
     paths.REPOSITORY / name for name in ("pyproject.toml", "README.md", "LICENSE", "core", "operator", "trainer", "cli")
 )

@@ -1,94 +1,122 @@
-"""Gauges of a GPU: from a library with NVML's binary interface, and their absence where there is none."""
+"""Gauges of a GPU: from a driver in the place of NVIDIA's, and their absence where there is none."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import subprocess
+import threading
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 from heterotrain.identity import Identity, Mode
 from heterotrain.telemetry import gpu
 from heterotrain.telemetry.gpu import KEPT, STALE_S, GpuSamples
-from heterotrain.telemetry.nvml import NvmlError, Reading, open_gpu
+from heterotrain.telemetry.nvml import Reading, open_gpu
 from heterotrain.telemetry.report import Report, serve
 from heterotrain_core.contract import metrics as names
 from support.ports import free_port
 from support.waiting import wait_until
 
-SOURCE = Path(__file__).parents[3] / "support/fake_nvml.c"
 WHOLE, PART = "00000000-1111-2222-3333-444444444444", "55555555-1111-2222-3333-444444444444"
 IDENTITY = Identity(mode=Mode.OPERATED, job_uid="j", worker="w0", worker_uid="u0")
 GAUGES = (names.GPU_UTILIZATION, names.GPU_MEMORY_USED, names.GPU_MEMORY_TOTAL, names.GPU_POWER, names.GPU_TEMPERATURE)
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    built = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    warnings = ("-Wall", "-Wextra", "-Werror")
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", *warnings, "-o", built, SOURCE], check=True, capture_output=True)
-    return built
+class Driver:
+    """A driver with a whole GPU and a part of a divided one, by the functions of ``pynvml``."""
+
+    def __init__(self) -> None:
+        self.busy_percent = 0
+        self.error: type[Exception] | None = None
+        self.answers, self.waits = threading.Event(), threading.Event()
+        self.answers.set()
+
+    def _known(self, value: Any, *, of_a_part: bool, device: str) -> Any:
+        if not self.answers.is_set():
+            self.waits.set()
+            self.answers.wait()
+        if self.error is not None:
+            raise self.error
+        if device.startswith("MIG") and not of_a_part:
+            raise pynvml.NVMLError_NotSupported
+        return value
+
+    def by_uuid(self, uuid: str) -> str:
+        if uuid not in (f"GPU-{WHOLE}", f"MIG-{PART}"):
+            raise pynvml.NVMLError_NotFound
+        return uuid
+
+    def utilization(self, device: str) -> Any:
+        return self._known(SimpleNamespace(gpu=self.busy_percent, memory=7), of_a_part=False, device=device)
+
+    def memory(self, device: str) -> Any:
+        total = (10 if device.startswith("MIG") else 80) * 2**30
+        return self._known(SimpleNamespace(total=total, used=6 * 2**30), of_a_part=True, device=device)
+
+    def power(self, device: str) -> int:
+        return int(self._known(312_500, of_a_part=False, device=device))
+
+    def temperature(self, device: str, sensor: int) -> int:
+        assert sensor == 0
+        return int(self._known(64, of_a_part=True, device=device))
 
 
 @pytest.fixture
-def driver(library: Path) -> Iterator[ctypes.CDLL]:
-    """Yield the library as the driver's side: what it reports is set by it."""
-    found = ctypes.CDLL(str(library))
-    found.fake_reset()
-    yield found
-    found.fake_reset()
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    for name, function in {
+        "Init": lambda: None, "DeviceGetHandleByUUID": made.by_uuid, "DeviceGetUtilizationRates": made.utilization,
+        "DeviceGetMemoryInfo": made.memory, "DeviceGetPowerUsage": made.power,
+        "DeviceGetTemperature": made.temperature,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(pynvml, f"nvml{name}", function)
+    return made
 
 
-@pytest.mark.needs_program("cc")
-def test_a_whole_gpu_is_read(library: Path, driver: ctypes.CDLL) -> None:
-    read = open_gpu(WHOLE, library=str(library))
-    driver.fake_busy(73)
+def test_a_whole_gpu_is_read(driver: Driver) -> None:
+    read = open_gpu(WHOLE)
+    driver.busy_percent = 73
     assert read() == Reading(
         utilization_ratio=0.73, memory_used_bytes=6 * 2**30, memory_total_bytes=80 * 2**30, power_w=312.5,
         temperature_c=64.0,
     )  # fmt: skip
+    driver.error = pynvml.NVMLError_GpuIsLost
+    assert read() == Reading()
 
 
-@pytest.mark.needs_program("cc")
-def test_a_part_of_a_divided_gpu_has_what_the_driver_knows_about_it(library: Path, driver: ctypes.CDLL) -> None:
-    found = open_gpu(PART, library=str(library))()
+@pytest.mark.usefixtures("driver")
+def test_a_part_of_a_divided_gpu_has_what_the_driver_knows_about_it() -> None:
+    found = open_gpu(PART)()
     assert (found.utilization_ratio, found.power_w) == (None, None)
     assert (found.memory_used_bytes, found.memory_total_bytes) == (6 * 2**30, 10 * 2**30)
 
 
-@pytest.mark.needs_program("cc")
-def test_a_gpu_that_is_lost_has_no_values(library: Path, driver: ctypes.CDLL) -> None:
-    read = open_gpu(WHOLE, library=str(library))
-    driver.fake_lost()
-    assert read() == Reading()
-
-
-@pytest.mark.needs_program("cc")
-def test_a_gpu_that_the_driver_does_not_show_is_named(library: Path, driver: ctypes.CDLL) -> None:
-    with pytest.raises(NvmlError, match=r"^NVML does not show the GPU no-such-gpu \(Not Found\)$"):
-        open_gpu("no-such-gpu", library=str(library))
-    driver.fake_reset()
-    driver.fake_no_driver()
-    with pytest.raises(NvmlError, match=r"^NVML does not start \(Driver Not Loaded\)$"):
-        open_gpu(WHOLE, library=str(library))
-
-
-@pytest.mark.parametrize("name", ["libnvidia-ml.so.1", "libc.so.6"])
-def test_a_library_that_is_absent_or_another_one_is_one_quiet_sentence(
-    name: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("who", ["no library", "no such GPU"])
+def test_a_gpu_that_cannot_be_read_is_one_quiet_sentence(
+    who: str, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most images on CPUs have none; training goes on, and no warning is logged."""
+    """Most images on CPUs have no driver; training goes on, and no warning is logged."""
+    if who == "no such GPU":
+        request.getfixturevalue("driver")
+    else:
+        monkeypatch.setattr(pynvml, "nvmlInit", failing(pynvml.NVMLError_LibraryNotFound))
     report = Report(IDENTITY)
     with caplog.at_level(logging.INFO, logger="heterotrain"):
-        gpu.sample(WHOLE, report, library=name)
-        wait_until(lambda: "is not exported" in caplog.text, "a line of the log", timeout_s=60)
+        gpu.sample("other", report)
+        wait_until(lambda: "the GPU other is not exported: " in caplog.text, "a line of the log", timeout_s=60)
     assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert "Not Found" in caplog.text
     assert not report.current().keys() & {*GAUGES}
+
+
+def failing(error: type[Exception]) -> Any:
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 def test_a_cpu_starts_nothing() -> None:
@@ -97,9 +125,8 @@ def test_a_cpu_starts_nothing() -> None:
     assert report.of_device is dict
 
 
-@pytest.mark.needs_program("cc")
 def test_a_scrape_shows_the_gpu_before_the_first_step_and_stays_quick_while_the_driver_hangs(
-    library: Path, driver: ctypes.CDLL
+    driver: Driver,
 ) -> None:
     identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", metrics_port=free_port())
     report = Report(identity)
@@ -110,18 +137,18 @@ def test_a_scrape_shows_the_gpu_before_the_first_step_and_stays_quick_while_the_
             text: str = reply.read().decode()
             return text
 
-    driver.fake_busy(50)
-    end = gpu.sample(WHOLE, report, library=str(library), every_s=0.01)
+    driver.busy_percent = 50
+    end = gpu.sample(WHOLE, report, every_s=0.01)
     try:
         labels = '{job_uid="j",local_rank="0",worker="w",worker_uid="u"}'
         wait_until(lambda: f"{names.GPU_UTILIZATION}{labels} 0.5\n" in scraped(), "a sample", timeout_s=60)
         assert all(f"\n{name}{labels}" in scraped() for name in GAUGES)
-        driver.fake_hangs(1)
-        wait_until(lambda: driver.fake_is_waiting() == 1, "a call that hangs", timeout_s=60)
+        driver.answers.clear()
+        wait_until(driver.waits.is_set, "a call that hangs", timeout_s=60)
         assert f"{names.READY}{labels} 0.0\n" in scraped()
     finally:
         end.set()
-        driver.fake_hangs(0)
+        driver.answers.set()
         server.shutdown()
         server.server_close()
 
