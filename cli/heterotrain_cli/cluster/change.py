@@ -1,12 +1,14 @@
-"""``heterotrain suspend``, ``resume``, ``scale`` and ``delete``."""
+"""``heterotrain suspend``, ``resume``, ``restart``, ``scale`` and ``delete``."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import click
+from heterotrain_core.contract import keys
 
 from heterotrain_cli.cluster.api import Cluster, target_options
 from heterotrain_cli.cluster.kubeconfig import Target
@@ -17,6 +19,7 @@ from heterotrain_cli.errors import InputError
 _OF_ENDED = {
     "suspend": "there is nothing to suspend",
     "resume": "there is nothing to resume",
+    "restart": "`heterotrain retry` continues a failed job",
     "scale": "only a job that trains or waits can be scaled",
 }
 """What holds of a job that has ended, by the change that was asked for."""
@@ -65,6 +68,32 @@ def resume(*, name: str, **target: Any) -> None:
         return
     cluster.patch(name, {"spec": {"suspend": False}})
     click.echo(f"job {name} continues")
+
+
+@click.command()
+@job_argument()
+@target_options
+def restart(*, name: str, **target: Any) -> None:
+    """Renew all workers of a job, so that they get its present template.
+
+    They are renewed one by one while the others train, or together from a last checkpoint where all must be equal.
+
+    \b
+    Example:
+      heterotrain restart digits
+
+    Exit status: 0 when the workers are to be renewed; 1 without an answer from the cluster; 2 for a job that has ended
+    or is suspended, or a refused change.
+    """  # noqa: D301  # click reads the character \b
+    cluster = Cluster(Target(**target))
+    body = cluster.job(name)
+    if ended := why_ended(body, name=name, change="restart"):
+        raise InputError(ended)
+    if body["spec"].get("suspend"):
+        raise InputError(f"job {name} is suspended: `heterotrain resume {name}` starts it with its present template")
+    now = datetime.now(UTC).isoformat()
+    cluster.patch(name, {"metadata": {"annotations": {keys.ANNOTATION_RESTART: now}}})
+    click.echo(f"job {name}: its workers are being renewed; `heterotrain describe {name}` shows how far it is")
 
 
 @click.command()
@@ -143,7 +172,7 @@ def delete(*, name: str, yes: bool, **target: Any) -> None:
 def why_ended(body: Mapping[str, Any], *, name: str, change: str) -> str:
     """Return in one sentence that a job has ended and cannot be changed; empty for other jobs.
 
-    ``change``: ``suspend``, ``resume`` or ``scale``.
+    ``change``: ``suspend``, ``resume``, ``restart`` or ``scale``.
     """
     view = view_of(body)
     return f"job {name} has ended ({view.status.state}): {_OF_ENDED[change]}" if view.has_ended else ""

@@ -17,7 +17,7 @@ GOOD_FRACTION = 0.9
 PATIENCE_S = 30
 """Seconds after which an operator that has not answered is a problem."""
 _BAD_WHEN_FALSE = (
-    ConditionType.ACCEPTED, ConditionType.SCHEDULED, ConditionType.TELEMETRY_AVAILABLE,
+    ConditionType.ACCEPTED, ConditionType.TEMPLATE_APPLIED, ConditionType.SCHEDULED, ConditionType.TELEMETRY_AVAILABLE,
     ConditionType.PREFLIGHT_PASSED, ConditionType.CHECKPOINT_HEALTHY,
 )  # fmt: skip
 _BAD_WHEN_TRUE = (

@@ -35,6 +35,9 @@ ANNOTATION_NODE_LOSSES: Final = f"{GROUP}/node-losses"  # on the Lease: which no
 
 # On a job: another value asks for a checkpoint now; without it nothing is asked for.
 ANNOTATION_CHECKPOINT: Final = f"{GROUP}/checkpoint-request"
+# On a job: another value asks for new pods of all workers, or for another try of a failed job.
+ANNOTATION_RESTART: Final = f"{GROUP}/restart-request"
+ANNOTATION_RETRY: Final = f"{GROUP}/retry-request"
 
 PLAN_KEY: Final = "plan.json"
 SECRET_KEY: Final = "key"  # noqa: S105  # a name

@@ -15,6 +15,8 @@ class ConditionType(StrEnum):
     ACCEPTED = "Accepted"
     """The spec is valid, and the API server accepts the workers' pods."""
     SUSPENDED = "Suspended"
+    TEMPLATE_APPLIED = "TemplateApplied"
+    """All workers were made from the present template and pools."""
     SCHEDULED = "Scheduled"
     """At least the minimum of workers has nodes."""
     RUNNING = "Running"

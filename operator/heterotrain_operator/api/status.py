@@ -267,6 +267,8 @@ class InternalStatus(Model):
         pools: by name.
         cost: what the job has cost so far; absent where no pool has a price.
         exchange: of gradients; absent before it was measured.
+        common_parts: of the pods, as running workers have them (``decide.objects.common_parts``).
+        retried: the newest request to try a failed job again that was followed.
     """
 
     cost: InternalCost | None = None
@@ -274,6 +276,8 @@ class InternalStatus(Model):
     failure_times: tuple[str, ...] = ()
     pools: tuple[InternalPool, ...] = ()
     exchange: InternalExchange | None = None
+    common_parts: str | None = None
+    retried: str | None = None
 
     def pool(self, name: str) -> InternalPool:
         """Return what is known of a pool."""
@@ -314,6 +318,9 @@ class HeteroTrainJobStatus(Model):
     )
     ready_replicas: Count = Field(default=0, description="Workers that are ready to train.")
     desired_replicas: Count = Field(default=0, description="Number of workers that the operator currently wants.")
+    updated_replicas: Count = Field(
+        default=0, description="Workers whose pods were made from the present template and pools."
+    )
     ready: str = Field(default="0/0", max_length=16, description="readyReplicas/desiredReplicas, for the table.")
     pools: tuple[PoolStatus, ...] = Field(
         default=(), max_length=64, description="Workers by pool.", json_schema_extra=MapList("name")

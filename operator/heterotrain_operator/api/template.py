@@ -210,8 +210,8 @@ class PodTemplate(Model):
         default_factory=TemplateMetadata, description="Labels and annotations of the pods."
     )
     spec: PodSpec = Field(
-        description="Specification of the pod. A change applies to workers created later; suspend and resume the job "
-        "to replace all."
+        description="Specification of the pod. After a change, pods that never ran are made again at once. Running "
+        "workers keep theirs until `heterotrain restart`; the condition TemplateApplied names them."
     )
 
 

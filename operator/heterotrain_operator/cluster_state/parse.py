@@ -41,6 +41,10 @@ RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 AVOIDS_ANNOTATION = f"{keys.GROUP}/avoids"
 """Nodes that the operator has excluded for a pod, because they were held down; separated by commas."""
 DEVICES_ANNOTATION = f"{keys.GROUP}/devices"
+TEMPLATE_ANNOTATION = f"{keys.GROUP}/template"
+"""Digest of what the user wrote about the pod when it was made."""
+RESTART_ANNOTATION = f"{keys.GROUP}/restarted-for"
+"""The job's request for a restart when the pod was made."""
 QUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 QUEUE_FINALIZER = "kueue.x-k8s.io/managed"
 QUEUE_SERVING = "kueue.x-k8s.io/pod-group-serving"
@@ -115,7 +119,9 @@ def parse_job(body: Mapping[str, Any], known: JobView | None = None) -> JobView:
             labels=metadata.get("labels") or {},
             status=read_status(body),
             packed_status=packed(body.get("status") or {}),
-            checkpoint_request=_checkpoint_request(metadata.get("annotations") or {}),
+            checkpoint_request=_request(metadata, keys.ANNOTATION_CHECKPOINT),
+            restart_request=_request(metadata, keys.ANNOTATION_RESTART),
+            retry_request=_request(metadata, keys.ANNOTATION_RETRY),
         )
     spec, problem = None, ""
     try:
@@ -137,7 +143,9 @@ def parse_job(body: Mapping[str, Any], known: JobView | None = None) -> JobView:
         patches={} if spec is None else template_patches(body["spec"]),
         status=read_status(body),
         packed_status=packed(body.get("status") or {}),
-        checkpoint_request=_checkpoint_request(metadata.get("annotations") or {}),
+        checkpoint_request=_request(metadata, keys.ANNOTATION_CHECKPOINT),
+        restart_request=_request(metadata, keys.ANNOTATION_RESTART),
+        retry_request=_request(metadata, keys.ANNOTATION_RETRY),
     )
 
 
@@ -147,9 +155,9 @@ def _has_spec_of(known: JobView, metadata: Mapping[str, Any]) -> bool:
     return generation > 0 and (known.uid, known.generation) == (metadata["uid"], generation)
 
 
-def _checkpoint_request(annotations: Mapping[str, str]) -> str:
-    """Return a short text for the annotation's value, whatever it is; empty without one."""
-    value = annotations.get(keys.ANNOTATION_CHECKPOINT)
+def _request(metadata: Mapping[str, Any], annotation: str) -> str:
+    """Return a short text for an annotation's value, whatever it is; empty without one."""
+    value = (metadata.get("annotations") or {}).get(annotation)
     return hashlib.sha256(value.encode()).hexdigest()[:_REQUEST_CHARS] if value else ""
 
 
@@ -170,6 +178,11 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
     scheduled = conditions.get("PodScheduled") or {}
     refused = scheduled if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable" else {}
     waiting = _waiting(spec, status, annotations)
+    started = {
+        each["name"]
+        for each in status.get("containerStatuses") or ()
+        if each.get("restartCount") or set(each.get("state") or {}) & {"running", "terminated"}
+    }
     return PodView(
         key=key,
         name=metadata["name"],
@@ -193,6 +206,10 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         gates=tuple(
             share_text(str(gate.get("name") or "")) for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]
         ),
+        template=share_text(annotations.get(TEMPLATE_ANNOTATION, "")[:_REQUEST_CHARS]),
+        restart=share_text(annotations.get(RESTART_ANNOTATION, "")[:_REQUEST_CHARS]),
+        main_started=main_container(spec, annotations) in started,
+        all_started=bool(spec.get("containers")) and started >= {each["name"] for each in spec["containers"]},
         avoids=tuple(filter(None, annotations.get(AVOIDS_ANNOTATION, "")[:MOST_AVOIDS].split(","))),
         queue_group=share_text(str(labels.get(QUEUE_GROUP) or "")),
         queue_held=QUEUE_FINALIZER in (metadata.get("finalizers") or ()),

@@ -35,7 +35,8 @@ class NodeReadiness(StrEnum):
 class JobView:
     """A job. An invalid spec is ``None``; ``problem`` then names the reason in one sentence.
 
-    ``checkpoint_request`` is another text for each checkpoint that a user asks for, and empty when none is asked for.
+    ``checkpoint_request`` is another text for each checkpoint that a user asks for, and empty when none is asked for;
+    ``restart_request`` and ``retry_request`` are the same for restarts of the workers and of a failed job.
     """
 
     key: JobKey
@@ -53,6 +54,8 @@ class JobView:
     status: HeteroTrainJobStatus
     packed_status: bytes
     checkpoint_request: str = ""
+    restart_request: str = ""
+    retry_request: str = ""
 
     @property
     def status_body(self) -> dict[str, Any]:
@@ -99,6 +102,10 @@ class PodView:
         refused: the kubelet's reason and message for a pod that it refused to run.
         image: of its training container.
         avoids: nodes that the operator has excluded for the pod.
+        template: digest of what the user had written about it; empty in pods of older operators.
+        restart: the job's request for a restart that it was made for; empty without one.
+        main_started: whether its training container has run.
+        all_started: whether each of its containers has run; init containers do not count.
         queue_group: name of its pod group in Kueue; empty without one.
         queue_held: whether Kueue's finalizer keeps it.
         queue_final: whether its group in Kueue ends once no member runs.
@@ -141,6 +148,10 @@ class PodView:
     start_problem: str = ""
     refused: str = ""
     avoids: tuple[str, ...] = ()
+    template: str = ""
+    restart: str = ""
+    main_started: bool = False
+    all_started: bool = False
     queue_group: str = ""
     queue_held: bool = False
     queue_final: bool = False

@@ -22,6 +22,7 @@ from heterotrain_operator.decide.faults import Faults
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs, derive
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Life, Stage
 from heterotrain_operator.decide.next_plan import PlannedShares, members_of_next_plan, shares_of_next_plan
+from heterotrain_operator.decide.objects.common_parts import PodSources, pod_sources
 from heterotrain_operator.decide.objects.objects import (
     build_disruption_budget,
     build_service,
@@ -33,6 +34,7 @@ from heterotrain_operator.decide.objects.queue_group import held_by_queue, of_en
 from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
 from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.plan_delivery import pods_to_touch
+from heterotrain_operator.decide.renewal import CORRECTED, Renewal, corrected, decide_renewal
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
@@ -90,6 +92,8 @@ class _ActivePass:
         create: manifests of the pods to create now.
         with_secret: whether they mount the job's Secret.
         delay_s: seconds for which no pod may be created because workers failed or were killed.
+        sources: what new pods are made from.
+        renewal: workers that are renewed, or wait for it.
     """
 
     membership: MembershipDecision
@@ -99,6 +103,8 @@ class _ActivePass:
     create: tuple[dict[str, Any], ...]
     with_secret: bool
     delay_s: float
+    sources: PodSources
+    renewal: Renewal
 
 
 def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faults: Faults) -> Decision:
@@ -135,7 +141,9 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     avoid = nodes_to_avoid(inputs, job, blamed)
     # A pod's affinity can't be changed, so one that still waits and excludes other nodes is made again.
     outdated = [w for w in workers if _waits(w) and set(w.pod.avoids) != set(avoid.get(w.pod.pool, ()))]
-    outdated_uids = {worker.pod.uid for worker in outdated}
+    sources, accepted = pod_sources(job, workers), inputs.acceptance.known and inputs.acceptance.ok
+    stale = [w for w in corrected(job, workers, sources) if accepted and w not in outdated]
+    outdated_uids = {worker.pod.uid for worker in (*outdated, *stale)}
     current = [worker for worker in workers if worker.pod.uid not in outdated_uids]
     replicas = faults.guard(
         "the number of workers",
@@ -144,8 +152,13 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
         instead="the job keeps the workers that it has",
     )
     stranded = workers_to_remove(inputs, workers, in_force.plan, plan)
-    remade = ((worker, "other nodes are to be avoided") for worker in outdated)
-    replicas = replace(replicas, remove=(*replicas.remove, *remade, *stranded))
+    remade = (*((w, "other nodes are to be avoided") for w in outdated), *((w, CORRECTED) for w in stale))
+    renewal = decide_renewal(
+        job, current, sources, in_force.plan, creating=bool(replicas.create or inputs.refusal) or not accepted
+    )
+    leaving = {worker.pod.uid for worker, _ in (*replicas.remove, *stranded)}
+    renewed = tuple((worker, why) for worker, why in renewal.remove if worker.pod.uid not in leaving)
+    replicas = replace(replicas, remove=(*replicas.remove, *remade, *stranded, *renewed))
 
     # 4. Pods: create what is missing, once the template is accepted, no delay is due and there is a plan to mount.
     delay_s = max(
@@ -153,7 +166,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
         cooling_s(workers, now_s=now_s),
         mismatch_delay_s(workers, now_s=now_s),
     )
-    may_create = inputs.acceptance.known and inputs.acceptance.ok and not delay_s and plan is not None
+    may_create = accepted and not delay_s and plan is not None and not renewal.hold
     creating = replicas.create if may_create and not inputs.keep_pods else ()
     places = places_of(job, spec, workers)
     if places is not None and len(replicas.create) > places.free:
@@ -173,6 +186,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
             plan_version=version,
             avoid=avoid.get(pool.name, ()),
             with_secret=with_secret,
+            source=sources.by_pool[pool.name],
             devices=admitted.shape.requests if (admitted := inputs.admitted.get(pool.name)) is not None else {},
         )
         for pool, index in zip(creating, indices, strict=True)
@@ -191,6 +205,8 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
             create=create,
             with_secret=with_secret,
             delay_s=delay_s,
+            sources=sources,
+            renewal=renewal,
         ),
         faults,
     )
@@ -221,6 +237,8 @@ def _build_active(
         replicas=replicas,
         faults=faults,
         layout=decided.layout,
+        sources=decided.sources,
+        renewal=decided.renewal,
     )
     status = status_of(context, newest=newest)
     planning = decided.layout is not None and decided.layout.holds is None

@@ -24,6 +24,7 @@ from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.inputs import FitsNeeded, JobInputs
 from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
+from heterotrain_operator.decide.objects.common_parts import size_problem
 from heterotrain_operator.decide.objects.pods import build_pod, problem_of_templates
 from heterotrain_operator.decide.objects.queue_group import held_by_queue
 from heterotrain_operator.decide.plan.plan import read_plan
@@ -424,7 +425,7 @@ class Reconciler:
         return memory.acceptance, None if memory.acceptance.ok else pause_s
 
     async def _dry_run(self, job: ValidJob) -> Acceptance:
-        if problem := problem_of_templates(job.template, job.spec, job.patches):
+        if problem := problem_of_templates(job.template, job.spec, job.patches) or size_problem(job):
             return Acceptance(known=True, ok=False, reason="InvalidTemplate", message=problem)
         pools = job.spec.worker_pools
         answers = await asyncio.gather(*(self._dry_run_of_pool(job, pool) for pool in pools))

@@ -286,6 +286,17 @@ def test_a_job_that_has_ended_is_neither_suspended_nor_resumed_nor_scaled(stub: 
     assert {method for method, *_ in stub.requests} == {"GET"}
 
 
+def test_restart_asks_for_new_pods_of_a_job_that_runs(stub: ApiStub) -> None:
+    assert "are being renewed" in told("restart", "digits")
+    first = stub.objects[f"{JOBS}/digits"]["metadata"]["annotations"][keys.ANNOTATION_RESTART]
+    told("restart", "digits")
+    assert stub.objects[f"{JOBS}/digits"]["metadata"]["annotations"][keys.ANNOTATION_RESTART] != first
+    stub.objects[f"{JOBS}/digits"]["spec"]["suspend"] = True
+    assert "`heterotrain resume digits`" in refused("restart", "digits")
+    stub.objects[f"{JOBS}/digits"]["status"] = {"state": "Failed"}
+    assert "`heterotrain retry` continues a failed job" in refused("restart", "digits")
+
+
 def test_a_suspended_job_names_the_command_that_continues_it(stub: ApiStub) -> None:
     stub.objects[f"{JOBS}/digits"]["status"] = {
         "state": "Suspended", "reason": "spec.suspend is true", "ready": "0/0",

@@ -6,12 +6,10 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.choices import Parallelism, Runtime
-from heterotrain_core.contract.config import TrainingConfig, encode_config
 
 from heterotrain_operator.api.network import Network
 from heterotrain_operator.api.pools import WorkerPool
@@ -24,20 +22,23 @@ from heterotrain_operator.cluster_state.parse import (
     DEFAULT_CONTAINER,
     DEVICES_ANNOTATION,
     RANKS_ANNOTATION,
+    RESTART_ANNOTATION,
+    TEMPLATE_ANNOTATION,
     main_container,
 )
 from heterotrain_operator.cluster_state.quantity import parse_quantity, pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
 from heterotrain_operator.decide.objects.pod_group import group_annotations, group_labels, scheduler_name
+from heterotrain_operator.decide.objects.pod_source import PodSource
 from heterotrain_operator.decide.objects.pool_template import merged
 from heterotrain_operator.decide.objects.queue_group import group_metadata, group_problem
+from heterotrain_operator.decide.objects.training_settings import grace_s_of, settings_text
 from heterotrain_operator.decide.workers.node_affinity import NODE_NAME, REQUIRED, label_keys, required_terms
 
-DEFAULT_GRACE_S = 30
 LOST_NODE_TOLERATION_S = 10
 """Seconds that a pod stays bound to an unreachable node; the cluster's default is 300."""
-_OWN_ANNOTATIONS = frozenset({AVOIDS_ANNOTATION, DEVICES_ANNOTATION})
+_OWN_ANNOTATIONS = frozenset({AVOIDS_ANNOTATION, DEVICES_ANNOTATION, TEMPLATE_ANNOTATION, RESTART_ANNOTATION})
 _GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
 _PEER_PORT_NAME_PREFIX = "ht-peer-"
 _DNS_ON_HOST = "ClusterFirstWithHostNet"
@@ -160,43 +161,6 @@ def members_per_worker(spec: HeteroTrainJobSpec, pool: WorkerPool, template: Map
     return 1 if together else num_proc_per_worker(pool, template)
 
 
-def _of_workers(spec: HeteroTrainJobSpec) -> Parallelism:
-    """Return the mode that workers are told: only planned members tell them from each other, and their plans do."""
-    planned = spec.parallelism.is_planned and spec.parallelism.mode is Parallelism.SHARDED
-    return Parallelism.AUTO if planned else spec.parallelism.mode
-
-
-def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConfig:
-    """Return the settings that stay the same for a pod's whole life."""
-    training, checkpoint = spec.training, spec.checkpoint
-    fixed = TrainingConfig(
-        epochs=training.passes,
-        steps=training.steps,
-        base_batch_samples=training.base_batch_samples,
-        seed=training.seed,
-        precision=training.precision,
-        learning_rate_scaling=training.learning_rate_scaling,
-        learning_rate_warmup_samples=training.learning_rate_warmup_samples,
-        parallelism=_of_workers(spec),
-        backend=training.communication.backend,
-        compression=training.communication.compression,
-        bucket_mib=training.communication.bucket_mib,
-        on_non_finite=training.on_non_finite,
-        on_divergence=training.on_divergence,
-        grace_s=grace_s,
-        peer_timeout_s=float(spec.elastic_policy.peer_timeout_seconds),
-    )
-    if checkpoint is None:
-        return fixed
-    return replace(
-        fixed,
-        checkpoint_uri=checkpoint.uri,
-        checkpoint_interval_s=checkpoint.interval_seconds,
-        checkpoint_max_to_keep=checkpoint.max_to_keep,
-        checkpoint_max_age_s=checkpoint.max_age_seconds,
-    )
-
-
 def selector_keys(job: JobView) -> frozenset[str]:
     """Return the node labels by which a job selects nodes."""
     if not isinstance(job, ValidJob):
@@ -217,6 +181,7 @@ def build_pod(
     avoid: Sequence[str] = (),
     with_secret: bool = True,
     devices: Mapping[str, float] | None = None,
+    source: PodSource | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a worker's pod.
 
@@ -228,15 +193,18 @@ def build_pod(
         avoid: names of nodes that it must not be placed on.
         with_secret: whether it gets the job's secret.
         devices: its requests as admitted; the devices that it claims are counted by an annotation.
+        source: what it is made from; ``None`` for the job's spec as it is now.
     """
-    template = copy.deepcopy(dict(template_of(job, pool)))
+    source = source or PodSource(template=template_of(job, pool))
+    template = copy.deepcopy(dict(source.template))
     in_queue = group_metadata(job, template, job.spec, pool)
     metadata, spec = template.get("metadata") or {}, template["spec"]
     annotations = metadata.get("annotations") or {}
     name = keys.worker_name(job.key.name, index)
     main_name = main_container(spec, annotations)
     ranks = num_proc_per_worker(pool, template)
-    grace_s = spec["terminationGracePeriodSeconds"] = spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S
+    spec["terminationGracePeriodSeconds"] = grace_s_of(spec)
+    settings = source.settings or settings_text(job.spec, grace_s=grace_s_of(spec))
 
     spec["restartPolicy"] = "Never"
     if (scheduler := scheduler_name(job)) and not spec.get("schedulerName"):
@@ -253,7 +221,7 @@ def build_pod(
         spec["affinity"] = _avoiding(spec.get("affinity") or {}, avoid)
     main = _container(spec, main_name)
     main["resources"] = _resources(main, pool)
-    own = _environment(job, ranks=ranks, grace_s=grace_s, main=main)
+    own = _environment(job, ranks=ranks, settings=settings, main=main)
     if with_secret:
         own.append({"name": env.SECRET_DIR, "value": env.DEFAULT_PLAN_DIR})
     main["env"] = [*own, *(main.get("env") or [])]
@@ -294,6 +262,8 @@ def build_pod(
                 DEFAULT_CONTAINER: main_name,
                 RANKS_ANNOTATION: str(ranks),
                 keys.ANNOTATION_PLAN: plan_version,
+                **({TEMPLATE_ANNOTATION: source.digest} if source.digest else {}),
+                **({RESTART_ANNOTATION: source.restart} if source.restart else {}),
                 **({AVOIDS_ANNOTATION: ",".join(avoid)} if avoid else {}),
                 **({DEVICES_ANNOTATION: claimed} if (claimed := to_annotation(devices or {})) else {}),
                 **_network_annotations(job.spec.network),
@@ -396,7 +366,7 @@ def _resources(main: Mapping[str, Any], pool: WorkerPool) -> dict[str, Any]:
     return {name: value for name, value in merged.items() if value}
 
 
-def _environment(job: ValidJob, *, ranks: int, grace_s: float, main: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _environment(job: ValidJob, *, ranks: int, settings: str, main: Mapping[str, Any]) -> list[dict[str, Any]]:
     fixed = {
         env.JOB_NAME: job.key.name,
         env.JOB_NAMESPACE: job.key.namespace,
@@ -406,7 +376,7 @@ def _environment(job: ValidJob, *, ranks: int, grace_s: float, main: Mapping[str
         env.METRICS_PORT: str(job.spec.network.metrics_port),
         env.PEER_PORT: str(job.spec.network.peer_port),
         env.TERMINATION_PATH: str(main.get("terminationMessagePath") or env.DEFAULT_TERMINATION_PATH),
-        env.CONFIG: encode_config(training_config(job.spec, grace_s=grace_s)),
+        env.CONFIG: settings,
     }
     if job.spec.runtime is Runtime.TORCHRUN:
         fixed[env.RUNTIME] = Runtime.TORCHRUN

@@ -22,6 +22,7 @@ from heterotrain_operator.decide.status.numbers import numbers_condition
 from heterotrain_operator.decide.status.preflight import preflight_condition
 from heterotrain_operator.decide.status.progressing import progressing_condition
 from heterotrain_operator.decide.status.speed_conditions import speed_conditions
+from heterotrain_operator.decide.status.template import template_condition
 from heterotrain_operator.decide.workers.failures import mismatch_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
@@ -36,6 +37,7 @@ def condition_values(context: JobContext) -> tuple[ConditionValue, ...]:
     return (
         _accepted(context),
         _suspended(context),
+        template_condition(context),
         _scheduled(context),
         _running(context),
         _resizing(context),

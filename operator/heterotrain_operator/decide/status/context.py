@@ -15,10 +15,12 @@ from heterotrain_operator.decide.faults import Faults
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs
 from heterotrain_operator.decide.lifecycle import Life, Stage
+from heterotrain_operator.decide.objects.common_parts import PodSources
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.plan.plan import least_to_go_on
 from heterotrain_operator.decide.plan.shares import Shares
 from heterotrain_operator.decide.plan.stages import LayoutState
+from heterotrain_operator.decide.renewal import NO_RENEWAL, Renewal
 from heterotrain_operator.decide.workers.failures import Accounts
 from heterotrain_operator.decide.workers.replicas import ReplicaDecision
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -54,6 +56,8 @@ class JobContext:
         replicas: workers that should exist.
         faults: collects unexpected errors of parts of the pass.
         layout: what is known about the members' layouts; ``None`` where these are not planned.
+        sources: what new pods are made from; ``None`` for a job that gets none.
+        renewal: workers that are renewed, or wait for it.
     """
 
     inputs: JobInputs
@@ -63,6 +67,8 @@ class JobContext:
     replicas: ReplicaDecision
     faults: Faults
     layout: LayoutState | None = None
+    sources: PodSources | None = None
+    renewal: Renewal = NO_RENEWAL
 
     @property
     def job(self) -> JobView:

@@ -125,6 +125,7 @@ def _whole_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJo
         selector=worker_selector(context.job),
         ready_replicas=context.ready,
         desired_replicas=context.desired,
+        updated_replicas=len(context.alive) - len(context.renewal.older),
         ready=f"{context.ready}/{context.desired}",
         pools=_pools(context),
         price_per_hour=price_text(price),
@@ -233,6 +234,8 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
         pools=tuple(pools),
         cost=cost,
         exchange=exchange_of(before.exchange, context.grant.throughput),
+        common_parts=before.common_parts if context.sources is None else context.sources.kept,
+        retried=before.retried,
     )
 
 

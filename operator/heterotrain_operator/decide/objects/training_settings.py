@@ -1,0 +1,61 @@
+"""The settings of the training that a pod gets for its whole life."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from heterotrain_core.contract.choices import Parallelism
+from heterotrain_core.contract.config import TrainingConfig, encode_config
+
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+
+DEFAULT_GRACE_S = 30
+
+
+def grace_s_of(pod: Mapping[str, Any]) -> int:
+    """Return the seconds between SIGTERM and SIGKILL of a pod's spec."""
+    return int(pod.get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S)
+
+
+def settings_text(spec: HeteroTrainJobSpec, *, grace_s: float) -> str:
+    """Return the settings as the pod's variable holds them."""
+    return encode_config(training_config(spec, grace_s=grace_s))
+
+
+def _of_workers(spec: HeteroTrainJobSpec) -> Parallelism:
+    """Return the mode that workers are told: only planned members tell them from each other, and their plans do."""
+    planned = spec.parallelism.is_planned and spec.parallelism.mode is Parallelism.SHARDED
+    return Parallelism.AUTO if planned else spec.parallelism.mode
+
+
+def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConfig:
+    """Return the settings that stay the same for a pod's whole life."""
+    training, checkpoint = spec.training, spec.checkpoint
+    fixed = TrainingConfig(
+        epochs=training.passes,
+        steps=training.steps,
+        base_batch_samples=training.base_batch_samples,
+        seed=training.seed,
+        precision=training.precision,
+        learning_rate_scaling=training.learning_rate_scaling,
+        learning_rate_warmup_samples=training.learning_rate_warmup_samples,
+        parallelism=_of_workers(spec),
+        backend=training.communication.backend,
+        compression=training.communication.compression,
+        bucket_mib=training.communication.bucket_mib,
+        on_non_finite=training.on_non_finite,
+        on_divergence=training.on_divergence,
+        grace_s=grace_s,
+        peer_timeout_s=float(spec.elastic_policy.peer_timeout_seconds),
+    )
+    if checkpoint is None:
+        return fixed
+    return replace(
+        fixed,
+        checkpoint_uri=checkpoint.uri,
+        checkpoint_interval_s=checkpoint.interval_seconds,
+        checkpoint_max_to_keep=checkpoint.max_to_keep,
+        checkpoint_max_age_s=checkpoint.max_age_seconds,
+    )
