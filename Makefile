@@ -15,7 +15,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 \
 INSTALL := $(UV) pip install --quiet --python $(PY)
 PYTEST := $(VENV)/bin/pytest -q
 PARALLEL := -n auto --maxprocesses 4
-WITHOUT_PYTORCH := heterotrain_core heterotrain_operator heterotrain_cli heterotrain_client heterotrain_simulator local_cluster lab prose_lint
+WITHOUT_PYTORCH := heterotrain_core heterotrain_planner heterotrain_operator heterotrain_cli heterotrain_client heterotrain_simulator local_cluster lab prose_lint
 CLUSTER := PYTHONPATH=deploy/dev/cluster $(PY) -m local_cluster
 LAB := PYTHONPATH=deploy/dev/lab:deploy/dev/cluster $(PY)
 
@@ -28,7 +28,7 @@ demo: outlook cluster-running ## run the main job on a real cluster; prints a ta
 	@$(LAB) -m lab.demo
 
 # PART= names one or more parts, ARGS= more arguments of pytest; deploy/dev/lab/lab/testing/parts.py is the table.
-LIGHT_PARTS := core cli simulator docs
+LIGHT_PARTS := core planner cli simulator docs
 OPERATOR_PARTS := operator lab packaging chaos
 PARTS_NEED = $(if $(PART),$(if $(filter-out $(LIGHT_PARTS),$(PART)),$(if $(filter-out $(LIGHT_PARTS) $(OPERATOR_PARTS),$(PART)),setup,setup-operator),setup-core),setup)
 TESTING := $(LAB) -m lab.testing

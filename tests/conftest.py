@@ -30,7 +30,10 @@ repeat.choose_seed()
 
 COMPUTES = tuple(
     Path(__file__).parent / folder
-    for folder in ("shell", *(f"unit/{name}" for name in ("core", "operator", "cli", "simulator", "docs", "skew")))
+    for folder in (
+        "shell",
+        *(f"unit/{name}" for name in ("core", "planner", "operator", "cli", "simulator", "docs", "skew")),
+    )
 )
 """Folders of tests without processes that they wait for, besides a few commands."""
 LIMIT_S = repeat.times(gate=60, every=7200)

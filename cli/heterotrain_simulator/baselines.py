@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.perf.exchange import fit_exchange
-from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.split.balance import Split, evaluate, evenly, in_proportion
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.perf.exchange import fit_exchange
+from heterotrain_planner.perf.fit import fit_member
 
 from heterotrain_simulator.policy import PolicyDecision, View, batches, best_batch
 

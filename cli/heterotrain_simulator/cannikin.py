@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.perf.counters import Observation
 from heterotrain_core.split.balance import Split, balance, balance_many, evenly, in_proportion
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.perf.counters import Observation
 
 from heterotrain_simulator.baselines import at_least_one, exchange
 from heterotrain_simulator.policy import PolicyDecision, View, batches, best_batch

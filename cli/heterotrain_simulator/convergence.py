@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from heterotrain_core.goodput import statistical_efficiency
+from heterotrain_planner.goodput import statistical_efficiency
 
 from heterotrain_simulator.workloads import Workload
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
+from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
 from numpy.typing import NDArray
 
 from heterotrain_simulator.ground_truth import Times

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Pool
-from heterotrain_core.perf.exchange_sizes import MeasuredExchange
+from heterotrain_planner.allocate.problem import JobDemand, JobPool, Objective, Pool
+from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
 
 from heterotrain_simulator.buckets import Network, two_terms
 from heterotrain_simulator.ground_truth import GroundTruth, Worker

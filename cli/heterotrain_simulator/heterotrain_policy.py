@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heterotrain_core.planning.batch import BatchDecision, BatchRequest, decide_batch
-from heterotrain_core.planning.fitting import MemberFits, fit_members
-from heterotrain_core.planning.shares import MemberEvidence, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible, evenly
+from heterotrain_planner.planning.batch import BatchDecision, BatchRequest, decide_batch
+from heterotrain_planner.planning.fitting import MemberFits, fit_members
+from heterotrain_planner.planning.shares import MemberEvidence, SharesRequest, decide_shares
 
 from heterotrain_simulator.policy import PolicyDecision, View
 

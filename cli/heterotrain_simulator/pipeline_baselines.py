@@ -27,15 +27,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.layout.costs import Costs, costs_of
-from heterotrain_core.layout.cut import cut, layout_of
-from heterotrain_core.layout.exchange import exchange_seconds
-from heterotrain_core.layout.problem import Problem
-from heterotrain_core.layout.result import Layout
-from heterotrain_core.layout.schedule import passes, share_seconds
-from heterotrain_core.layout.update import update_seconds
 from heterotrain_core.split.balance import Split, balance, in_proportion
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.layout.costs import Costs, costs_of
+from heterotrain_planner.layout.cut import cut, layout_of
+from heterotrain_planner.layout.exchange import exchange_seconds
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Layout
+from heterotrain_planner.layout.schedule import passes, share_seconds
+from heterotrain_planner.layout.update import update_seconds
 
 Group = tuple[int, ...]
 """Index of the kind of each device, in the order of the stages."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from heterotrain_core.goodput import LEAST_GAIN, candidate_batches, statistical_efficiency
-from heterotrain_core.perf.counters import Observation
-from heterotrain_core.perf.merge import merge_old
+from heterotrain_planner.goodput import LEAST_GAIN, candidate_batches, statistical_efficiency
+from heterotrain_planner.perf.counters import Observation
+from heterotrain_planner.perf.merge import merge_old
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,16 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from heterotrain_core.layout.book import Book, book_of
-from heterotrain_core.layout.cover import cover
-from heterotrain_core.layout.grouping import Grouping, Zone, group
-from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
-from heterotrain_core.layout.result import Cover
-from heterotrain_core.layout.sharded import ShardedMember, sharded_member, sharded_templates
-from heterotrain_core.layout.zones import zone_costs
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember, TableTime
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.cover import cover
+from heterotrain_planner.layout.grouping import Grouping, Zone, group
+from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
+from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.sharded import ShardedMember, sharded_member, sharded_templates
+from heterotrain_planner.layout.zones import zone_costs
 
 from heterotrain_simulator import published
 from heterotrain_simulator.pipeline_baselines import PLANNERS, best_step

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from heterotrain_core.allocate.capacity import PoolCapacity
-from heterotrain_core.allocate.problem import JobDemand, Pool
-from heterotrain_core.allocate.propose import propose
+from heterotrain_planner.allocate.capacity import PoolCapacity
+from heterotrain_planner.allocate.problem import JobDemand, Pool
+from heterotrain_planner.allocate.propose import propose
 
 Grants = Mapping[str, Mapping[str, int]]
 """Workers by job and pool."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from heterotrain_core.layout.zones import Counts, ZoneCosts
+from heterotrain_planner.layout.zones import Counts, ZoneCosts
 
 
 def least_variance(times: Sequence[float], replicas: Sequence[int], total: int) -> tuple[int, ...]:

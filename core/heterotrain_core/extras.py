@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 OWN = (
-    "heterotrain", "heterotrain_core", "heterotrain_operator", "heterotrain_cli", "heterotrain_client",
-    "heterotrain_simulator",
+    "heterotrain", "heterotrain_core", "heterotrain_planner", "heterotrain_operator", "heterotrain_cli",
+    "heterotrain_client", "heterotrain_simulator",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from heterotrain.layouts.initial_weights import built, fill
 from heterotrain.layouts.units import units_of
 from heterotrain_core.contract.outcome import Cause, Ending
 from heterotrain_core.contract.plan import Plan
-from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
+from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.memory_limits import MOST_TRIES

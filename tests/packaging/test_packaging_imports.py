@@ -1,4 +1,4 @@
-"""The modules that each part loads: the operator has to run without torch, and the core without any of the others."""
+"""The modules that each part loads: the operator has to run without torch, the planner without any of the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODULES = {
     "operator": "heterotrain_operator.cli",
-    "core": "heterotrain_core.planning.shares",
+    "planner": "heterotrain_planner.planning.shares",
     "models": "heterotrain_operator.api.admission",
     "client": "heterotrain_client.client",
 }
@@ -19,7 +19,7 @@ FORBIDDEN = {
     "operator": {"torch", "heterotrain", "scipy", "matplotlib"},
     "models": {"torch", "kopf", "kubernetes", "aiohttp", "structlog", "heterotrain", "heterotrain_cli"},
     "client": {"torch", "kopf", "aiohttp", "structlog", "heterotrain", "scipy", "matplotlib"},
-    "core": {"torch", "kopf", "pydantic", "kubernetes", "aiohttp", "scipy", "heterotrain", "heterotrain_operator"},
+    "planner": {"torch", "kopf", "pydantic", "kubernetes", "aiohttp", "scipy", "heterotrain", "heterotrain_operator"},
 }
 
 
@@ -39,7 +39,7 @@ def test_the_check_detects_a_loaded_module() -> None:
     assert "kopf" in loaded(MODULES["operator"])
 
 
-@pytest.mark.parametrize("folder", ["core", "operator", "trainer", "cli", "tests"])
+@pytest.mark.parametrize("folder", ["core", "planner", "operator", "trainer", "cli", "tests"])
 def test_source_roots_are_not_packages(folder: str) -> None:
     """``operator/__init__.py`` would shadow the standard library's module of that name."""
     assert not (ROOT / folder / "__init__.py").exists()

@@ -16,8 +16,8 @@ from heterotrain_core.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    "core/heterotrain_core", "operator/heterotrain_operator", "trainer/heterotrain", "cli/heterotrain_cli",
-    "cli/heterotrain_client", "cli/heterotrain_simulator",
+    "core/heterotrain_core", "planner/heterotrain_planner", "operator/heterotrain_operator", "trainer/heterotrain",
+    "cli/heterotrain_cli", "cli/heterotrain_client", "cli/heterotrain_simulator",
 )  # fmt: skip
 
 

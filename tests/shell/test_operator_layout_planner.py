@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from heterotrain_core.layout.book import Book
-from heterotrain_core.layout.problem import DeviceKind, Problem, UnitProfile, UnitSeconds
-from heterotrain_core.layout.result import Cover, Infeasible
+from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.engine import layout_planner
 from heterotrain_operator.engine.layout_planner import MOST_JOBS, LayoutPlanner
 from heterotrain_operator.threads import Threads
+from heterotrain_planner.layout.book import Book
+from heterotrain_planner.layout.problem import DeviceKind, Problem
+from heterotrain_planner.layout.result import Cover, Infeasible
 from support.executors import ByHand, at_once
 from support.waiting import until
 

@@ -34,7 +34,7 @@ MOST_REQUESTS_PER_JOB = 23 + 2 * PODS_PER_JOB
 MOST_PASSES_PER_JOB = 10
 MOST_BYTES_PER_JOB = 75_000
 TAINTED = {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]}
-DECISION, ALLOCATION = "heterotrain_operator.decide", "heterotrain_core.allocate"
+DECISION, ALLOCATION = "heterotrain_operator.decide", "heterotrain_planner.allocate"
 
 
 @pytest.fixture(autouse=True)

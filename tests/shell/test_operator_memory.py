@@ -16,12 +16,12 @@ from contextlib import contextmanager
 import pytest
 import structlog
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import PhaseSums
 from heterotrain_operator.api import lean
 from heterotrain_operator.cluster_state.parse import parse_job, parse_pod
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.kube.client import TLS_BUFFER_BYTES, use_small_tls_buffers
 from heterotrain_operator.settings import Settings
+from heterotrain_planner.perf.counters import PhaseSums
 from lab.scale.workload import Size
 from support.executors import at_once
 from support.fake_cluster import FakeCluster

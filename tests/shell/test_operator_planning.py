@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract import keys
-from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_operator.cluster_state.parse import parse_job, parse_pod
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
@@ -22,6 +21,7 @@ from heterotrain_operator.engine.planning import LANE_PARTS, PlanningSlots
 from heterotrain_operator.engine.reconcile import LARGE_JOB
 from heterotrain_operator.settings import Settings
 from heterotrain_operator.threads import Threads
+from heterotrain_planner.perf.counters import MeanVariance, Observation
 from support.executors import AtOnce, ByHand, at_once
 from support.fake_cluster import FakeCluster, job_body
 from support.fakes import FakeKube

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
+from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_operator.cluster_state.parse import (
     rfc3339,
 )

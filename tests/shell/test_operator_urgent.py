@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract import keys
-from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.decision import Decision
@@ -17,6 +16,7 @@ from heterotrain_operator.engine import reconcile
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.threads import Threads
+from heterotrain_planner.perf.counters import MeanVariance, Observation
 from support.executors import AtOnce, ByHand
 from support.fake_cluster import FakeCluster, a_running_job, job_body
 from support.fakes import FakeKube

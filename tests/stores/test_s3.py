@@ -129,7 +129,7 @@ SMALL = ("--files", "6", "--width", "16", "--blocks", "1")
 
 def run(*command: str) -> str:
     """Return what a Python command prints, run with this repository's packages and those of ``PART=stores``."""
-    paths = [str(ROOT / part) for part in ("core", "trainer", "operator", "cli")]
+    paths = [str(ROOT / part) for part in ("core", "planner", "trainer", "operator", "cli")]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, *command], env=environ, capture_output=True, text=True, check=False, timeout=400

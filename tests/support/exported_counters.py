@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
 from heterotrain_core.split.balance import Split, balance, evaluate
 from heterotrain_core.split.member import SplitMember, micro_batch_count
+from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
 
 
 @dataclass(kw_only=True)

@@ -15,12 +15,12 @@ from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
-from heterotrain_core.allocate.candidate import Candidate
-from heterotrain_core.allocate.capacity import PoolCapacity
-from heterotrain_core.allocate.problem import JobDemand, JobPool, Pool
-from heterotrain_core.allocate.propose import build_candidates
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.allocate.candidate import Candidate
+from heterotrain_planner.allocate.capacity import PoolCapacity
+from heterotrain_planner.allocate.problem import JobDemand, JobPool, Pool
+from heterotrain_planner.allocate.propose import build_candidates
 
 Workers = tuple[int, ...]
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_outcome
-from heterotrain_core.layout.problem import Problem
-from heterotrain_core.layout.result import Cover, Infeasible
 from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.node_changes import NodeChanges
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_plan_object, parse_pod, rfc3339
@@ -27,6 +25,8 @@ from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.engine.layout_planner import solve
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Cover, Infeasible
 
 from support.plans import complete
 

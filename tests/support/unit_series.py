@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
+from heterotrain_core.units import UnitProfile, UnitSeconds
 
 KIND = "a100"
 MEMORY_BYTES = 2**30

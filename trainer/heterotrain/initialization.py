@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from heterotrain_core.contract.config import ANY_EPOCHS, TrainingConfig
-from heterotrain_core.published_noise import NoiseWeights
 
 from heterotrain.data.main_guard import check_not_imported
 from heterotrain.errors import UsageError
 from heterotrain.identity import read_identity
 from heterotrain.job_setup import operator_config
 from heterotrain.numerics.batch_norm import BatchNorm
+from heterotrain.numerics.published_noise import NoiseWeights
 from heterotrain.session import Job
 from heterotrain.state import admission
 

@@ -14,7 +14,6 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.choices import OnDivergence, Parallelism
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_core.published_noise import NoiseWeights
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord, fingerprint
@@ -35,6 +34,7 @@ from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
+from heterotrain.numerics.published_noise import NoiseWeights
 from heterotrain.preflight import in_job
 from heterotrain.state import admission
 from heterotrain.state.admission import plain_numbers

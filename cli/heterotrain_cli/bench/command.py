@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import yaml
 from heterotrain_core.extras import missing_extra
-from heterotrain_core.perf.counters import Observation
+from heterotrain_planner.perf.counters import Observation
 from rich.console import Console
 
 from heterotrain_cli.bench import environment

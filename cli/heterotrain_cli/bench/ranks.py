@@ -19,9 +19,9 @@ from typing import IO, Final
 
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import TrainingConfig, encode_config
-from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
 from heterotrain_operator.prom.series_map import parse_everything
 from heterotrain_operator.prom.vector import Series
+from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
 
 from heterotrain_cli.errors import InputError
 

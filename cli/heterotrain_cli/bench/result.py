@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heterotrain_core.perf.counters import Observation
-from heterotrain_core.perf.exchange import fit_exchange
-from heterotrain_core.perf.exchange_sizes import MOST_SIZES
-from heterotrain_core.perf.fit import fit_member
-from heterotrain_core.perf.model import FitQuality
+from heterotrain_planner.perf.counters import Observation
+from heterotrain_planner.perf.exchange import fit_exchange
+from heterotrain_planner.perf.exchange_sizes import MOST_SIZES
+from heterotrain_planner.perf.fit import fit_member
+from heterotrain_planner.perf.model import FitQuality
 
 from heterotrain_cli.bench.ranks import samples_per_s, step_s
 

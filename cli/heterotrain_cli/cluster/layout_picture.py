@@ -14,9 +14,9 @@ from typing import Any
 
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.plan import LayoutKind, Plan
-from heterotrain_core.layout.costs import seconds_at
-from heterotrain_core.layout.problem import UnitSeconds
-from heterotrain_core.layout.schedule import Passes, share_seconds, timeline
+from heterotrain_core.units import UnitSeconds
+from heterotrain_planner.layout.costs import seconds_at
+from heterotrain_planner.layout.schedule import Passes, share_seconds, timeline
 
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.history import answer_of

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
-from heterotrain_core.perf.exchange_sizes import MeasuredExchange
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly
-from heterotrain_core.split.expected import ExpectedSplit, balance_expected, expected_step_s
 from heterotrain_core.split.member import SplitMember, TableTime
+from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
+from heterotrain_planner.split.expected import ExpectedSplit, balance_expected, expected_step_s
 
 from heterotrain_cli.forecast.batch import with_name
 from heterotrain_cli.forecast.bound import best_possible

@@ -9,7 +9,7 @@ from typing import Any
 
 from heterotrain_core.contract.plan import Binding
 from heterotrain_core.split.balance import Infeasible
-from heterotrain_core.split.expected import balance_expected
+from heterotrain_planner.split.expected import balance_expected
 
 from heterotrain_cli.profile import Profile
 

@@ -21,15 +21,15 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective
-from heterotrain_core.allocate.thinning import combine
-from heterotrain_core.allocate.unlisted import MOST_COUNTED, most_net_score
-from heterotrain_core.allocate.value import MOST_VALUES, Floats, Ints, limits
 from heterotrain_core.contract.hiccups import Hiccups
-from heterotrain_core.perf.exchange_sizes import MeasuredExchange
-from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from heterotrain_core.split.member import TableTime
 from heterotrain_core.split.step_time import Timing
+from heterotrain_planner.allocate.problem import JobDemand, JobPool, Objective
+from heterotrain_planner.allocate.thinning import combine
+from heterotrain_planner.allocate.unlisted import MOST_COUNTED, most_net_score
+from heterotrain_planner.allocate.value import MOST_VALUES, Floats, Ints, limits
+from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
+from heterotrain_planner.perf.expected_maximum import balanced_ceiling
 
 from heterotrain_cli.forecast.job import Job, Pool
 

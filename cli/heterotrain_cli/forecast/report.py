@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from heterotrain_core.allocate.distance import Distance
 from heterotrain_core.contract.plan import Prediction
 from heterotrain_operator.api.reading import SpecError, read_spec
+from heterotrain_planner.allocate.distance import Distance
 from rich.console import Console
 
 from heterotrain_cli.cluster.kubeconfig import Target

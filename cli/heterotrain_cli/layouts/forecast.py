@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heterotrain_core.layout.best import best_cover, best_members
-from heterotrain_core.layout.book import Book, book_of
-from heterotrain_core.layout.problem import Problem, invalid
-from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Member, Template
-from heterotrain_core.layout.sharded import sharded_templates
+from heterotrain_planner.layout.best import best_cover, best_members
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.problem import Problem, invalid
+from heterotrain_planner.layout.result import Cover, Infeasible, Layout, LayoutKind, Member, Template
+from heterotrain_planner.layout.sharded import sharded_templates
 
 from heterotrain_cli.errors import InputError
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Annotated
 
-from heterotrain_core.layout.problem import (
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.problem import (
     MOST_BATCH_SAMPLES,
     MOST_DEVICES,
     MOST_KINDS,
@@ -15,8 +16,6 @@ from heterotrain_core.layout.problem import (
     DeviceKind,
     Link,
     Problem,
-    UnitProfile,
-    UnitSeconds,
 )
 from pydantic import Field
 

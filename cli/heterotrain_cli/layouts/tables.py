@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from heterotrain_core.layout.result import Cover, Infeasible, Member
+from heterotrain_planner.layout.result import Cover, Infeasible, Member
 from rich.console import Console
 
 from heterotrain_cli.forecast.tables import plain_table, say

@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from heterotrain_core.allocate import value
-from heterotrain_core.allocate.capacity import PoolCapacity
-from heterotrain_core.allocate.problem import JobDemand, JobPool, Pool
-from heterotrain_core.allocate.propose import propose
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.allocate import value
+from heterotrain_planner.allocate.capacity import PoolCapacity
+from heterotrain_planner.allocate.problem import JobDemand, JobPool, Pool
+from heterotrain_planner.allocate.propose import propose
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 from lab.scale import workload

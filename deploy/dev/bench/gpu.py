@@ -82,7 +82,7 @@ def parts(scale: float) -> tuple[Part, ...]:
 def run(part: Part, folder: Path, *, left_s: float) -> tuple[list[str], str]:
     """Run a part; return its rows of the table, and how it ended."""
     path = folder / f"{part.name}.txt"
-    places = [str(ROOT / each) for each in ("core", "operator", "trainer", "cli", "tests")]
+    places = [str(ROOT / each) for each in ("core", "planner", "operator", "trainer", "cli", "tests")]
     places += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(places), "PYTHONUNBUFFERED": "1"}
     began_s = time.monotonic()

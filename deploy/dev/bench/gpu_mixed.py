@@ -28,14 +28,14 @@ from pathlib import Path
 from gpu_mixed_rank import Device
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan, Rank
-from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
-from heterotrain_core.perf.merge import merge_old
-from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.proportion import evenly
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.prom.series_map import parse_everything
 from heterotrain_operator.prom.snapshot import counter_name
 from heterotrain_operator.prom.vector import Series
+from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
+from heterotrain_planner.perf.merge import merge_old
+from heterotrain_planner.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from machine import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from ratios import median_interval

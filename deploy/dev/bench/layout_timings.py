@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from heterotrain_core.layout.book import Book, book_of
-from heterotrain_core.layout.cover import cover
-from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
-from heterotrain_core.layout.result import Cover
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.cover import cover
+from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
+from heterotrain_planner.layout.result import Cover
 
 SPEEDS = (1.0, 1.8, 3.2, 4.5)
 """Seconds of a unit, relative to the fastest kind."""

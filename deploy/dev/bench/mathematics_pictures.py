@@ -12,10 +12,10 @@ import matplotlib as mpl
 import numpy as np
 from heterotrain_core.contract.hiccups import Hiccups
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.goodput import choose_batch
-from heterotrain_core.perf.expected_maximum import balanced_ceiling, common_variation
 from heterotrain_core.split.balance import Split, balance, evaluate
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.goodput import choose_batch
+from heterotrain_planner.perf.expected_maximum import balanced_ceiling, common_variation
 from heterotrain_simulator.baselines import Even, Proportional
 from heterotrain_simulator.cannikin import Cannikin
 from heterotrain_simulator.engine import simulate

@@ -17,18 +17,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from heterotrain_core.allocate.capacity import PoolCapacity
-from heterotrain_core.allocate.problem import JobDemand, JobPool, Pool
-from heterotrain_core.allocate.propose import propose
-from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.goodput import candidate_batches
-from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
-from heterotrain_core.perf.fit import fit_member
-from heterotrain_core.planning.shares import MemberEvidence, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Split, balance_many
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.allocate.capacity import PoolCapacity
+from heterotrain_planner.allocate.problem import JobDemand, JobPool, Pool
+from heterotrain_planner.allocate.propose import propose
+from heterotrain_planner.allocate.rate_cache import RateCache
+from heterotrain_planner.goodput import candidate_batches
+from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
+from heterotrain_planner.perf.fit import fit_member
+from heterotrain_planner.planning.shares import MemberEvidence, SharesRequest, decide_shares
 from heterotrain_simulator.baselines import Even, Proportional
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.cannikin import Cannikin

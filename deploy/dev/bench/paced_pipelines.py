@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.layout.costs import Costs, costs_of
-from heterotrain_core.layout.cut import cut, layout_of
-from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
-from heterotrain_core.layout.result import Stage
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.costs import Costs, costs_of
+from heterotrain_planner.layout.cut import cut, layout_of
+from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
+from heterotrain_planner.layout.result import Stage
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[3]

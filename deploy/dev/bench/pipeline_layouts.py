@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.layout.costs import Costs, costs_of
-from heterotrain_core.layout.problem import Problem
-from heterotrain_core.layout.result import Stage
-from heterotrain_core.layout.schedule import passes, share_seconds
+from heterotrain_planner.layout.costs import Costs, costs_of
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Stage
+from heterotrain_planner.layout.schedule import passes, share_seconds
 from machine import machine
 from paced_pipelines import (
     SCRIPT,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import matplotlib as mpl
 from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.layout.problem import UnitProfile
-from heterotrain_core.layout.result import Stage
-from heterotrain_core.layout.schedule import passes, share_seconds, timeline
+from heterotrain_core.units import UnitProfile
+from heterotrain_planner.layout.result import Stage
+from heterotrain_planner.layout.schedule import passes, share_seconds, timeline
 from paced_pipelines import (
     ROOT,
     SCRIPT,

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.counters import MeanVariance, Observation
-from heterotrain_core.planning.evidence import MemberEvidence, split_member, with_curves
-from heterotrain_core.planning.fitting import fit_members
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.proportion import evenly, in_proportion
+from heterotrain_planner.perf.counters import MeanVariance, Observation
+from heterotrain_planner.planning.evidence import MemberEvidence, split_member, with_curves
+from heterotrain_planner.planning.fitting import fit_members
 from heterotrain_simulator.buckets import two_terms
 from heterotrain_simulator.ground_truth import GroundTruth, Worker
 from simulated_comparison import MIXES, USUAL, scenario

@@ -24,12 +24,13 @@ from typing import NamedTuple
 
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.plan import Layout, LayoutKind
-from heterotrain_core.layout.costs import costs_of
-from heterotrain_core.layout.pass_time import Gathering, gathered_bytes
-from heterotrain_core.layout.problem import DeviceKind, Link, Problem, ends_inside
-from heterotrain_core.layout.result import Infeasible
-from heterotrain_core.layout.schedule import passes, share_seconds
-from heterotrain_core.layout.sharded import ShardedMember, sharded_member
+from heterotrain_core.units import ends_inside
+from heterotrain_planner.layout.costs import costs_of
+from heterotrain_planner.layout.pass_time import Gathering, gathered_bytes
+from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
+from heterotrain_planner.layout.result import Infeasible
+from heterotrain_planner.layout.schedule import passes, share_seconds
+from heterotrain_planner.layout.sharded import ShardedMember, sharded_member
 from machine import machine
 from paced_pipelines import Operator, Worker, Zygote, plan_members, profiles, stages_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / part) for part in ("core", "operator", "trainer", "cli")]
+sys.path[:0] = [str(ROOT / part) for part in ("core", "planner", "operator", "trainer", "cli")]
 
 from heterotrain_core.version import __version__  # noqa: E402  # its folder is not in the path before
 

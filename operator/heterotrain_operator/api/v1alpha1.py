@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from heterotrain_core import uris
-from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Choice, Runtime
 from heterotrain_core.contract.choices import Parallelism as ParallelismMode
+from heterotrain_planner.allocate.problem import Objective
 from pydantic import Field, WithJsonSchema
 
 from heterotrain_operator.api.failures import FailurePolicy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heterotrain_core.layout.problem import UnitProfile
+from heterotrain_core.units import UnitProfile
 
 from heterotrain_operator.cluster_state.views import JobView
 

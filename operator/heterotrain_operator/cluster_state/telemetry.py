@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from heterotrain_core.contract.metrics import UNREPORTED_PLAN_SCHEMA
-from heterotrain_core.perf.counters import Observation
+from heterotrain_planner.perf.counters import Observation
 
 from heterotrain_operator.cluster_state.links import MeasuredLink
 from heterotrain_operator.cluster_state.profiles import PoolProfile

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
-from heterotrain_core.allocate.rate_cache import RateCache
+from heterotrain_planner.allocate.rate_cache import RateCache
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec

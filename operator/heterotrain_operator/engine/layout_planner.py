@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
-from heterotrain_core.layout.best import best_members
-from heterotrain_core.layout.book import Book, book_of
-from heterotrain_core.layout.problem import Problem
-from heterotrain_core.layout.result import Cover, Infeasible
+from heterotrain_planner.layout.best import best_members
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Cover, Infeasible
 
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.plan.stages import CoverOf

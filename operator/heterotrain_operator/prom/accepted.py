@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.outcome import LATEST_S
-from heterotrain_core.perf.counters import LONGEST_STEP_S, MOST_SAMPLES
+from heterotrain_planner.perf.counters import LONGEST_STEP_S, MOST_SAMPLES
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER

@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.counters import (
+from heterotrain_planner.perf.counters import (
     SHORTEST_STEP_S,
     CounterKey,
     Counters,
@@ -23,8 +23,8 @@ from heterotrain_core.perf.counters import (
     observe,
     usable,
 )
-from heterotrain_core.perf.merge import merge_old
-from heterotrain_core.perf.packed import PackedObservations
+from heterotrain_planner.perf.merge import merge_old
+from heterotrain_planner.perf.packed import PackedObservations
 
 from heterotrain_operator.cluster_state.links import MeasuredLink, by_pair, settled
 from heterotrain_operator.cluster_state.profiles import PoolProfile

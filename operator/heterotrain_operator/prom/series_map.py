@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.outcome import LATEST_S
-from heterotrain_core.perf.counters import CounterKey, Counters, PhaseSums
+from heterotrain_planner.perf.counters import CounterKey, Counters, PhaseSums
 
 from heterotrain_operator.cluster_state.telemetry import MemberId, PreflightProblem
 from heterotrain_operator.prom.accepted import (

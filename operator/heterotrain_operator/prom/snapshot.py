@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import CounterKey, Counters
+from heterotrain_planner.perf.counters import CounterKey, Counters
 
 from heterotrain_operator.cluster_state.links import MeasuredLink
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, PreflightProblem

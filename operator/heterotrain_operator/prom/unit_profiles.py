@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.layout.problem import MOST_SECONDS, UnitProfile, UnitSeconds
-from heterotrain_core.perf.counters import MOST_SAMPLES
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.problem import MOST_SECONDS
+from heterotrain_planner.perf.counters import MOST_SAMPLES
 
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId

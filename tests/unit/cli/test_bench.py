@@ -10,7 +10,7 @@ from heterotrain_cli.bench.ranks import Run, measure, samples_per_s
 from heterotrain_cli.bench.result import profile, table
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.main import main
-from heterotrain_core.perf.counters import MeanVariance, Observation
+from heterotrain_planner.perf.counters import MeanVariance, Observation
 from support.cli_runner import CliRunner
 
 FORWARD_S, BACKWARD_S, FIXED_S, UPDATE_S = 1e-4, 2e-4, 4e-3, 1e-3

@@ -23,9 +23,9 @@ from heterotrain_cli.forecast.bound import best_possible
 from heterotrain_cli.forecast.job import Job, Pool
 from heterotrain_cli.main import main
 from heterotrain_cli.profile import Profile
-from heterotrain_core.allocate import unlisted
 from heterotrain_core.contract.hiccups import Hiccups
-from heterotrain_core.perf.exchange_sizes import MeasuredExchange
+from heterotrain_planner.allocate import unlisted
+from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
 from scipy.special import ndtr
 from support.cli_runner import CliRunner
 from unit.cli import oracle

@@ -14,7 +14,7 @@ import yaml
 from heterotrain_cli.main import main
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.hiccups import Hiccups
-from heterotrain_core.perf.expected_maximum import balanced_ceiling
+from heterotrain_planner.perf.expected_maximum import balanced_ceiling
 from support.cli_runner import CliRunner
 from unit.cli import oracle
 from unit.cli.test_forecast_job import JOB, PROFILE, a_plan, answer, folder, run, running, write  # noqa: F401  # fixtures

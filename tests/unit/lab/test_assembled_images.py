@@ -52,6 +52,7 @@ def image(tmp_path: Path, *more: str, leave_out: str = "") -> images.Image:
         inputs=(REPOSITORY / "trainer/Dockerfile", lock_of(tmp_path, *more)),
         lock=tmp_path / "lock.txt",
         arguments={"LEAVE_OUT": leave_out} if leave_out else {},
+        without=images.NOT_IN_PODS,
     )
 
 
@@ -99,7 +100,7 @@ def test_an_image_has_the_locks_packages_and_the_projects_wheel(manifest: str) -
     expected = {str(each).partition("/")[0] for name in PACKAGES for each in importlib.metadata.files(name) or ()}
     assert folders == expected - {".."}, "all that the lock names, and nothing else of the environment"
     own = {name.removeprefix(f"{SITE}/").partition("/")[0] for name in wheel if name.startswith(f"{SITE}/")}
-    assert own >= {"heterotrain", "heterotrain_core", "heterotrain_operator", "heterotrain_cli"}
+    assert {name for name in own if not name.endswith(".dist-info")} == {"heterotrain", "heterotrain_core"}
     assert any(name.endswith(".dist-info/METADATA") for name in wheel)
     everything = packages | wheel
     assert {entry.uid for entry, _ in everything.values()} == {0}
@@ -113,6 +114,7 @@ def test_programs_begin_with_the_images_python(manifest: str) -> None:
     _, packages, wheel = layers_of(manifest)
     programs = {name: found for name, found in (packages | wheel).items() if name.startswith("opt/heterotrain/bin/")}
     assert {"opt/heterotrain/bin/typer", "opt/heterotrain/bin/heterotrain-run"} <= {*programs}
+    assert not [name for name in programs if "operator" in name or "kubectl" in name], "their packages are left out"
     for entry, text in programs.values():
         if entry.isreg():
             assert text.startswith(b"#!/opt/heterotrain/bin/python\n")
@@ -165,7 +167,7 @@ def test_an_archive_has_all_blobs_but_those_that_the_reader_has(manifest: str) -
 def test_packages_that_are_left_out_and_other_platforms_are_not_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "_wheel", base)
+    monkeypatch.setattr(assembly, "_wheel", lambda _without: base())
     needless = ("no-such-package==1.0 \\", "colorama==0.1 ; sys_platform == 'win32' \\")
     assert not assembly.serves(image(tmp_path, *needless))
     built = image(tmp_path, *needless, leave_out="no-such|typer==")
@@ -282,3 +284,9 @@ def test_an_instruction_that_would_be_lost_is_refused(line: str) -> None:
     assert assembly.settings(text).is_empty
     with pytest.raises(Problem, match=f"a Dockerfile's {line.partition(' ')[0]} is not known"):
         assembly.settings(f"{text}{line}\n")
+
+
+def test_the_dockerfile_leaves_out_the_same_packages() -> None:
+    dockerfile = (REPOSITORY / "trainer/Dockerfile").read_text()
+    (names,) = re.findall(r"for each in ([a-z ]+); do rm -r \S+/heterotrain_\$each", dockerfile)
+    assert tuple(f"heterotrain_{name}" for name in names.split()) == images.NOT_IN_PODS

@@ -72,7 +72,7 @@ def test_chosen_parts_run_alone(mode: Mode, chosen: list[str], expected: list[st
 
 
 def test_an_unknown_part_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(parts.UnknownPart, match=r"there is no part 'e2e' here: choose from trainer, core, operator"):
+    with pytest.raises(parts.UnknownPart, match=r"there is no part 'e2e' here: choose from trainer, planner, operator"):
         plan(Mode.CHECK, ["e2e"])
 
 

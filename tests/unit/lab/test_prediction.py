@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import MeanVariance, Observation
+from heterotrain_planner.perf.counters import MeanVariance, Observation
 from lab.cluster import Cluster
 from lab.scrapes import Scrapes, mean_with_error
 from lab.telemetry import Prometheus

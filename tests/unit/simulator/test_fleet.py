@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from heterotrain_core.allocate.problem import JobDemand, Pool
+from heterotrain_planner.allocate.problem import JobDemand, Pool
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.fleet import Fleet, FleetJob, run_fleet
 from heterotrain_simulator.scenario import Change, Group

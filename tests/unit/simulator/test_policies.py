@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.perf.counters import MeanVariance, Observation
 from heterotrain_simulator.baselines import AdaptiveEven, AdaptiveProportional, Even, Proportional
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.cannikin import Cannikin

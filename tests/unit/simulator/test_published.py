@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from heterotrain_cli.main import main
 from heterotrain_cli.simulate import command
-from heterotrain_core.layout.book import Book, book_of
-from heterotrain_core.layout.cover import cover
-from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
-from heterotrain_core.layout.result import Cover
-from heterotrain_core.layout.sharded import sharded_templates
-from heterotrain_core.layout.zones import zone_costs
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.cover import cover
+from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
+from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.sharded import sharded_templates
+from heterotrain_planner.layout.zones import zone_costs
 from heterotrain_simulator import published
 from heterotrain_simulator.pipeline_baselines import PLANNERS, best_step, groupings
 from heterotrain_simulator.published_comparison import Row, llama, markdown, rows

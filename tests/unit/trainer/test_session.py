@@ -12,11 +12,11 @@ import heterotrain
 import pytest
 import torch
 from heterotrain.errors import UsageError
+from heterotrain.numerics.outlier_samples import RankSquares, estimate_by_rank
+from heterotrain.numerics.published_noise import estimate_as_published
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.session import Job
 from heterotrain.state.tensors import flatten, unflatten
-from heterotrain_core.outlier_samples import RankSquares, estimate_by_rank
-from heterotrain_core.published_noise import estimate_as_published
 from heterotrain_core.scaling_rules import Statistics
 
 X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(20, 2)

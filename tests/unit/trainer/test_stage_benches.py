@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from heterotrain_core.layout.costs import costs_of
-from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.costs import costs_of
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "deploy" / "dev" / "bench"))
 from paced_pipelines import StepOfStage, planned, problem_of, stages_of  # after the path is set

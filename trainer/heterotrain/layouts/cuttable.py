@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from heterotrain_core.contract.plan import Layout
-from heterotrain_core.layout.problem import UnitProfile
+from heterotrain_core.units import UnitProfile
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts import training_state, unit_profile, update_time

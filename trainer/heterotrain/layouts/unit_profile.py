@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
+from heterotrain_core.units import UnitProfile, UnitSeconds
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts.initial_weights import first_line

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from heterotrain_core.layout.problem import AFTER, BEFORE
+from heterotrain_core.units import AFTER, BEFORE
 
 from heterotrain.errors import UsageError
 

@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from heterotrain_core.contract.choices import Compression, OnNonFinite, Precision
 from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.noise_scale import NoiseAverage
-from heterotrain_core.outlier_samples import Kurtosis, RankSquares, estimate_by_rank
-from heterotrain_core.published_noise import NoiseWeights, estimate_as_published
 from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_statistics
 
 from heterotrain.errors import UsageError
@@ -27,9 +24,12 @@ from heterotrain.numerics.buckets import MIB
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
 from heterotrain.numerics.local_batch_norm import localise
+from heterotrain.numerics.noise_scale import NoiseAverage
 from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
+from heterotrain.numerics.outlier_samples import Kurtosis, RankSquares, estimate_by_rank
 from heterotrain.numerics.piece_reducer import Division, PieceReducer
 from heterotrain.numerics.precision import LossScale, MixedPrecision
+from heterotrain.numerics.published_noise import NoiseWeights, estimate_as_published
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.admission import choice
 from heterotrain.state.training import Training

@@ -1,4 +1,4 @@
-"""Measures a rank's gradients for the noise scale; the mathematics is in ``heterotrain_core.noise_scale``.
+"""Measures a rank's gradients for the noise scale; the mathematics is in ``heterotrain.numerics.noise_scale``.
 
 A group is one micro-batch. Its mean gradient ``g_j`` is measured before anything is summed over ranks or compressed.
 On a rank with one micro-batch, the buckets hold it; with several, each gradient is measured on its way into the

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.outlier_samples import RankSquares
 from heterotrain_core.scaling_rules import Statistics
 
 from heterotrain.membership.interface import ActiveGroup
@@ -25,6 +24,7 @@ from heterotrain.network.control import Squares, StepDecision
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement, Preconditioner
+from heterotrain.numerics.outlier_samples import RankSquares
 from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.state.training import Training

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.layout.problem import UnitProfile
+from heterotrain_core.units import UnitProfile
 
 from heterotrain.errors import UsageError
 from heterotrain.telemetry.report import Report, Table

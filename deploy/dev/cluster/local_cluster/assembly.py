@@ -35,9 +35,8 @@ ROOT = "opt/heterotrain"
 SITE = f"{ROOT}/lib/python{BASE_PYTHON[0]}.{BASE_PYTHON[1]}/site-packages"
 ONLY_WITH_CUDA = re.compile(r"triton$|nvidia-[^m]|cuda-")
 """nvidia-ml-py is Python alone."""
-WHEEL_INPUTS = tuple(
-    paths.REPOSITORY / name for name in ("pyproject.toml", "README.md", "LICENSE", "core", "operator", "trainer", "cli")
-)
+SOURCES = ("core", "planner", "operator", "trainer", "cli")
+WHEEL_INPUTS = tuple(paths.REPOSITORY / name for name in ("pyproject.toml", "README.md", "LICENSE", *SOURCES))
 """What .dockerignore leaves for the Dockerfiles, and more."""
 BATCH = 200
 
@@ -101,7 +100,7 @@ def build(image: Image, base: Callable[[], oci.Blob]) -> str:
         # The base is unpacked and configured by one process, and packages are packed meanwhile.
         with ThreadPoolExecutor(1) as background:
             below = background.submit(base)
-            above = [_packages(image), _wheel()]
+            above = [_packages(image), _wheel(image.without)]
             layers = [below.result(), *above]
     return oci.write_manifest(layers, read.config)
 
@@ -210,13 +209,14 @@ def _add_scripts(tar: tarfile.TarFile, entry_points: Iterable[importlib.metadata
             oci.add_text(tar, f"{ROOT}/bin/{each.name}", text, mode=0o755)
 
 
-def _wheel() -> oci.Blob:
-    """Return the layer of the project's wheel, which all images share."""
-    return oci.kept(f"wheel-{paths.digest(WHEEL_INPUTS, sys.version)}", lambda: oci.write_layer(_add_wheel))
+def _wheel(without: Sequence[str]) -> oci.Blob:
+    """Return the layer of the project's wheel without these of its packages."""
+    name = f"wheel-{paths.digest(WHEEL_INPUTS, sys.version, *without)}"
+    return oci.kept(name, lambda: oci.write_layer(lambda tar: _add_wheel(tar, without)))
 
 
-def _add_wheel(tar: tarfile.TarFile) -> None:
-    """Add the project's wheel as an installer does."""
+def _add_wheel(tar: tarfile.TarFile, without: Sequence[str]) -> None:
+    """Add the project's wheel as an installer does, except for these packages and their commands."""
     with tempfile.TemporaryDirectory(prefix="heterotrain-wheel-") as folder:
         build_wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
         run(*build_wheel, cwd=paths.REPOSITORY)
@@ -225,6 +225,7 @@ def _add_wheel(tar: tarfile.TarFile) -> None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(unpacked)  # noqa: S202  # it was built a moment ago
         names = sorted(str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file())
+        names = [name for name in names if name.partition("/")[0] not in without]
         sources = [(unpacked / name, f"/{SITE}/{name}") for name in names if name.endswith(".py")]
         bytecode = _compile(sources, Path(folder))
         for name in names:
@@ -232,7 +233,8 @@ def _add_wheel(tar: tarfile.TarFile) -> None:
             if compiled := bytecode.get(f"/{SITE}/{name}"):
                 _add_file(tar, compiled, _cached(f"{SITE}/{name}"))
         (metadata,) = unpacked.glob("*.dist-info")
-        _add_scripts(tar, importlib.metadata.PathDistribution(metadata).entry_points)
+        commands = importlib.metadata.PathDistribution(metadata).entry_points
+        _add_scripts(tar, [each for each in commands if each.module.partition(".")[0] not in without])
 
 
 def _cached(name: str) -> str:

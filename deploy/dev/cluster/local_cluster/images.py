@@ -17,6 +17,11 @@ from tempfile import TemporaryDirectory
 from local_cluster import assembly, dockerfiles, oci, paths
 from local_cluster.process import Problem, niced, run, step
 
+NOT_IN_PODS = (
+    "heterotrain_planner", "heterotrain_operator", "heterotrain_cli", "heterotrain_client", "heterotrain_simulator",
+)  # fmt: skip
+"""Packages of the wheel that no training script imports; trainer/Dockerfile leaves out the same."""
+
 
 class Way(StrEnum):
     """How images are built: by what is there already, or always the one or the other."""
@@ -34,6 +39,7 @@ class Image:
         inputs: files and folders that it is made from; it is rebuilt only after a change in one of them.
         context: folder that the Dockerfile copies from.
         lock: the Python packages that it holds; ``None`` for none.
+        without: packages of the project's wheel that it does not hold.
     """
 
     name: str
@@ -42,6 +48,7 @@ class Image:
     arguments: Mapping[str, str] = field(default_factory=dict)
     context: Path = paths.REPOSITORY
     lock: Path | None = None
+    without: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:
@@ -52,10 +59,11 @@ class Image:
 def own() -> list[Image]:
     """Return the images of this project: what `make images` builds.
 
-    The larger one comes first: its packages are packed while the base of both is made. Both install the wheel, which
-    has all packages. A change of a package that an image does not run rebuilds nothing.
+    The larger one comes first: its packages are packed while the base of both is made. Both install the wheel, and the
+    trainer's leaves out what no training script runs. A change of what an image does not run rebuilds nothing.
     """
     core, project = paths.REPOSITORY / "core/heterotrain_core", paths.REPOSITORY / "pyproject.toml"
+    planner = paths.REPOSITORY / "planner/heterotrain_planner"
     locks = paths.REPOSITORY / "requirements"
     operator, trainer = paths.REPOSITORY / "operator", paths.REPOSITORY / "trainer"
     return [
@@ -63,6 +71,7 @@ def own() -> list[Image]:
             name="trainer:dev",
             dockerfile=trainer / "Dockerfile",
             lock=locks / "examples.txt",
+            without=NOT_IN_PODS,
             inputs=(
                 trainer / "Dockerfile",
                 project,
@@ -85,6 +94,7 @@ def own() -> list[Image]:
                 locks / "build.txt",
                 locks / "operator.txt",
                 core,
+                planner,
                 operator / "heterotrain_operator",
             ),
         ),
@@ -112,7 +122,7 @@ def build(image: Image) -> str:
     """
     mark, chosen = oci.mark(image.name), _chosen()
     known: dict[str, str] = json.loads(mark.read_text()) if mark.exists() else {}
-    inputs = paths.digest(image.inputs, json.dumps(dict(image.arguments), sort_keys=True))
+    inputs = paths.digest(image.inputs, json.dumps(dict(image.arguments), sort_keys=True), *image.without)
     begun = Way(known.get("way", Way.DOCKERFILE)) if known else Way.EITHER
     if known.get("inputs") == inputs and chosen in (Way.EITHER, begun):
         return known["manifest"]

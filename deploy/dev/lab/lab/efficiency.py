@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import MeanVariance, Observation
-from heterotrain_core.perf.shared_pace import own_variations
-from heterotrain_core.split.expected import efficiency_ceiling
+from heterotrain_planner.perf.counters import MeanVariance, Observation
+from heterotrain_planner.perf.shared_pace import own_variations
+from heterotrain_planner.split.expected import efficiency_ceiling
 
 from lab.telemetry import PhaseTotals, Prometheus, Shape
 

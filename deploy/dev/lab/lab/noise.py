@@ -19,12 +19,12 @@ from pathlib import Path
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.planning.evidence import split_member
-from heterotrain_core.planning.fitting import fit_members
-from heterotrain_core.planning.shares import MemberEvidence
-from heterotrain_core.planning.variation import shrunk_variations
 from heterotrain_core.split.balance import Infeasible, balance
-from heterotrain_core.split.expected import balance_expected, efficiency_ceiling, expected_step_s
+from heterotrain_planner.planning.evidence import split_member
+from heterotrain_planner.planning.fitting import fit_members
+from heterotrain_planner.planning.shares import MemberEvidence
+from heterotrain_planner.planning.variation import shrunk_variations
+from heterotrain_planner.split.expected import balance_expected, efficiency_ceiling, expected_step_s
 from rich.console import Console
 from rich.table import Table
 

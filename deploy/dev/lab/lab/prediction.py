@@ -29,9 +29,9 @@ from pathlib import Path
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Boundary, BoundaryKind, Plan
-from heterotrain_core.perf.counters import Observation
-from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.proportion import in_proportion
+from heterotrain_planner.perf.counters import Observation
+from heterotrain_planner.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 
 from lab.cluster import REPOSITORY, Cluster, ClusterError, wait_for
 from lab.demo import prepare, start

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 from heterotrain_core.contract.plan import Plan
-from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
-from heterotrain_core.perf.line import persistence
-from heterotrain_core.perf.merge import merge_old
-from heterotrain_core.planning.shares import MemberEvidence
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.prom.queries import everything_of
 from heterotrain_operator.prom.series_map import parse_everything
 from heterotrain_operator.prom.snapshot import counter_name
 from heterotrain_operator.prom.vector import Series
+from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
+from heterotrain_planner.perf.line import persistence
+from heterotrain_planner.perf.merge import merge_old
+from heterotrain_planner.planning.shares import MemberEvidence
 
 from lab.cluster import ClusterError
 from lab.telemetry import Prometheus

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_core.allocate.problem import JobDemand, Objective, Pool, Size
-from heterotrain_core.allocate.propose import propose
-from heterotrain_core.allocate.rate_cache import RateCache
-from heterotrain_core.allocate.value import timed
+from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_planner.allocate.problem import JobDemand, Objective, Pool, Size
+from heterotrain_planner.allocate.propose import propose
+from heterotrain_planner.allocate.rate_cache import RateCache
+from heterotrain_planner.allocate.value import timed
 
 from heterotrain_operator.api.pools import CapacityType
 from heterotrain_operator.cluster_state.parse import seconds

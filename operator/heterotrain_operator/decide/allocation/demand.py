@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.allocate.problem import JobDemand, JobPool
 from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.plan import Member, Plan, Rank
-from heterotrain_core.layout.rates import LayoutRates
-from heterotrain_core.perf.exchange import LEAST_EXCHANGES
-from heterotrain_core.perf.exchange_sizes import ExchangeSeen, with_seen
-from heterotrain_core.perf.expected_maximum import common_variation
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.allocate.problem import JobDemand, JobPool
+from heterotrain_planner.layout.rates import LayoutRates
+from heterotrain_planner.perf.exchange import LEAST_EXCHANGES
+from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, with_seen
+from heterotrain_planner.perf.expected_maximum import common_variation
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from heterotrain_core.layout.best import allowed_kinds, shards_of
-from heterotrain_core.layout.book import Book, book_of
-from heterotrain_core.layout.further_member import lacking_devices
-from heterotrain_core.layout.problem import Problem
-from heterotrain_core.layout.rates import LayoutRates
-from heterotrain_core.layout.result import Template
+from heterotrain_planner.layout.best import allowed_kinds, shards_of
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.further_member import lacking_devices
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.rates import LayoutRates
+from heterotrain_planner.layout.result import Template
 
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.views import JobKey

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_core.allocate.problem import Grant, Objective, Proposal, Size
+from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_planner.allocate.problem import Grant, Objective, Proposal, Size
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, LayoutKind, Member, Plan
-from heterotrain_core.perf.counters import LONGEST_STEP_S
-from heterotrain_core.perf.exchange_sizes import ExchangeSeen, MeasuredExchange, with_seen
 from heterotrain_core.split.member import SplitMember
+from heterotrain_planner.perf.counters import LONGEST_STEP_S
+from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, MeasuredExchange, with_seen
 
 from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.status import (

@@ -17,8 +17,8 @@ from heterotrain_core.contract.plan import (
     Prediction,
     Rank,
 )
-from heterotrain_core.layout.result import Cover, Limit
-from heterotrain_core.layout.result import Member as PlannedMember
+from heterotrain_planner.layout.result import Cover, Limit
+from heterotrain_planner.layout.result import Member as PlannedMember
 
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.cluster_state.views import PodView

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from heterotrain_core.contract.plan import LayoutKind, Plan
-from heterotrain_core.layout.known import KnownMember, known_step_seconds
-from heterotrain_core.layout.problem import Problem
-from heterotrain_core.layout.result import Cover, Infeasible
-from heterotrain_core.layout.transition import Holder, Part, Transition, Verdict, pays, transition
+from heterotrain_planner.layout.known import KnownMember, known_step_seconds
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Cover, Infeasible
+from heterotrain_planner.layout.transition import Holder, Part, Transition, Verdict, pays, transition
 
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.arrangement import device_name

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from heterotrain_core.layout.problem import DeviceKind, Problem, UnitProfile, ends_inside, invalid
+from heterotrain_core.units import UnitProfile, ends_inside
+from heterotrain_planner.layout.problem import DeviceKind, Problem, invalid
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec

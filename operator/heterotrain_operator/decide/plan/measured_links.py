@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from heterotrain_core.layout.problem import Link
+from heterotrain_planner.layout.problem import Link
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.links import LEAST_LATENCY_S, MeasuredLink

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from heterotrain_core.contract.outcome import Cause
 from heterotrain_core.contract.plan import LayoutKind, Member, Plan, Rank
-from heterotrain_core.layout.pass_time import Gathering, gathered_bytes
-from heterotrain_core.layout.problem import Problem
+from heterotrain_planner.layout.pass_time import Gathering, gathered_bytes
+from heterotrain_planner.layout.problem import Problem
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool, PoolMemory
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
@@ -165,7 +165,7 @@ def _planned_bytes(
 def _stage_bytes(problem: Problem, plan: Plan, rank: Rank) -> int | None:
     """Return the planned bytes of a rank's stage: its state, and the activations of the micro-batches that it keeps.
 
-    As the planner counts them (``heterotrain_core.layout.costs``): the stage that is p-th from the end keeps p
+    As the planner counts them (``heterotrain_planner.layout.costs``): the stage that is p-th from the end keeps p
     micro-batches, and no more than the step has.
     """
     member = plan.members[rank.member]

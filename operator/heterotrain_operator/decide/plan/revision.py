@@ -11,7 +11,7 @@ import math
 from enum import StrEnum
 
 from heterotrain_core.contract.plan import BoundaryKind, Division, Plan
-from heterotrain_core.planning.shares import SharesDecision
+from heterotrain_planner.planning.shares import SharesDecision
 
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.arrangement import identity_of

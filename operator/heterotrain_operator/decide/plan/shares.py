@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Parallelism, Runtime
 from heterotrain_core.contract.plan import BoundaryKind, Division, Layout, Member, Plan
-from heterotrain_core.perf.exchange_sizes import MeasuredExchange
-from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
-from heterotrain_core.perf.model import ExchangeModel
-from heterotrain_core.perf.ranks import observations_of_member
-from heterotrain_core.planning.batch import BatchRequest, decide_batch
-from heterotrain_core.planning.fitting import MemberFits, fit_members
-from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
+from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
+from heterotrain_planner.perf.memory import MemoryPeak, micro_batch_cap
+from heterotrain_planner.perf.model import ExchangeModel
+from heterotrain_planner.perf.ranks import observations_of_member
+from heterotrain_planner.planning.batch import BatchRequest, decide_batch
+from heterotrain_planner.planning.fitting import MemberFits, fit_members
+from heterotrain_planner.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry

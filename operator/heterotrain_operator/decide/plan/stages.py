@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Parallelism
 from heterotrain_core.contract.plan import Plan
-from heterotrain_core.layout.problem import Problem
-from heterotrain_core.layout.result import Cover, Infeasible
-from heterotrain_core.layout.transition import Verdict, pays
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Cover, Infeasible
+from heterotrain_planner.layout.transition import Verdict, pays
 
 from heterotrain_operator.api.text import duration_text
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from heterotrain_core.perf.model import FitQuality, MemberModel
-from heterotrain_core.planning.evidence import settled
+from heterotrain_planner.perf.model import FitQuality, MemberModel
+from heterotrain_planner.planning.evidence import settled
 
 from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, PredictionStatus

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract.choices import Backend, Choice, Compression, Precision
 from heterotrain_core.contract.plan import Binding, BoundaryKind
 from heterotrain_core.scaling_rules import Scaling
+from heterotrain_planner.allocate.problem import Objective
 
 KINDS = [Backend, Binding, BoundaryKind, Compression, Objective, Precision, Scaling]
 

@@ -8,7 +8,7 @@ import pytest
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly, in_proportion
 from heterotrain_core.split.member import CurveTime, SplitMember, TableTime
-from heterotrain_core.split.straggler import find_stragglers
+from heterotrain_planner.split.straggler import find_stragglers
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from unit.core.oracles import a_problem, allowed_shares, member_step_s, step_s

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import CounterKey
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Sustained
 from heterotrain_operator.prom.errors import PromBadAnswer
 from heterotrain_operator.prom.history import FORGET_S, KEPT_FORMER, RATE_WINDOW_S, TelemetryHistory
@@ -15,6 +14,7 @@ from heterotrain_operator.prom.queries import everything_of, scrapes_of, series_
 from heterotrain_operator.prom.series_map import parse_everything
 from heterotrain_operator.prom.snapshot import Snapshot, counter_name
 from heterotrain_operator.prom.vector import Series, parse_answer, parse_vector
+from heterotrain_planner.perf.counters import CounterKey
 
 ME = MemberId("uid-a", 0)
 POOLS = {"uid-a": "a"}

@@ -7,9 +7,10 @@ import random
 
 import pytest
 from heterotrain.layouts.holdings import Extent, pieces_of
-from heterotrain_core.layout.exchange import owner_bytes
-from heterotrain_core.layout.problem import DeviceKind, Problem, UnitProfile, UnitSeconds
-from heterotrain_core.layout.result import Layout, LayoutKind, Shard, Stage
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.exchange import owner_bytes
+from heterotrain_planner.layout.problem import DeviceKind, Problem
+from heterotrain_planner.layout.result import Layout, LayoutKind, Shard, Stage
 from support.repeat import times
 
 UNITS, ELEMENTS = 6, 60

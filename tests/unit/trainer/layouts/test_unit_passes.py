@@ -17,8 +17,9 @@ from heterotrain.layouts.initial_weights import built
 from heterotrain.layouts.shards import Shards
 from heterotrain.layouts.units import units_of
 from heterotrain_core.contract.plan import Layout, LayoutKind
-from heterotrain_core.layout.pass_time import DeviceTimes, Gathering, collectives, gathered_bytes
-from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.pass_time import DeviceTimes, Gathering, collectives, gathered_bytes
+from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from support.repeat import times
 
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]

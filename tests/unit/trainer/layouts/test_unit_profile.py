@@ -14,7 +14,7 @@ from heterotrain.layouts.initial_weights import built, fill
 from heterotrain.layouts.unit_profile import profile, write
 from heterotrain.layouts.units import Units, units_of
 from heterotrain_cli.main import main
-from heterotrain_core.layout.problem import UnitProfile
+from heterotrain_core.units import UnitProfile
 from support.cli_runner import CliRunner
 
 CPU = torch.device("cpu")

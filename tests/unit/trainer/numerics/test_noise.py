@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 from heterotrain.numerics.noise import Measurement, Preconditioner
+from heterotrain.numerics.noise_scale import estimate
 from heterotrain.numerics.reducer import Reducer
-from heterotrain_core.noise_scale import estimate
 from support.repeat import times
 
 

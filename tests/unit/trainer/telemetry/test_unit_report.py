@@ -8,7 +8,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.telemetry.report import Report
 from heterotrain.telemetry.unit_report import report_units
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.layout.problem import UnitProfile
+from heterotrain_core.units import UnitProfile
 from support.unit_series import KIND, MEMORY_BYTES, series, unit
 
 IDENTITY = Identity(mode=Mode.OPERATED, job_uid="j", worker="w0", worker_uid="u0")

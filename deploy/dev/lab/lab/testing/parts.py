@@ -59,10 +59,11 @@ TRAINER = "tests/unit/trainer"
 # The longest first: the last one to start should be short.
 CHECKED = (
     Part(name="trainer", chunks=((TRAINER,), (f"{TRAINER}/checkpoints", f"{TRAINER}/telemetry", f"{TRAINER}/data"))),
-    Part(name="core", chunks=(("tests/unit/core",), ("tests/unit/core/allocate",))),
+    Part(name="planner", chunks=(("tests/unit/planner",), ("tests/unit/planner/allocate",))),
     Part(name="operator", chunks=(("tests/unit/operator", "tests/unit/skew"), ("tests/shell",))),
     Part(name="lint", command=(*MAKE, "lint")),
     Part(name="cli", chunks=(("tests/unit/cli",),)),
+    Part(name="core", chunks=(("tests/unit/core",),)),
     Part(name="docs", chunks=(("tests/unit/docs",),)),
     Part(name="lab", chunks=(("tests/unit/lab",),)),
     Part(name="simulator", chunks=(("tests/unit/simulator",),)),

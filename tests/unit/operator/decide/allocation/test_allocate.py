@@ -6,12 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from heterotrain_core.allocate import propose
 from heterotrain_core.contract.codec import decode_plan
 from heterotrain_core.contract.hiccups import Hiccups
 from heterotrain_core.contract.plan import Binding, CommunicationTime, Plan, Prediction
-from heterotrain_core.perf.exchange_sizes import ExchangeSeen
-from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.cluster_state.telemetry import ExchangeInForce, Telemetry
 from heterotrain_operator.decide.allocation.allocate import (
@@ -24,6 +21,9 @@ from heterotrain_operator.decide.allocation.allocate import (
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.decide.allocation.demand import throughput_of
 from heterotrain_operator.decide.grants.grant import ThroughputModel
+from heterotrain_planner.allocate import propose
+from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
+from heterotrain_planner.perf.expected_maximum import balanced_ceiling
 from support.fake_cluster import NOW_S, pool
 from support.multi_job_cluster import MultiJobCluster, even_time
 

@@ -12,10 +12,10 @@ from functools import cache
 from itertools import product
 
 import pytest
-from heterotrain_core.allocate.propose import propose
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.decide.allocation.allocate import problem_of
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
+from heterotrain_planner.allocate.propose import propose
 from support.fake_cluster import NOW_S, pool
 from support.multi_job_cluster import MultiJobCluster, even_time
 from support.repeat import times

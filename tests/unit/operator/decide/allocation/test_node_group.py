@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_core.allocate.problem import Pool
 from heterotrain_operator.cluster_state.parse import parse_node
 from heterotrain_operator.cluster_state.views import JobKey, NodeView
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey, node_groups
 from heterotrain_operator.decide.workers.capacity import Shape
+from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_planner.allocate.problem import Pool
 from support.fake_cluster import node_body
 
 

@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from heterotrain_core.allocate.distance import Distance
 from heterotrain_operator.decide.grants.grant import STATED_FOR_S, JobGrant, StatedDistance, reason_in, restated
+from heterotrain_planner.allocate.distance import Distance
 
 
 def statements(distances: Iterable[Distance], *, every_s: float) -> list[StatedDistance]:

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Plan
-from heterotrain_core.perf.exchange_sizes import MOST_SIZES, ExchangeSeen
-from heterotrain_core.planning.evidence import MemberEvidence
-from heterotrain_core.planning.fitting import fit_members
 from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.decide.grants.grant import ThroughputModel
 from heterotrain_operator.decide.grants.persisted import compute_time, exchange_of, persisted_grant, speed_of
 from heterotrain_operator.prom.history import Speed, TelemetryHistory
 from heterotrain_operator.prom.snapshot import Snapshot
+from heterotrain_planner.perf.exchange_sizes import MOST_SIZES, ExchangeSeen
+from heterotrain_planner.planning.evidence import MemberEvidence
+from heterotrain_planner.planning.fitting import fit_members
 from support.plans import plan_of
 
 SLOW = ComputeTime(per_sample_s=0.004, fixed_s=0.02, backward_per_sample_s=0.008, backward_fixed_s=0.01, update_s=0.01)

@@ -11,11 +11,12 @@ import pytest
 from heterotrain_core.contract.codec import decode_plan
 from heterotrain_core.contract.consistency import problems
 from heterotrain_core.contract.plan import LayoutKind, Plan
-from heterotrain_core.layout.problem import Problem, UnitProfile, UnitSeconds
-from heterotrain_core.perf.counters import CounterKey, Counters, observe
+from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.decide.plan.stages import PROFILE_WAIT_S
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.perf.counters import CounterKey, Counters, observe
 from support.fake_cluster import FakeCluster, pool
 from support.repeat import times
 

@@ -11,13 +11,14 @@ import pytest
 from heterotrain_core.contract.codec import decode_plan
 from heterotrain_core.contract.consistency import problems
 from heterotrain_core.contract.plan import LayoutKind, Member, Plan, Rank
-from heterotrain_core.layout.best import shards_of
-from heterotrain_core.layout.problem import Problem, UnitProfile, UnitSeconds
+from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.layout_problem import problem_of
 from heterotrain_operator.decide.plan.memory_limits import _shard_bytes
+from heterotrain_planner.layout.best import shards_of
+from heterotrain_planner.layout.problem import Problem
 from support.fake_cluster import FakeCluster, pool
 
 MIB = 2**20

@@ -15,8 +15,6 @@ from heterotrain_core.contract.plan import (
     Plan,
     Prediction,
 )
-from heterotrain_core.perf.model import ExchangeModel
-from heterotrain_core.planning.shares import SharesDecision
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, StepsInForce, Telemetry
 from heterotrain_operator.decide.plan.revision import (
     BoundaryDistance,
@@ -25,6 +23,8 @@ from heterotrain_operator.decide.plan.revision import (
     seconds_to_boundary,
     worth_writing,
 )
+from heterotrain_planner.perf.model import ExchangeModel
+from heterotrain_planner.planning.shares import SharesDecision
 from support.plans import plan_of
 
 COMPUTE = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.02, backward_fixed_s=0.0)

@@ -9,9 +9,9 @@ import pytest
 from heterotrain_core.contract.codec import decode_plan
 from heterotrain_core.contract.config import decode_config
 from heterotrain_core.contract.plan import LayoutKind, Plan
-from heterotrain_core.perf.counters import CounterKey, Counters, observe
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.decide.plan.arrangement import arrangement_of
+from heterotrain_planner.perf.counters import CounterKey, Counters, observe
 from support.fake_cluster import FakeCluster, pool
 
 SECONDS_PER_SAMPLE = {"job-w0": 0.01, "job-w1": 0.02}

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
-from heterotrain_core.perf.exchange_sizes import ExchangeSeen
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.decide.grants.grant import ThroughputModel
+from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
+from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
 from support.fake_cluster import FakeCluster, pool
 
 # Seconds per sample and fixed seconds of the workers of pools a, b and c: 4 : 2 : 1 or so.

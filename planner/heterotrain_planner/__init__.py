@@ -1,0 +1,1 @@
+"""Pure decisions of the operator and of forecasts: fits of speeds, goodput, layouts, allocation."""

@@ -1,0 +1,363 @@
+"""Members for a job: which devices form one, how they are cut, and the division of the global batch among them.
+
+Modes compare on the same footing: a device that holds the whole model is a pipeline of one stage, and sharded members
+join as further templates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
+from heterotrain_core.split.balance import Split, balance
+from heterotrain_core.split.member import SplitMember
+
+from heterotrain_planner.layout.alike import alike_members
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.costs import Ints
+from heterotrain_planner.layout.exchange import exchange_seconds, least_exchange, rough_exchange
+from heterotrain_planner.layout.level import FINE, ROUGH, Level, Menu, Search, menu_of
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Member, Template
+from heterotrain_planner.layout.step_bound import least_step
+from heterotrain_planner.layout.update import least_update, rough_update
+from heterotrain_planner.layout.worked_out import WorkedOut, work_out
+
+EVERY_KIND = frozenset(LayoutKind)
+NOTICED_EXCHANGE = 0.005
+"""Part of a step from which on the exchange decides about the number of stages: a device of a pipeline holds, and
+exchanges, only its own stage."""
+NOTICED_LOSS = 0.1
+"""Part of a member's time from which on a loss counts as its limit."""
+MOST_FINALISTS = 2
+"""Choices of templates that are worked out, the best by the formula."""
+NEAR = 1.005
+"""Step of such a choice over the shortest one by the formula, at most."""
+_MOST_SHOWN = 4
+"""Different layouts in a reason."""
+_MOST_SPLITS = 64
+"""Global batches, padded further and further, that are tried where sizes of micro-batches differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rough:
+    """A choice of templates before their layouts are worked out.
+
+    Attributes:
+        menu: the templates.
+        search: for members out of them.
+        least_s: no members take less before the exchange.
+        level: whole members.
+        step_s: by the formula, exchange included.
+    """
+
+    menu: Menu
+    search: Search
+    least_s: float
+    level: Level
+    step_s: float
+
+
+def cover(
+    book: Book,
+    *,
+    devices: Sequence[int] | None = None,
+    kinds: frozenset[LayoutKind] = EVERY_KIND,
+    further: Sequence[Template] = (),
+) -> Cover | Infeasible:
+    """Return the members with the shortest predicted step.
+
+    The templates are chosen by the formula ``fill + (n − 1) · slowest stage``, which the bound belongs to. Members are
+    then cut for their share, their schedules simulated, and the batch divided by the simulated times. Where the
+    exchange is noticed, covers with longer pipelines and equal members with one cut compete as well; the shortest
+    predicted step wins.
+
+    Args:
+        book: templates of the job.
+        devices: by kind, at most those of the book; ``None`` for all of them.
+        kinds: layouts that members may have.
+        further: templates that are not pipelines, such as sharded members.
+    """
+    counts = [kind.count for kind in book.problem.kinds]
+    left = counts if devices is None else [max(0, min(pair)) for pair in zip(devices, counts, strict=True)]
+    first = _rough(book, left, menu_of(book, further, kinds, 1))
+    if first is None:
+        return _too_few(book, left, kinds, further)
+    tried = {1: first}
+    exchange_s = first.step_s - first.level.level_s
+    least_exchange_s = least_exchange(book.problem)
+    if exchange_s > NOTICED_EXCHANGE * first.step_s and LayoutKind.PIPELINE in kinds:
+        # By factors of two first, then on either side of the best.
+        for numbers in ((2, 4, 8, 16, 32, 64), (-1, 1)):
+            best = min(tried, key=lambda stages: tried[stages].step_s)
+            for stages in numbers if numbers[0] > 0 else (best * 3 // 4, best * 3 // 2):
+                if stages not in tried and 1 < stages <= min(book.problem.most_stages, sum(left)):
+                    shortest_s = NEAR * min(each.step_s for each in tried.values()) - least_exchange_s
+                    menu = menu_of(book, further, kinds, stages)
+                    other = _rough(book, left, menu, first.least_s, shortest_s)
+                    tried |= {} if other is None else {stages: other}
+    wholes = sorted(tried.values(), key=lambda each: each.step_s)
+    near = [each for each in wholes[:MOST_FINALISTS] if each.step_s <= NEAR * wholes[0].step_s]
+    results = [_worked_out(book, left, each, first) for each in near]
+    for each in wholes[len(near) :]:  # where the best choices need too many groups of owners
+        if not all(isinstance(result, Infeasible) for result in results):
+            break
+        results.append(_worked_out(book, left, each, first))
+    covers = [each for each in results if isinstance(each, Cover)]
+    found = min(covers, key=lambda each: each.step_s) if covers else results[0]
+    if exchange_s > NOTICED_EXCHANGE * first.step_s or isinstance(found, Infeasible):
+        found = _alike(book, left, first, found)
+    return found if isinstance(found, Infeasible) else _bounded(book, left, first.menu, found)
+
+
+def _bounded(book: Book, left: Sequence[int], menu: Menu, found: Cover) -> Cover:
+    """Return a cover whose bound and gap are those of its shares with those of its whole step."""
+    shares_s = found.bound_s * (1 + found.share_gap_ratio)
+    least_update_s = least_update(
+        book.problem, left, most_devices=int(menu.need_JK.sum(axis=1).max()) if menu.need_JK.size else 1
+    )
+    known_s = shares_s + found.exchange_s + max(member.update_s for member in found.members)
+    bound_s = least_update_s + least_step(
+        menu, book.problem, left, known_s=known_s - least_update_s, share_s=found.bound_s
+    )
+    return replace(found, bound_s=bound_s, gap_ratio=known_s / bound_s - 1)
+
+
+def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | Infeasible) -> Cover | Infeasible:
+    """Return equal members with one cut where their step is shorter than that of known members."""
+    step_s = known.step_s if isinstance(known, Cover) else math.inf
+    found = alike_members(book, rough.menu, np.array(left, dtype=np.int64), step_s)
+    if found is None:
+        return known
+    if owner_groups([found.choice.layout.planned] * len(found.micro_batches)) > MOST_OWNER_GROUPS:
+        return known
+    amounts = {found.column: len(found.micro_batches)}
+    level = Level(level_s=found.level_s, bound_s=min(found.level_s, rough.level.bound_s), amounts=amounts)
+    taken = [(found.choice, count) for count in found.micro_batches]
+    return _result(book, left, level, taken, found.padding_samples)
+
+
+def _rough(
+    book: Book, left: Sequence[int], menu: Menu, guess_s: float = 0.0, shortest_s: float = math.inf
+) -> _Rough | None:
+    """Return the whole members with the shortest step by the formula; ``None`` where none is shorter than another's.
+
+    Args:
+        book: the templates.
+        left: devices by kind.
+        menu: templates that members may have.
+        guess_s: about the step of members in parts.
+        shortest_s: time before the exchange that members have to stay below.
+    """
+    search = Search(menu, np.array(left, dtype=np.int64), book.problem.least_members)
+    least_s = search.relaxed_s(guess_s)
+    if least_s is None or least_s >= shortest_s or not search.reaches(shortest_s, ROUGH):
+        return None
+    level = search.whole(least_s, ROUGH)
+    if level is None:
+        return None
+    step_s = level.level_s + _about_s(book.problem, menu, level.amounts)
+    return _Rough(menu=menu, search=search, least_s=least_s, level=level, step_s=step_s)
+
+
+def _about_s(problem: Problem, menu: Menu, amounts: Mapping[int, int]) -> float:
+    """Return about the seconds of the exchange between members of these templates, and of the update."""
+    members = Counter[tuple[int, ...]]()
+    for column, number in amounts.items():
+        members[tuple(menu.need_JK[column].tolist())] += number
+    return rough_exchange(problem, members) + rough_update(problem, members)
+
+
+def _worked_out(book: Book, left: Sequence[int], rough: _Rough, first: _Rough) -> Cover | Infeasible:
+    """Return the cover with cuts, simulated schedules and shares; ``first`` has the bound of all templates."""
+    level = rough.level
+    fine = rough.search.whole(rough.least_s, FINE, level)
+    # A lower level may be one of more members, whose exchange outweighs it.
+    if fine is not None and fine.level_s + _about_s(book.problem, rough.menu, fine.amounts) <= rough.step_s:
+        level = fine
+    if rough is not first:
+        level = replace(level, bound_s=min(level.bound_s, first.level.bound_s))
+    amounts = level.amounts
+    row_J = rough.menu.samples(level.level_s)[1]
+    count_BJ = rough.menu.micro_batches(level.level_s)
+    choices = {
+        column: work_out(book, rough.menu, int(row_J[column]), column, int(count_BJ[row_J[column], column]))
+        for column in amounts
+    }
+    divided = divide(book.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
+    if isinstance(divided, Infeasible):
+        return divided
+    kept, micro_batches, padding = divided
+    choices = _exchanging_less(book.problem, choices, kept, micro_batches)
+    groups = owner_groups([choices[column].layout.planned for column in kept])
+    if groups > MOST_OWNER_GROUPS:
+        return Infeasible(
+            reason=f"the members that fit hold the model in parts with {groups} different groups of owners, and at "
+            f"most {MOST_OWNER_GROUPS} can exchange gradients: allow other layouts, or use fewer devices"
+        )
+    taken = [(choices[column], count) for column, count in zip(kept, micro_batches, strict=True)]
+    return _result(book, left, level, taken, padding)
+
+
+def _exchanging_less(
+    problem: Problem, choices: Mapping[int, WorkedOut], columns: Sequence[int], micro_batches: Sequence[int]
+) -> dict[int, WorkedOut]:
+    """Return the templates with other cuts where these save more of the exchange than they cost of a share."""
+
+    def parts_s(of: Mapping[int, WorkedOut]) -> tuple[float, float]:
+        shares = {
+            (column, count): of[column].seconds(count) for column, count in zip(columns, micro_batches, strict=True)
+        }
+        return max(shares.values()), exchange_seconds(problem, [of[column].layout for column in columns])
+
+    best = dict(choices)
+    share_s, exchange_s = parts_s(best)
+    if exchange_s <= NOTICED_EXCHANGE * (share_s + exchange_s):
+        return best
+    for column, choice in choices.items():
+        for layout in choice.others:
+            tried = {**best, column: choice.with_layout(problem, layout)}
+            if sum(parts := parts_s(tried)) < share_s + exchange_s:
+                best, (share_s, exchange_s) = tried, parts
+    return best
+
+
+def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template]) -> Infeasible:
+    """Return why these devices form too few members."""
+    menu = menu_of(book, further, kinds, 1)
+    members, used_K = Search(menu, np.array(left, dtype=np.int64), 0).most_members()
+    problem = book.problem
+    if members:
+        return Infeasible(
+            reason=f"these devices form {members} {'member' if members == 1 else 'members'} and least_members is "
+            f"{problem.least_members}; {_lacking(problem, menu, np.array(left) - used_K)}: add devices, or accept "
+            "fewer members"
+        )
+    counted = tuple(replace(kind, count=count) for kind, count in zip(problem.kinds, left, strict=True))
+    if not (np.isfinite(book.fill_BU).any(axis=0) & (book.family.counts_UK <= np.array(left)).all(axis=1)).any():
+        fewer = book_of(replace(problem, kinds=counted))
+        if isinstance(fewer, Infeasible):
+            return fewer
+    names = " or ".join(sorted(kind.value.lower() for kind in kinds))
+    return Infeasible(reason=f"the model fits on these devices, but no {names} layout does: allow other layouts")
+
+
+def _lacking(problem: Problem, menu: Menu, unused_K: Ints) -> str:
+    """Return which devices a further member lacks, the fewest, in a clause."""
+    possible = np.flatnonzero(np.isfinite(menu.first_BJ).any(axis=0))
+    lacking_JK = np.maximum(0, menu.need_JK[possible] - unused_K)
+    if not len(possible) or not (fewest := int(lacking_JK.sum(axis=1).min())):
+        return "a further member lacks samples of the batch"
+    least_K = lacking_JK[int(np.argmax(lacking_JK.sum(axis=1) == fewest))].tolist()
+    names = [f"{number} {kind.name}" for number, kind in zip(least_K, problem.kinds, strict=True) if number]
+    return f"a further member lacks {' and '.join(names)}"
+
+
+def divide(
+    problem: Problem, choices: Mapping[int, WorkedOut], columns: Sequence[int]
+) -> tuple[list[int], list[int], int] | Infeasible:
+    """Return the columns of the members that take part, their micro-batches, and the samples of weight zero.
+
+    The shares of the split are whole micro-batches. Where the batch is not a multiple of them, it is padded.
+    """
+    kept = sorted(columns, key=lambda column: (choices[column].curve.per_sample_s, column))
+    members = [
+        SplitMember(
+            compute=choices[column].curve,
+            floor_samples=choices[column].micro_batch_samples,
+            granularity_samples=choices[column].micro_batch_samples,
+        )
+        for column in kept
+    ]
+    sizes = [member.granularity_samples for member in members]
+    unit = math.gcd(*sizes)
+    first = -(-problem.batch_samples // unit)
+    for total in range(
+        first * unit, problem.batch_samples + max(sizes), unit * max(1, max(sizes) // unit // _MOST_SPLITS)
+    ):
+        split = balance(total, members)
+        if isinstance(split, Split):
+            micro_batches = [share // size for share, size in zip(split.shares, sizes, strict=True)]
+            return kept, micro_batches, total - problem.batch_samples
+    least = sum(member.floor_samples for member in members)
+    return Infeasible(
+        reason=f"the global batch of {problem.batch_samples} is too small for {len(kept)} members, which need {least} "
+        "samples: take smaller micro-batches, fewer stages, or a larger batch"
+    )
+
+
+def _result(
+    book: Book, left: Sequence[int], found: Level, taken: Sequence[tuple[WorkedOut, int]], padding: int
+) -> Cover:
+    """Return the cover of members with these templates and numbers of micro-batches, with the bound of its shares."""
+    problem = book.problem
+    padded = max(range(len(taken)), key=lambda i: (taken[i][0].micro_batch_samples, taken[i][1]))
+    seconds = {(id(choice), count): choice.seconds(count) for choice, count in taken}
+    members = tuple(
+        Member(
+            layout=choice.layout,
+            share_samples=count * choice.micro_batch_samples - (padding if index == padded else 0),
+            micro_batch_samples=choice.micro_batch_samples,
+            micro_batches=count,
+            compute_s=seconds[id(choice), count],
+            update_s=choice.update_s,
+            limit=_limit(choice, count, seconds[id(choice), count]),
+        )
+        for index, (choice, count) in enumerate(taken)
+    )
+    exchange_s = exchange_seconds(problem, [member.layout for member in members])
+    step_s = max(member.compute_s for member in members) + exchange_s
+    used = sum((Counter(member.layout.devices) for member in members), Counter[str]())
+    unused = {kind.name: count - used[kind.name] for kind, count in zip(problem.kinds, left, strict=True)}
+    rate = problem.batch_samples / step_s
+    return Cover(
+        members=members,
+        unused={name: count for name, count in unused.items() if count},
+        step_s=step_s,
+        exchange_s=exchange_s,
+        bound_s=found.bound_s,
+        gap_ratio=found.level_s / found.bound_s - 1,
+        share_gap_ratio=found.level_s / found.bound_s - 1,
+        cut_gap_ratio=max(choice.gap_ratio for choice, _ in taken),
+        samples_per_s=rate,
+        flow_ratio=rate / book.flow_per_s(left),
+        reason=_sentence(members, step_s),
+    )
+
+
+def _limit(choice: WorkedOut, micro_batches: int, seconds: float) -> Limit:
+    """Return what costs a member most of its time, apart from the computing of its slowest stage."""
+    if not choice.layout.stages:
+        return Limit.COMPUTE
+    slowest = max(choice.layout.stages, key=lambda stage: stage.busy_s)
+    losses = {
+        Limit.LINK: micro_batches * (slowest.input_s + slowest.gradient_s),
+        Limit.FILL: seconds - choice.update_s - micro_batches * slowest.busy_s,
+        Limit.MEMORY: micro_batches * (slowest.busy_s - choice.roomy_slowest_s),
+    }
+    worst = max(losses, key=lambda each: losses[each])
+    return worst if losses[worst] >= NOTICED_LOSS * seconds else Limit.COMPUTE
+
+
+def _sentence(members: Sequence[Member], step_s: float) -> str:
+    shapes = Counter(drawing(member.layout) for member in members)
+    limits = Counter(member.limit for member in members)
+    shown = [f"{count} × {shape}" if count > 1 else shape for shape, count in shapes.most_common(_MOST_SHOWN)]
+    more = [f"{len(shapes) - _MOST_SHOWN} other layouts"] if len(shapes) > _MOST_SHOWN else []
+    by_limit = ", ".join(f"{limit.value.lower()} {limits[limit]}" for limit in Limit if limits[limit])
+    number = "1 member" if len(members) == 1 else f"{len(members)} members"
+    samples = sum(member.share_samples for member in members)
+    takes = "takes" if len(members) == 1 else "take"
+    return f"{number} {takes} {samples} samples in {step_s:.4g} s: {', '.join([*shown, *more])}; limited by {by_limit}"
+
+
+def drawing(layout: Layout) -> str:
+    """Return a layout for people, such as ``[a100: units 0-17 | t4: 18-23]``."""
+    if layout.shards:
+        return "[" + " + ".join(f"{shard.kind}: {shard.state_ratio:.0%}" for shard in layout.shards) + "]"
+    places = [f"{stage.kind}: {stage.first_unit}-{stage.last_unit}" for stage in layout.stages]
+    return "[" + " | ".join(places).replace(": ", ": units ", 1) + "]"

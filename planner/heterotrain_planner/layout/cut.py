@@ -1,0 +1,188 @@
+"""The best pipeline on given devices for a given number of micro-batches: order of kinds, and cuts.
+
+    minimise  Σ busy + (n − 1) · max busy       over all orders and cuts that fit in memory
+
+``reach`` minimises either term. With a limit on the other one, it gives the least sum S(τ) of pipelines whose stages
+take at most τ, and S falls with τ. So no pipeline with a slowest stage between two levels τ_1 < τ_2 takes less than
+``S(τ_2) + (n − 1) τ_1``. Intervals of τ are halved until this bound leaves nothing to gain.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from heterotrain_planner.layout.costs import Costs
+from heterotrain_planner.layout.family import Family, parts_of
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.reach import Least, reach, trace
+from heterotrain_planner.layout.result import Layout, LayoutKind, Stage
+
+CLOSE = 5e-4
+"""Gap at which the search for a better pipeline ends."""
+_ROUNDING = 1e-9
+MOST_WORK = 20_000_000
+"""Steps of all passes for one cut, about: a tenth of a second. Four passes are made however long each one takes."""
+
+NEAR = 1.1
+"""Share of a finalist over the shortest one by the formula, at most."""
+MOST_FINALISTS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A pipeline on the devices of one member.
+
+    Attributes:
+        stages: (index of the kind, first edge, end edge), in the order of computation.
+        fill_s: seconds of all stages together.
+        slowest_s: seconds of the slowest stage.
+        gap_ratio: how much shorter a share could at most be with another cut of the same devices.
+    """
+
+    stages: tuple[tuple[int, int, int], ...]
+    fill_s: float
+    slowest_s: float
+    gap_ratio: float
+
+    def share_s(self, micro_batches: int) -> float:
+        """Return the seconds of a share by the formula."""
+        return self.fill_s + (micro_batches - 1) * self.slowest_s
+
+
+def cut(costs: Costs, devices: Sequence[int], micro_batches: int, *, tolerance: float = CLOSE) -> Cut | None:
+    """Return the pipeline with the shortest share on exactly these devices, ``None`` when none fits in memory."""
+    found = finalists(costs, devices, micro_batches, tolerance=tolerance)
+    return found[0] if found else None
+
+
+def finalists(costs: Costs, devices: Sequence[int], micro_batches: int, *, tolerance: float = CLOSE) -> tuple[Cut, ...]:
+    """Return good pipelines on exactly these devices, the one with the shortest share by the formula first.
+
+    Args:
+        costs: of one size of micro-batch.
+        devices: by kind.
+        micro_batches: of the share, at least 1.
+        tolerance: gap at which the search ends, unless the effort is spent before.
+    """
+    family = parts_of(devices)
+    classes, edges = costs.receive_CE.shape
+    steps = int((family.counts_UK > 0).sum()) * classes * classes * edges * edges // 2
+    more = micro_batches - 1
+
+    def best_within(level_s: float, least: Least) -> Cut | None:
+        found = reach(costs, family, least=least, level_s=level_s, keep=True)
+        if not math.isfinite(found.slowest_U[-1]):
+            return None
+        stages = tuple(trace(costs, family, found, least=least, level_s=level_s))
+        fill_s, slowest_s = float(found.fill_U[-1]), float(found.slowest_U[-1])
+        return Cut(stages=stages, fill_s=fill_s, slowest_s=slowest_s, gap_ratio=0.0)
+
+    shortest = best_within(math.inf, Least.SLOWEST)
+    if shortest is None:
+        return ()
+    low_s = shortest.slowest_s
+    level = best_within(low_s, Least.FILL)
+    assert level is not None, "one of them is known"  # noqa: S101  # the pipeline of the pass before
+    seen = [shortest, level]
+    best = min(seen, key=lambda each: each.share_s(micro_batches))
+    # Open intervals (bound, low, high, least sum up to high): nothing inside is shorter than the bound.
+    open_: list[tuple[float, float, float, float]] = []
+
+    closed_s = math.inf
+
+    def push(low: float, high: float, sum_s: float) -> None:
+        nonlocal closed_s
+        bound = sum_s + more * low
+        if bound >= best.share_s(micro_batches) * (1 - tolerance):
+            closed_s = min(closed_s, bound)
+        elif high > low * (1 + _ROUNDING):
+            heapq.heappush(open_, (bound, low, high, sum_s))
+
+    # Each unit takes at least as long as on the fastest of the kinds.
+    used = [kind for kind, count in enumerate(devices) if count]
+    least_s = float(np.min([np.diff(costs.compute_E(kind)) for kind in used], axis=0).sum())
+    whole_s = float(max(costs.compute_E(kind)[-1] for kind in used)) + 2 * float(costs.receive_CE.max())
+    push(low_s, whole_s, least_s)
+    for trial in range(max(2, min(32, MOST_WORK // max(1, steps)))):
+        if not open_:
+            break
+        _, low, high, sum_s = heapq.heappop(open_)
+        if more:  # beyond this level, even the least sum is too long
+            high = max(
+                low, min(high, (best.share_s(micro_batches) - sum_s) / more)
+            )  # ``best`` may beat the whole range
+        middle = high if trial == 0 else (low + high) / 2
+        found = best_within(middle, Least.FILL)
+        assert found is not None, "the level is above the least one"  # noqa: S101  # which has a pipeline
+        seen.append(found)
+        best = min((best, found), key=lambda each: each.share_s(micro_batches))
+        push(low, min(middle, found.slowest_s), found.fill_s)
+        push(middle, high, sum_s)
+    own_s = best.share_s(micro_batches)
+    gap = max(0.0, 1 - min([closed_s, *(bound for bound, *_ in open_)]) / own_s)
+    different = {each.stages: each for each in seen if each.share_s(micro_batches) <= own_s * NEAR}
+    ranked = sorted(different.values(), key=lambda each: each.share_s(micro_batches))
+    return tuple(replace(each, gap_ratio=gap) for each in ranked[:MOST_FINALISTS])
+
+
+def slowest_with_room(costs: Costs, devices: Sequence[int]) -> float:
+    """Return the seconds of the slowest stage of the best pipeline if memory were no limit."""
+    family = parts_of(devices)
+    found = reach(replace(costs, memory_K=np.full_like(costs.memory_K, np.inf)), family)
+    return float(found.slowest_U[-1])
+
+
+def layout_of(problem: Problem, costs: Costs, stages: Sequence[tuple[int, int, int]]) -> Layout:
+    """Return the stages of a cut with their seconds and bytes."""
+    kinds = [kind for kind, _, _ in stages]
+    last = len(stages) - 1
+    found = []
+    for index, (kind, edge, end) in enumerate(stages):
+        before = costs.class_KK[kinds[index - 1], kind] if index else 0
+        behind = costs.class_KK[kind, kinds[index + 1]] if index < last else 0
+        kept = costs.kept(last - index + 1)
+        state = costs.state_E[end] - costs.state_E[edge]
+        found.append(
+            Stage(
+                kind=problem.kinds[kind].name,
+                first_unit=int(costs.unit_E[edge]),
+                last_unit=int(costs.unit_E[end]) - 1,
+                forward_s=float(costs.forward_KE[kind, end] - costs.forward_KE[kind, edge]),
+                backward_s=float(costs.backward_KE[kind, end] - costs.backward_KE[kind, edge]),
+                input_s=float(costs.receive_CE[before, edge]),
+                gradient_s=float(costs.receive_CE[behind, end]),
+                memory_bytes=math.ceil(state + kept * (costs.activation_E[end] - costs.activation_E[edge])),
+            )
+        )
+    return Layout(kind=LayoutKind.PIPELINE if last else LayoutKind.REPLICATED, stages=tuple(found))
+
+
+def memory_reach(costs: Costs, family: Family) -> list[int]:
+    """Return for each multiset the most groups of units, counted from the end, that its devices can hold.
+
+    Holding fewer units never takes more memory. So the front stage of the best arrangement may start where the best
+    one of the others ends, and one number for each multiset is enough.
+    """
+    last = len(costs.unit_E) - 1
+    # ``starts[kind, position][edge]``: the first edge from which one stage reaches ``edge``.
+    starts: dict[tuple[int, int], list[int]] = {}
+    reached: list[int] = []
+    for index, row in enumerate(family.counts_UK.tolist()):
+        position = sum(row)
+        best = 0
+        for kind, count in enumerate(row):
+            if not count:
+                continue
+            if (kind, position) not in starts:
+                ends = costs.ends(kind, position)
+                starts[kind, position] = [int((ends < edge).sum()) for edge in range(last + 1)]
+            before = int(family.before_UK[index, kind])
+            edge = last - (reached[before] if before >= 0 else 0)
+            best = max(best, last - min(edge, starts[kind, position][edge]))
+        reached.append(best)
+    return reached

@@ -1,0 +1,132 @@
+"""Seconds of the exchange of gradients between members, as the trainer makes it: each piece among its own owners.
+
+A *piece* is a part of the model that the same devices hold, one of each member. Its owners add up its gradient in a
+ring of their own, in the order of the members: ``2 (m − 1)`` rounds, in each of which every owner sends an m-th of the
+piece to the next one. A round takes as long as its slowest link. Pieces with different owners travel at the same time,
+so the exchange ends when the busiest device has finished. A device that has a part in several rings pays their sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from heterotrain_planner.layout.problem import Link, Problem
+from heterotrain_planner.layout.result import Layout
+
+_TYPICAL_BYTES = 1e9
+"""Message by which links are compared while the real sizes are not known."""
+_ROUNDING = 1e-9
+"""Parts of the state whose edges differ by less begin at the same element."""
+
+
+class Part(NamedTuple):
+    """What one device holds: units ``[first, end)``, and of each the part from ``start`` to ``stop``."""
+
+    kind: str
+    first: int
+    end: int
+    start: float
+    stop: float
+
+
+def parts_of(layout: Layout, units: int) -> tuple[Part, ...]:
+    """Return what each device of a member holds, by its place."""
+    if not layout.shards:
+        return tuple(Part(stage.kind, stage.first_unit, stage.last_unit + 1, 0.0, 1.0) for stage in layout.stages)
+    edges = [0.0, *itertools.accumulate(shard.state_ratio for shard in layout.shards)]
+    edges[-1] = 1.0
+    return tuple(
+        Part(shard.kind, 0, units, start, stop)
+        for shard, (start, stop) in zip(layout.shards, itertools.pairwise(edges), strict=True)
+    )
+
+
+def owner_bytes(problem: Problem, layouts: Sequence[Layout]) -> dict[tuple[int, ...], float]:
+    """Return the gradient bytes of each set of owners, as the place of the owner in every member, by member."""
+    units = len(problem.units)
+    parts = {layout: parts_of(layout, units) for layout in set(layouts)}
+    cuts = sorted({edge for found in parts.values() for part in found for edge in (part.first, part.end)})
+    divisions = _distinct(edge for found in parts.values() for part in found for edge in (part.start, part.stop))
+    sizes = [0.0, *itertools.accumulate(float(unit.parameter_bytes) for unit in problem.units)]
+    held: dict[tuple[int, ...], float] = defaultdict(float)
+    for first, end in itertools.pairwise(cuts):
+        for start, stop in itertools.pairwise(divisions):
+            middle = (start + stop) / 2
+            place = {layout: _owner(found, first, middle) for layout, found in parts.items()}
+            held[tuple(place[layout] for layout in layouts)] += (sizes[end] - sizes[first]) * (stop - start)
+    return dict(held)
+
+
+def exchange_seconds(problem: Problem, layouts: Sequence[Layout]) -> float:
+    """Return the seconds of the exchange between members in this order, none of it hidden."""
+    members = len(layouts)
+    if members <= 1:
+        return 0.0
+    kinds = [[part.kind for part in parts_of(layout, len(problem.units))] for layout in layouts]
+    busy_s: dict[tuple[int, int], float] = defaultdict(float)
+    for owners, size in owner_bytes(problem, layouts).items():
+        names = [own[place] for own, place in zip(kinds, owners, strict=True)]
+        pairs = set(zip(names, [*names[1:], names[0]], strict=True))
+        ring_s = ring_seconds([problem.link(*pair) for pair in pairs], members, size)
+        for device in enumerate(owners):
+            busy_s[device] += ring_s
+    return max(busy_s.values())
+
+
+def ring_seconds(links: Iterable[Link], members: int, size_bytes: float) -> float:
+    """Return the seconds in which a ring of owners over these links adds up a piece of so many bytes."""
+    return 2 * (members - 1) * max(link.seconds(size_bytes / members) for link in links) if size_bytes else 0.0
+
+
+def least_exchange(problem: Problem) -> float:
+    """Return seconds that no exchange falls below: that of the least members on the most devices each."""
+    devices = sum(kind.count for kind in problem.kinds) if problem.may_shard else 0
+    held = sum(unit.parameter_bytes for unit in problem.units) / max(problem.most_stages, devices)
+    links = (problem.default_link, *problem.links.values())
+    fastest = Link(bytes_per_s=max(link.bytes_per_s for link in links), latency_s=min(link.latency_s for link in links))
+    return ring_seconds([fastest], problem.least_members, held)
+
+
+def rough_exchange(problem: Problem, members: Mapping[tuple[int, ...], int]) -> float:
+    """Return about the seconds of the exchange between members whose devices hold equal parts of the model.
+
+    Args:
+        problem: sound.
+        members: their number, by the devices of each kind.
+    """
+    number = sum(members.values())
+    if number <= 1:
+        return 0.0
+    used = [0] * len(problem.kinds)
+    for devices, each in members.items():
+        used = [count + each * own for count, own in zip(used, devices, strict=True)]
+    held = sum(unit.parameter_bytes for unit in problem.units) / min(sum(devices) for devices in members)
+    return ring_seconds([slowest_link(problem, used)], number, held)
+
+
+def slowest_link(problem: Problem, devices: Sequence[int]) -> Link:
+    """Return the slowest link between two of these devices, at least two by kind."""
+    names = [kind.name for kind, count in zip(problem.kinds, devices, strict=True) for _ in range(min(2, count))]
+    links = (problem.link(*pair) for pair in itertools.combinations(names, 2))
+    return max(links, key=lambda link: link.seconds(_TYPICAL_BYTES))
+
+
+def _owner(parts: Sequence[Part], unit: int, place: float) -> int:
+    return next(
+        index
+        for index, part in enumerate(parts)
+        if part.first <= unit < part.end and part.start - _ROUNDING <= place <= part.stop + _ROUNDING
+    )
+
+
+def _distinct(edges: Iterable[float]) -> list[float]:
+    """Return growing edges without those that differ by rounding only; the first is 0 and the last is 1."""
+    found = [0.0]
+    for edge in sorted(edges):
+        if edge > found[-1] + _ROUNDING:
+            found.append(edge)
+    found[-1] = 1.0
+    return found

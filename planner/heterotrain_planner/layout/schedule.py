@@ -1,0 +1,154 @@
+"""The time of a share in a pipeline, by simulating its schedule pass by pass.
+
+1F1B: the stage that is p-th from the end starts with p forward passes, then does one backward and one forward pass in
+turn, so it keeps p micro-batches, or all of a share that has fewer. The formula ``fill + (n − 1) · slowest stage`` is
+close for balanced stages only: a slow stage in front hides stages behind it, and limits of kept micro-batches can hold
+up unbalanced ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from heterotrain_planner.layout.costs import Floats
+from heterotrain_planner.layout.result import Stage
+
+MOST_SIMULATED = 256
+"""Micro-batches that are simulated one by one. Beyond them, the time grows as it did over the second half."""
+_ROUNDING = 1e-12
+"""Relative difference of times that counts as rounding."""
+
+
+class Passes(NamedTuple):
+    """Seconds of one micro-batch in one stage, transfers to the stage included."""
+
+    forward_s: float
+    backward_s: float
+
+
+def passes(stages: Sequence[Stage]) -> tuple[Passes, ...]:
+    """Return the seconds of both passes in each stage: a stage waits for its bytes, then computes."""
+    return tuple(Passes(stage.input_s + stage.forward_s, stage.gradient_s + stage.backward_s) for stage in stages)
+
+
+def share_seconds(stages: Sequence[Passes], micro_batches: int) -> float:
+    """Return the seconds of a share of at least one micro-batch, from the first pass to the last.
+
+    Exact up to ``MOST_SIMULATED`` micro-batches.
+    """
+    if len(stages) == 1:  # nothing to wait for
+        return micro_batches * (stages[0].forward_s + stages[0].backward_s)
+    if micro_batches <= MOST_SIMULATED:
+        return _simulate(stages, micro_batches)
+    half = MOST_SIMULATED // 2
+    end_s = _simulate(stages, MOST_SIMULATED)
+    period_s = (end_s - _simulate(stages, half)) / (MOST_SIMULATED - half)
+    return end_s + (micro_batches - MOST_SIMULATED) * period_s
+
+
+class TimedPass(NamedTuple):
+    """One pass of a micro-batch through a stage."""
+
+    stage: int
+    forward: bool
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+def timeline(stages: Sequence[Passes], micro_batches: int) -> list[TimedPass]:
+    """Return every pass of a share in the order of its start; for pictures, because ``share_seconds`` is faster."""
+    size = len(stages)
+    ends: dict[tuple[int, bool, int], float] = {}
+    found: list[TimedPass] = []
+    free_s = [0.0] * size
+    orders = [_order(size - stage, size, micro_batches) for stage in range(size)]
+    waiting = list(range(size))
+    while waiting:
+        for stage in waiting:
+            while orders[stage]:
+                forward, index = orders[stage][0]
+                source = stage - 1 if forward else stage + 1
+                ready_s = 0.0 if source in (-1, size) else ends.get((source, forward, index))
+                if ready_s is None:
+                    break
+                orders[stage].pop(0)
+                start_s = max(free_s[stage], ready_s)
+                seconds = stages[stage].forward_s if forward else stages[stage].backward_s
+                free_s[stage] = ends[stage, forward, index] = start_s + seconds
+                found.append(TimedPass(stage, forward, index, start_s, start_s + seconds))
+        waiting = [stage for stage in waiting if orders[stage]]
+    return sorted(found, key=lambda each: (each.start_s, each.stage))
+
+
+def _order(position: int, stages: int, micro_batches: int) -> list[tuple[bool, int]]:
+    """Return the passes (forward, micro-batch) of the stage that is ``position``-th from the end, in their order."""
+    ahead = micro_batches if micro_batches < stages else position
+    order = [(True, index) for index in range(ahead)]
+    for index in range(micro_batches - ahead):
+        order += [(False, index), (True, index + ahead)]
+    return order + [(False, index) for index in range(micro_batches - ahead, micro_batches)]
+
+
+def _simulate(stages: Sequence[Passes], micro_batches: int) -> float:
+    """Return the end of the last pass.
+
+    Round i runs the backward passes of micro-batch i, from the last stage to the first, then each stage's next forward
+    pass. All of it follows from the ends of the forward passes of the round before. So once every stage ends a round
+    later than the one before by the same time, it does so until the first stage has no forward pass left.
+    """
+    size = len(stages)
+    if micro_batches < size:
+        return _all_forward_first(stages, micro_batches)
+    forward_S, backward_S = (np.array(seconds) for seconds in zip(*stages, strict=True))
+    upward_S = np.cumsum(backward_S[::-1])  # from the last stage
+    ended_S = _fill(stages)
+    skipped_s, index = 0.0, 0
+    while index < micro_batches:
+        # B_s = b_s + max(F_s, B_{s+1}): the largest of F_t + b_t + … + b_s over the stages t from s on.
+        from_last_S = np.maximum.accumulate(ended_S[::-1] - upward_S + backward_S[::-1]) + upward_S
+        turned_S = from_last_S[::-1]
+        then_S = turned_S.copy()
+        # The forward pass of the stage in front ended one round earlier; the first stage has none in front.
+        finished = max(0, index + size - micro_batches + 1)  # stages in front that have run all forward passes
+        arrived_S = np.concatenate([[0.0], ended_S[:-1]])
+        then_S[finished:] = (np.maximum(turned_S, arrived_S) + forward_S)[finished:]
+        step_S = then_S - ended_S
+        left = micro_batches - size - 1 - index
+        if left > 0 and float(np.ptp(step_S)) <= _ROUNDING * float(step_S[0]):
+            skipped_s += left * float(step_S[0])
+            index += left
+        ended_S, index = then_S, index + 1
+    return float(ended_S.max()) + skipped_s
+
+
+def _fill(stages: Sequence[Passes]) -> Floats:
+    """Return when each stage has run the forward passes that precede its first backward pass."""
+    ends = [0.0] * len(stages)  # of the stage in front, by micro-batch
+    last = []
+    for position, stage in zip(range(len(stages), 0, -1), stages, strict=True):
+        end_s = 0.0
+        for index in range(position):
+            end_s = ends[index] = max(end_s, ends[index]) + stage.forward_s
+        last.append(end_s)
+    return np.array(last)
+
+
+def _all_forward_first(stages: Sequence[Passes], micro_batches: int) -> float:
+    """Return the end of the last pass where each stage runs all forward passes, then all backward passes."""
+    ends = [0.0] * micro_batches
+    free = []
+    for stage in stages:
+        end_s = 0.0
+        for index in range(micro_batches):
+            end_s = ends[index] = max(end_s, ends[index]) + stage.forward_s
+        free.append(end_s)
+    ends = [0.0] * micro_batches
+    for stage, free_s in zip(reversed(stages), reversed(free), strict=True):
+        end_s = free_s
+        for index in range(micro_batches):
+            end_s = ends[index] = max(end_s, ends[index]) + stage.backward_s
+    return ends[-1]

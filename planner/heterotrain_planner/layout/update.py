@@ -1,0 +1,53 @@
+"""Seconds in which a member's optimizer updates the parameters that its devices hold, once a step.
+
+Every device updates its own part when the gradients are there, so the largest time counts. It is in proportion to the
+bytes: an optimizer reads and writes each element a few times and computes little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from heterotrain_planner.layout.exchange import parts_of
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Layout
+
+
+def update_seconds(problem: Problem, layout: Layout) -> float:
+    """Return the seconds of the update on the device of a member that takes longest."""
+    rates = {kind.name: kind.update_s_per_byte for kind in problem.kinds}
+    return max(
+        rates[part.kind]
+        * (part.stop - part.start)
+        * sum(unit.parameter_bytes for unit in problem.units[part.first : part.end])
+        for part in parts_of(layout, len(problem.units))
+    )
+
+
+def least_update(problem: Problem, devices: Sequence[int], *, most_devices: int) -> float:
+    """Return seconds that no member's update falls below: that of equal parts on the fastest devices.
+
+    Args:
+        problem: sound.
+        devices: by kind, that members may use.
+        most_devices: of one member.
+    """
+    rates = [kind.update_s_per_byte for kind, count in zip(problem.kinds, devices, strict=True) if count]
+    held = sum(unit.parameter_bytes for unit in problem.units) / max(1, most_devices)
+    return min(rates, default=0.0) * held
+
+
+def rough_update(problem: Problem, members: Iterable[Sequence[int]]) -> float:
+    """Return about the longest seconds of the update, where the devices of a member hold equal parts of the model.
+
+    Args:
+        problem: sound.
+        members: devices of each member by kind.
+    """
+    whole = sum(unit.parameter_bytes for unit in problem.units)
+
+    def seconds(devices: Sequence[int]) -> float:
+        used = zip(problem.kinds, devices, strict=True)
+        return max(kind.update_s_per_byte for kind, count in used if count) * whole / sum(devices)
+
+    return max(map(seconds, members), default=0.0)

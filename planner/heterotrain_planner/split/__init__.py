@@ -1,0 +1,1 @@
+"""The split whose waiting times are expected, not known."""

@@ -1,0 +1,446 @@
+"""Covers: members against enumeration, and what has to hold for any problem."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from heterotrain_planner.layout.best import best_cover
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.cover import cover, drawing
+from heterotrain_planner.layout.exchange import exchange_seconds
+from heterotrain_planner.layout.level import FINE, Menu, least_level, menu_of
+from heterotrain_planner.layout.problem import Link, Problem
+from heterotrain_planner.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Shard, Template
+from heterotrain_planner.layout.schedule import passes, share_seconds
+from heterotrain_planner.layout.sharded import sharded_templates
+from hypothesis import given
+from hypothesis import strategies as st
+from support.repeat import times
+from unit.planner.layout.instances import a_problem
+
+EVERY = frozenset(LayoutKind)
+
+
+def a_book(seed: int, **changes: object) -> tuple[Problem, Book | Infeasible]:
+    rng = random.Random(seed)
+    sizes = rng.choice([(1,), (2, 1), (1, 3)])
+    problem = a_problem(
+        rng, kinds=rng.randint(1, 3), units=rng.randint(2, 6), most=3, memory=(400, 2500), micro_batches=sizes
+    )
+    problem = replace(problem, **{"batch_samples": rng.choice([12, 31, 64]), **changes})  # type: ignore[arg-type]  # changes of any field
+    return problem, book_of(problem)
+
+
+def by_enumeration(menu: Menu, counts: list[int], least: int) -> float:
+    """Return the least time of any members: try every candidate time with every set of members."""
+    columns = [j for j in range(len(menu.need_JK)) if np.isfinite(menu.first_BJ[:, j]).any()]
+
+    def most(level_s: float) -> float:
+        """Return the most samples within a time, by a search over all sets of members."""
+        samples_J, choice_J = menu.samples(level_s)
+        floors = [int(menu.samples_BJ[choice_J[j], j]) for j in range(len(samples_J))]
+
+        def best(start: int, left: tuple[int, ...], room: int, members: int) -> float:
+            value = 0.0 if members >= least else -math.inf
+            for place in range(start, len(columns)):
+                column = columns[place]
+                need = menu.need_JK[column].tolist()
+                if (
+                    samples_J[column] > 0
+                    and floors[column] <= room
+                    and all(a <= b for a, b in zip(need, left, strict=True))
+                ):
+                    rest = tuple(b - a for a, b in zip(need, left, strict=True))
+                    value = max(value, samples_J[column] + best(place, rest, room - floors[column], members + 1))
+            return value
+
+        limits = menu.limits(np.array(counts)).tolist()
+        return best(0, tuple(counts), limits[len(counts)], 0)
+
+    times = {
+        float(menu.first_BJ[b, j] + n * menu.next_BJ[b, j])
+        for b in range(len(menu.first_BJ))
+        for j in columns
+        if np.isfinite(menu.first_BJ[b, j])
+        for n in range(math.ceil(menu.batch_samples / menu.samples_BJ[b, j]))
+    }
+    ordered = sorted(times)
+    low, high = 0, len(ordered)
+    while low < high:  # the most samples never fall with time, except where a larger size has a larger floor
+        middle = (low + high) // 2
+        low, high = (low, middle) if most(ordered[middle]) >= menu.batch_samples else (middle + 1, high)
+    return ordered[low] if low < len(ordered) else math.inf
+
+
+@pytest.mark.parametrize("seed", range(times(gate=24, every=1200)))
+def test_members_take_the_batch_in_the_least_time(seed: int) -> None:
+    problem, book = a_book(seed)
+    if isinstance(book, Infeasible):
+        return
+    counts = [kind.count for kind in problem.kinds]
+    if sum(counts) > 6:
+        counts = [min(2, count) for count in counts]
+    menu = menu_of(book, (), EVERY, 1)
+    for least in (1, 2):
+        best_s = by_enumeration(menu, counts, least)
+        found = least_level(menu, np.array(counts), least)
+        if isinstance(found, int):
+            assert math.isinf(best_s)
+            continue
+        assert best_s * (1 - 1e-9) <= found.level_s <= best_s * (1 + 2 * FINE.close)
+        assert found.bound_s <= best_s * (1 + 1e-9)
+        used = sum(number * menu.need_JK[column] for column, number in found.amounts.items())
+        assert (used <= np.array(counts)).all()
+        assert sum(found.amounts.values()) >= least
+
+
+def check(problem: Problem, book: Book, found: Cover, counts: list[int]) -> None:
+    """Assert what holds for every cover."""
+    assert sum(member.share_samples for member in found.members) == problem.batch_samples
+    assert len(found.members) >= problem.least_members
+    used = {kind.name: 0 for kind in problem.kinds}
+    memory = {kind.name: kind.memory_bytes for kind in problem.kinds}
+    for member in found.members:
+        stages = member.layout.stages
+        assert [stage.first_unit for stage in stages] == [0, *(stage.last_unit + 1 for stage in stages[:-1])]
+        assert stages[-1].last_unit == len(problem.units) - 1
+        assert all(stage.memory_bytes <= memory[stage.kind] for stage in stages)
+        assert (member.layout.kind is LayoutKind.REPLICATED) == (len(stages) == 1)
+        assert 0 < member.share_samples <= member.micro_batches * member.micro_batch_samples
+        assert (member.micro_batches - 1) * member.micro_batch_samples < member.share_samples
+        total = -(-problem.batch_samples // member.micro_batch_samples)
+        assert member.micro_batches >= len(stages) or total < problem.most_stages
+        assert member.compute_s == pytest.approx(share_seconds(passes(stages), member.micro_batches))
+        for name, number in member.layout.devices.items():
+            used[name] += number
+    left = {kind.name: count - used[kind.name] for kind, count in zip(problem.kinds, counts, strict=True)}
+    assert {name: count for name, count in left.items() if count} == dict(found.unused)
+    assert min(left.values()) >= 0
+    slowest_s = max(member.compute_s for member in found.members)
+    layouts = [member.layout for member in found.members]
+    assert found.exchange_s == pytest.approx(exchange_seconds(problem, layouts))
+    assert found.step_s == pytest.approx(slowest_s + found.exchange_s)
+    assert found.samples_per_s == pytest.approx(problem.batch_samples / found.step_s)
+    assert 0 < found.flow_ratio <= 1 + 1e-9
+    assert found.gap_ratio >= -1e-9
+    assert 0 <= found.cut_gap_ratio < 0.01
+    assert found.reason
+
+
+@given(seed=st.integers(0, 10**6), least=st.integers(1, 3))
+def test_a_cover_keeps_every_limit(seed: int, least: int) -> None:
+    problem, book = a_book(seed, least_members=least)
+    if isinstance(book, Infeasible):
+        assert book.reason
+        return
+    found = cover(book)
+    counts = [kind.count for kind in problem.kinds]
+    if isinstance(found, Infeasible):
+        assert "least_members" in found.reason
+        assert least > 1
+    else:
+        check(problem, book, found, counts)
+
+
+@given(seed=st.integers(0, 10**6), data=st.data())
+def test_what_is_left_after_a_loss_is_a_look_up(seed: int, data: st.DataObject) -> None:
+    """The book of all devices covers the rest as well as a book made for the rest."""
+    problem, book = a_book(seed)
+    if isinstance(book, Infeasible):
+        return
+    left = [data.draw(st.integers(0, kind.count)) for kind in problem.kinds]
+    if not any(left):
+        return
+    rest = replace(
+        problem, kinds=tuple(replace(kind, count=count) for kind, count in zip(problem.kinds, left, strict=True))
+    )
+    fresh = book_of(rest)
+    found = cover(book, devices=left)
+    if isinstance(fresh, Infeasible):
+        assert found == fresh
+        return
+    again = cover(fresh)
+    assert isinstance(found, Cover)
+    assert isinstance(again, Cover)
+    check(rest, book, found, left)
+    assert found.step_s == pytest.approx(again.step_s, rel=0.01)
+
+
+def test_the_named_remedy_makes_the_model_fit() -> None:
+    problems, helped = times(gate=75, every=300), 0
+    for seed in range(problems):
+        rng = random.Random(seed)
+        problem = a_problem(rng, kinds=2, units=6, memory=(200, 700))
+        answer = book_of(problem)
+        if not isinstance(answer, Infeasible):
+            continue
+        assert answer.needed_bytes > 0
+        assert answer.available_bytes == sum(kind.count * kind.memory_bytes for kind in problem.kinds)
+        assert answer.fitting_units < len(problem.units)
+        if "Add " not in answer.reason:
+            assert "alone needs" in answer.reason or "No number of further devices" in answer.reason
+            continue
+        number, name = answer.reason.split("Add ")[1].split(" of kind ")
+        added = int(number.split()[0])
+        kinds = [
+            replace(kind, count=kind.count + added if kind.name == name.rstrip(".") else kind.count)
+            for kind in problem.kinds
+        ]
+        assert isinstance(book_of(replace(problem, kinds=tuple(kinds))), Book)
+        helped += 1
+    assert helped > problems / 15
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_bytes_and_a_remedy() -> None:
+    problem = a_problem(random.Random(1), kinds=1, units=8, most=1, memory=(500, 500))
+    answer = book_of(replace(problem, kinds=(replace(problem.kinds[0], count=2),)))
+    assert isinstance(answer, Infeasible)
+    assert "the model needs" in answer.reason
+    assert "bytes" in answer.reason
+    assert f"{answer.fitting_units} of 8 units" in answer.reason
+
+
+def test_a_unit_larger_than_every_device_is_named() -> None:
+    problem = a_problem(random.Random(1), kinds=1, units=3, memory=(1000, 1000))
+    units = (replace(problem.units[0], parameter_bytes=600), *problem.units[1:])
+    answer = book_of(replace(problem, units=units))
+    assert isinstance(answer, Infeasible)
+    assert answer.reason.startswith("unit 0 (u0) alone needs")
+
+
+def test_a_wrong_problem_is_an_answer() -> None:
+    answer = book_of(replace(a_problem(random.Random(1)), batch_samples=0))
+    assert isinstance(answer, Infeasible)
+    assert answer.reason.startswith("batch_samples is 0")
+
+
+def roomy(seed: int) -> Problem:
+    return a_problem(random.Random(seed), kinds=2, units=6, most=3, memory=(9000, 9000), batch_samples=256)
+
+
+@pytest.mark.parametrize("seed", range(times(gate=6, every=120)))
+def test_the_mode_of_all_layouts_is_as_good_as_each_alone(seed: int) -> None:
+    book = book_of(roomy(seed))
+    assert isinstance(book, Book)
+    every = cover(book)
+    assert isinstance(every, Cover)
+    for kind in (LayoutKind.REPLICATED, LayoutKind.PIPELINE):
+        alone = cover(book, kinds=frozenset({kind}))
+        if isinstance(alone, Cover):
+            assert {member.layout.kind for member in alone.members} == {kind}
+            assert every.step_s <= alone.step_s * 1.01
+
+
+def test_devices_that_hold_everything_stay_alone_where_links_are_free() -> None:
+    problem = replace(roomy(3), links={}, default_link=Link())
+    book = book_of(problem)
+    assert isinstance(book, Book)
+    found = cover(book)
+    assert isinstance(found, Cover)
+    assert {member.layout.kind for member in found.members} == {LayoutKind.REPLICATED}
+    assert found.exchange_s == 0
+    assert found.flow_ratio > 0.8  # units differ in which kind suits them
+
+
+def test_a_slow_exchange_makes_pipelines_pay() -> None:
+    """A pipeline exchanges one stage a device, a replicated member the whole model."""
+    fast = replace(roomy(3), links={}, default_link=Link(bytes_per_s=1e5))
+    units = tuple(replace(unit, boundary_bytes=0, parameter_bytes=200) for unit in fast.units)
+    slow = replace(fast, units=units, default_link=Link(bytes_per_s=1.0))
+    kinds = []
+    for problem in (replace(fast, units=units), slow):
+        book = book_of(problem)
+        assert isinstance(book, Book)
+        found = cover(book)
+        assert isinstance(found, Cover)
+        kinds.append({member.layout.kind for member in found.members})
+    assert kinds == [{LayoutKind.REPLICATED}, {LayoutKind.PIPELINE}]
+
+
+def test_fewer_members_than_asked_is_refused() -> None:
+    problem = replace(roomy(3), least_members=50)
+    book = book_of(problem)
+    assert isinstance(book, Book)
+    answer = cover(book)
+    assert isinstance(answer, Infeasible)
+    assert "least_members is 50" in answer.reason
+    assert answer.reason.endswith("or accept fewer members")
+
+
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
+def test_the_kinds_that_a_further_member_lacks_make_one(seed: int) -> None:
+    """With them, the devices form one member more."""
+    problem, book = a_book(seed, least_members=1)
+    if isinstance(book, Infeasible):
+        return
+    names, counts = [kind.name for kind in problem.kinds], [kind.count for kind in problem.kinds]
+    answer = cover(replace(book, problem=replace(problem, least_members=50)))
+    assert isinstance(answer, Infeasible)
+    formed = int(answer.reason.split(" member")[0].rsplit(" ", 1)[1])
+    found = re.search(r"a further member lacks (.+?):", answer.reason)
+    assert found is not None
+    lacking = {name: int(number) for number, name in (each.split() for each in found[1].split(" and "))}
+
+    kinds = tuple(
+        replace(kind, count=count + lacking.get(name, 0))
+        for kind, name, count in zip(problem.kinds, names, counts, strict=True)
+    )
+    bigger = book_of(replace(problem, kinds=kinds, least_members=formed + 1))
+    assert isinstance(bigger, Book)
+    assert isinstance(cover(bigger), Cover)
+
+
+def test_a_layout_that_no_device_can_have_is_refused() -> None:
+    problem = a_problem(random.Random(5), kinds=1, units=6, most=3, memory=(500, 500))
+    book = book_of(replace(problem, kinds=(replace(problem.kinds[0], count=9),)))
+    assert isinstance(book, Book)
+    answer = cover(book, kinds=frozenset({LayoutKind.REPLICATED}))
+    assert isinstance(answer, Infeasible)
+    assert "no replicated layout" in answer.reason
+
+
+def test_a_sharded_member_takes_part_where_it_is_faster() -> None:
+    problem = roomy(3)
+    book = book_of(problem)
+    assert isinstance(book, Book)
+    counts = tuple(kind.count for kind in problem.kinds)
+    halves = [
+        Shard(kind=kind.name, state_ratio=1 / sum(counts), share_samples=1, micro_batch_samples=1, memory_bytes=1)
+        for kind in problem.kinds
+        for _ in range(kind.count)
+    ]
+    layout = Layout(kind=LayoutKind.SHARDED, shards=tuple(halves))
+    for seconds, expected in ((1e-3, True), (1e6, False)):
+        template = Template(
+            devices=counts, micro_batch_samples=8, first_s=seconds, next_s=seconds, exchange_bytes=1, layout=layout
+        )
+        found = cover(book, further=(template,))
+        assert isinstance(found, Cover)
+        assert any(member.layout.kind is LayoutKind.SHARDED for member in found.members) == expected
+        assert sum(member.share_samples for member in found.members) == 256
+
+
+def test_limits_name_what_costs_most() -> None:
+    # One device: it computes. Two behind a slow link: they wait for bytes.
+    problem = replace(roomy(3), links={}, batch_samples=64)
+    one = replace(problem, kinds=(replace(problem.kinds[0], count=1), replace(problem.kinds[1], count=0)))
+    two = replace(one, kinds=(replace(one.kinds[0], count=2), one.kinds[1]), default_link=Link(latency_s=3.0))
+    for each, kinds, limit in ((one, EVERY, Limit.COMPUTE), (two, frozenset({LayoutKind.PIPELINE}), Limit.LINK)):
+        book = book_of(each)
+        assert isinstance(book, Book)
+        found = cover(book, kinds=kinds)
+        assert isinstance(found, Cover)
+        assert [member.limit for member in found.members] == [limit]
+        assert limit.value.lower() in found.reason
+
+
+def test_a_layout_is_drawn_for_people() -> None:
+    book = book_of(replace(roomy(3), links={}))
+    assert isinstance(book, Book)
+    found = cover(book, kinds=frozenset({LayoutKind.PIPELINE}))
+    assert isinstance(found, Cover)
+    text = drawing(found.members[0].layout)
+    assert text.startswith("[k")
+    assert ": units 0-" in text
+    assert " | " in text
+    shard = Shard(kind="t4", state_ratio=0.25, share_samples=1, micro_batch_samples=1, memory_bytes=1)
+    assert drawing(Layout(kind=LayoutKind.SHARDED, shards=(shard, shard))) == "[t4: 25% + t4: 25%]"
+
+
+def test_a_ring_moves_twice_the_gradients_of_the_fullest_device() -> None:
+    problem = replace(roomy(3), links={}, default_link=Link(bytes_per_s=10.0, latency_s=0.5))
+    book = book_of(problem)
+    assert isinstance(book, Book)
+    found = cover(book, kinds=frozenset({LayoutKind.REPLICATED}))
+    assert isinstance(found, Cover)
+    layouts = [member.layout for member in found.members]
+    size = sum(unit.parameter_bytes for unit in problem.units)
+    for members in (1, 2, len(layouts)):
+        want = 2 * (members - 1) * (0.5 + size / members / 10.0)
+        assert exchange_seconds(problem, layouts[:members]) == pytest.approx(want)
+
+
+def test_more_devices_than_the_batch_has_samples() -> None:
+    problem = roomy(3)
+    kinds = tuple(replace(kind, count=65536) for kind in problem.kinds)
+    book = book_of(replace(problem, kinds=kinds, batch_samples=5))
+    assert isinstance(book, Book)
+    found = cover(book)
+    assert isinstance(found, Cover)
+    assert sum(member.share_samples for member in found.members) == 5
+    assert len(found.members) <= 5
+
+
+def test_many_kinds_and_deep_models_are_thinned_and_say_so() -> None:
+    problem = a_problem(random.Random(1), kinds=4, units=200, most=4, memory=(20000, 30000))
+    kinds = tuple(replace(kind, name=f"k{i}", count=3) for i in range(20) for kind in problem.kinds[i % 4 : i % 4 + 1])
+    units = tuple(
+        replace(unit, seconds={kind.name: unit.seconds[f"k{i % 4}"] for i, kind in enumerate(kinds)})
+        for unit in problem.units
+    )
+    book = book_of(replace(problem, kinds=kinds, units=units, links={}))
+    assert isinstance(book, Book)
+    assert not book.complete
+    found = cover(book)
+    assert isinstance(found, Cover)
+    assert sum(member.share_samples for member in found.members) == problem.batch_samples
+    assert all(a.last_unit + 1 == b.first_unit for m in found.members for a, b in itertools.pairwise(m.layout.stages))
+
+
+def test_a_template_takes_what_fits_into_a_time() -> None:
+    problem, book = a_book(3)
+    assert isinstance(book, Book)
+    menu = menu_of(book, (), EVERY, 1)
+    for level_s in np.linspace(0.5, 1.5, 5) * float(np.median(menu.first_BJ[np.isfinite(menu.first_BJ)])):
+        counts = menu.micro_batches(float(level_s))
+        for row, costs in enumerate(book.costs):
+            total = math.ceil(problem.batch_samples / costs.micro_batch_samples)
+            for column in range(len(book.family.counts_UK)):
+                first_s, next_s = float(menu.first_BJ[row, column]), float(menu.next_BJ[row, column])
+                fitting = sum(first_s + n * next_s <= level_s * (1 + 1e-9) for n in range(total))
+                assert counts[row, column] == fitting
+
+
+@pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
+def test_members_of_all_kinds_take_the_batch_in_the_least_time(seed: int) -> None:
+    """Whole devices, pipelines and sharded members against every set of them; less memory leaves fewer kinds."""
+    problem, book = a_book(seed, batch_samples=12)
+    if isinstance(book, Infeasible):
+        return
+    counts = [min(2, kind.count) for kind in problem.kinds]
+    further = sharded_templates(problem)
+    menu = menu_of(book, further, EVERY, 1)
+    best_s = by_enumeration(menu, counts, 1)
+    found = least_level(menu, np.array(counts), 1)
+    if isinstance(found, int):
+        assert math.isinf(best_s)
+        return
+    assert best_s * (1 - 1e-9) <= found.level_s <= best_s * (1 + 2 * FINE.close)
+    best = best_cover(book, EVERY, devices=counts, further=further)
+    assert isinstance(best, Cover)
+    for kinds in ({LayoutKind.REPLICATED}, {LayoutKind.SHARDED}, {LayoutKind.PIPELINE}):
+        alone = cover(book, devices=counts, kinds=frozenset(kinds), further=further)
+        if isinstance(alone, Cover):
+            assert best.step_s <= alone.step_s * 1.02
+    memory = {kind.name: kind.memory_bytes for kind in problem.kinds}
+    for member in best.members:
+        held = (*member.layout.stages, *member.layout.shards)
+        assert all(each.memory_bytes <= memory[each.kind] * (1 + 1e-9) for each in held)
+
+
+def test_every_kind_of_member_is_chosen_somewhere() -> None:
+    """The choice follows the predicted step: none of the kinds wins everywhere."""
+    chosen: set[LayoutKind] = set()
+    for seed in range(60):
+        problem, book = a_book(seed)
+        if isinstance(book, Infeasible) or chosen == set(LayoutKind):
+            continue
+        best = best_cover(book, EVERY, further=sharded_templates(problem))
+        chosen |= {member.layout.kind for member in best.members} if isinstance(best, Cover) else set()
+    assert chosen == set(LayoutKind)

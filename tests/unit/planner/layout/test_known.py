@@ -1,0 +1,81 @@
+"""The step of given layouts: that of the planner's own members, and never below the best."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.contract.plan import Layout, LayoutKind
+from heterotrain_planner.layout.best import best_members
+from heterotrain_planner.layout.book import book_of
+from heterotrain_planner.layout.known import KnownMember, known_step_seconds
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Cover, Member
+from support.repeat import times
+from unit.planner.layout.instances import a_problem
+from unit.planner.layout.sharded_oracle import a_problem as a_sharded_problem
+
+
+def known(member: Member) -> KnownMember:
+    layout = member.layout
+    return KnownMember(
+        kinds=tuple(part.kind for part in layout.stages or layout.shards), layout=layout.planned,
+        micro_batch_samples=member.micro_batch_samples, share_samples=member.share_samples,
+    )  # fmt: skip
+
+
+def a_question(seed: int) -> Problem:
+    rng = random.Random(seed)
+    problem = a_problem(rng, kinds=2, units=5, most=2, memory=(400, 1500), batch_samples=32)
+    if seed % 2:
+        sharded = a_sharded_problem(seed)[0]
+        problem = replace(sharded, least_members=1, may_shard=True, reduces_late=True, batch_samples=24)
+    return replace(problem, kinds=tuple(replace(k, update_s_per_byte=rng.choice((0.0, 0.1))) for k in problem.kinds))
+
+
+def test_the_planners_own_members_have_the_step_that_it_has_found() -> None:
+    kinds = set()
+    for seed in {*range(times(gate=16, every=80)), 47}:  # the last one has a sharded member
+        problem = a_question(seed)
+        found = best_members(book_of(problem), problem)
+        if not isinstance(found, Cover):
+            continue
+        kinds |= {member.layout.kind for member in found.members}
+        step_s = known_step_seconds(problem, [known(member) for member in found.members])
+        assert step_s == pytest.approx(found.step_s, rel=0.02), seed
+    assert kinds == set(LayoutKind)
+
+
+def test_other_shares_make_no_difference_and_another_cut_does() -> None:
+    """Shares follow measurements; the layouts are judged by the shares that would be best."""
+    problem = a_problem(random.Random(4), kinds=1, units=5, most=2, memory=(9000, 9000), batch_samples=32)
+    problem = replace(problem, kinds=(replace(problem.kinds[0], count=4),), links={})
+    name = problem.kinds[0].name
+
+    def member(cut: int, share: int) -> KnownMember:
+        layout = Layout(kind=LayoutKind.PIPELINE, cuts=(cut,))
+        return KnownMember(kinds=(name, name), layout=layout, micro_batch_samples=1, share_samples=share)
+
+    even = known_step_seconds(problem, [member(2, 16), member(2, 16)])
+    uneven = known_step_seconds(problem, [member(2, 17), member(2, 15)])
+    worse = known_step_seconds(problem, [member(4, 16), member(4, 16)])
+    assert even is not None
+    assert worse is not None
+    assert uneven == pytest.approx(even, rel=0.01)
+    assert worse != pytest.approx(even, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(kind=LayoutKind.PIPELINE, cuts=(7,)),
+        Layout(kind=LayoutKind.PIPELINE, cuts=(1, 2)),
+        Layout(kind=LayoutKind.SHARDED, shards=2),
+    ],
+)
+def test_layouts_of_another_model_have_no_step(layout: Layout) -> None:
+    problem = a_problem(random.Random(4), kinds=1, units=5)
+    name = problem.kinds[0].name
+    member = KnownMember(kinds=(name, name), layout=layout, micro_batch_samples=1, share_samples=8)
+    assert known_step_seconds(problem, [member]) is None

@@ -1,0 +1,128 @@
+"""The table of rates against the planner, which answers for one number of devices at a time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from heterotrain_planner.allocate.problem import JobDemand, JobPool, Objective, Pool
+from heterotrain_planner.allocate.value import rates as value_rates
+from heterotrain_planner.allocate.value import scored_options
+from heterotrain_planner.layout import rates
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.cover import cover
+from heterotrain_planner.layout.problem import Link, Problem
+from heterotrain_planner.layout.rates import LayoutRates
+from heterotrain_planner.layout.result import Cover, LayoutKind
+from support.repeat import times
+from unit.planner.layout.instances import a_problem
+
+KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
+
+
+def an_instance(seed: int) -> tuple[Problem, Book] | None:
+    rng = random.Random(seed)
+    problem = a_problem(rng, kinds=rng.randint(1, 3), units=rng.randint(3, 6), most=3, memory=(400, 2500))
+    problem = replace(problem, batch_samples=256, links={}, default_link=Link(), least_members=rng.choice([1, 1, 2]))
+    book = book_of(problem)
+    return (problem, book) if isinstance(book, Book) else None
+
+
+@pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
+def test_every_number_of_devices_has_the_rate_of_its_best_members(seed: int) -> None:
+    """Bounds of the planner's own search and of the table's times lie in between."""
+    found = an_instance(seed)
+    if found is None:
+        return
+    problem, book = found
+    names = [kind.name for kind in problem.kinds]
+    counts = list(itertools.product(*(range(kind.count + 1) for kind in problem.kinds)))
+    told = LayoutRates(book, KINDS).of(names, np.array(counts))
+    for row, rate in zip(counts, told.tolist(), strict=True):
+        best = cover(book, devices=row, kinds=KINDS) if any(row) else None
+        if not isinstance(best, Cover):
+            assert rate == 0, row
+            continue
+        # Simulated schedules may be shorter than the formula that both choose by.
+        by_formula = problem.batch_samples / (best.bound_s * (1 + best.gap_ratio))
+        assert rate == pytest.approx(by_formula, rel=0.05), row
+
+
+def test_columns_of_one_kind_count_together_and_others_not_at_all() -> None:
+    found = next(each for each in map(an_instance, range(40)) if each is not None and len(each[0].kinds) > 1)
+    problem, book = found
+    table = LayoutRates(book, KINDS)
+    one, two = problem.kinds[0].name, problem.kinds[1].name
+    counts = [kind.count for kind in problem.kinds[:2]]
+    whole = table.of([one, two], np.array([counts]))
+    split = table.of([one, "other", one, two], np.array([[counts[0] - 1, 7, 1, counts[1]]]))
+    assert whole == split
+    assert table.of([one, two], np.array([[c + 100 for c in counts]])) == whole, "devices beyond the table's are idle"
+
+
+def test_more_devices_are_never_worth_less_where_exchanges_are_free() -> None:
+    for problem, book in filter(None, map(an_instance, range(20))):
+        sizes = [kind.count + 1 for kind in problem.kinds]
+        counts = np.array(list(itertools.product(*map(range, sizes))))
+        table = LayoutRates(book, KINDS).of([kind.name for kind in problem.kinds], counts).reshape(sizes)
+        for axis in range(len(sizes)):
+            assert (np.diff(table, axis=axis) >= -1e-9 * table.max()).all()
+
+
+def test_a_large_table_counts_devices_in_groups_and_never_overrates(monkeypatch: pytest.MonkeyPatch) -> None:
+    for problem, book in filter(None, map(an_instance, range(20))):
+        names = [kind.name for kind in problem.kinds]
+        counts = np.array(list(itertools.product(*(range(kind.count + 1) for kind in problem.kinds))))
+        fine = LayoutRates(book, KINDS).of(names, counts)
+        monkeypatch.setattr(rates, "MOST_WORK", 100)
+        coarse = LayoutRates(book, KINDS).of(names, counts)
+        monkeypatch.undo()
+        assert (coarse <= fine * (1 + 1e-9)).all()
+
+
+def test_a_slow_exchange_makes_further_members_worth_less() -> None:
+    problem, book = next(each for each in map(an_instance, range(40)) if each is not None)
+    slow = replace(problem, default_link=Link(bytes_per_s=1.0))
+    again = book_of(slow)
+    assert isinstance(again, Book)
+    names, counts = [kind.name for kind in problem.kinds], np.array([[kind.count for kind in problem.kinds]])
+    many = LayoutRates(book, KINDS).of(names, counts)
+    assert (LayoutRates(again, KINDS).of(names, counts) <= many).all()
+
+
+def test_objectives_choose_among_layouts() -> None:
+    """Speed takes all devices; cost and a late deadline the cheapest whole member; a close one enough of them."""
+    problem = a_problem(random.Random(3), kinds=1, units=6, most=3, memory=(500, 500), batch_samples=256)
+    kind = replace(problem.kinds[0], count=9)
+    book = book_of(replace(problem, kinds=(kind,), links={}, default_link=Link()))
+    assert isinstance(book, Book)
+    table = LayoutRates(book, KINDS)
+    counts = np.arange(1, 10)[:, None]
+    rate = table.of([kind.name], counts)
+    least = int(np.flatnonzero(rate)[0]) + 1
+    assert least > 1
+    slow, fast = float(rate[least - 1]), float(rate[-1])
+
+    def chosen(**fields: object) -> int:
+        job = JobDemand(
+            key="job",
+            pools=(JobPool(pool=kind.name, max_workers=9, price_per_hour=1.0),),
+            max_workers=9,
+            batch_samples=256,
+            pause_s=0.0,
+            layouts=table,
+            **fields,  # type: ignore[arg-type]  # tests pass what they mean
+        )
+        pools = {kind.name: Pool(name=kind.name, nodes=(9,))}
+        return scored_options(job, pools, counts_OP=counts, rate_O=value_rates(job, counts))[0].workers
+
+    def by(seconds: float) -> int:
+        return chosen(objective=Objective.DEADLINE, remaining_samples=1e6, deadline_s=seconds)
+
+    assert rate[chosen() - 1] == pytest.approx(fast)
+    assert chosen(objective=Objective.COST) == int(np.argmax(rate / counts[:, 0])) + 1
+    assert by(1e6 / slow * 10) == least
+    assert least < by(1e6 / (slow + fast) * 2.3) <= 9

@@ -1,0 +1,279 @@
+"""Sharded members: shares by speed and state by memory, against every division, a linear programme and the memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from heterotrain_core.units import UnitProfile, UnitSeconds
+from heterotrain_planner.layout.book import Book, book_of
+from heterotrain_planner.layout.cover import cover
+from heterotrain_planner.layout.pass_time import Gathering
+from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
+from heterotrain_planner.layout.result import Cover, Infeasible, LayoutKind, Limit
+from heterotrain_planner.layout.sharded import (
+    GAP_RATIO,
+    ShardedMember,
+    sharded_member,
+    sharded_template,
+    sharded_templates,
+)
+from scipy.optimize import linprog
+from support.repeat import times
+from unit.planner.layout.sharded_oracle import a_problem, least_step_s
+
+MIB, GIB = 2**20, 2**30
+KINDS = {"a100": (1.0, 1.0, 80), "a6000": (2.4, 1.5, 48), "a10g": (4.0, 0.5, 22), "t4": (9.0, 1.0, 15)}
+"""Milliseconds a sample, fixed milliseconds, GiB."""
+
+
+def a_cluster(count: int = 16, *, state_part: float = 0.5, bytes_per_s: float = math.inf, units: int = 12) -> Problem:
+    """Return a model whose training state takes a part of the memory of four kinds of devices."""
+    profiles = tuple(
+        UnitProfile(
+            name=f"block{index}",
+            parameter_bytes=50 * MIB,
+            activation_bytes=64 * MIB,
+            boundary_bytes=MIB,
+            seconds={
+                name: tuple(
+                    UnitSeconds(micro_batch_samples=m, forward_s=(s + a * m) / 3e3, backward_s=(s + a * m) / 1.5e3)
+                    for m in (1, 4, 64)
+                )
+                for name, (a, s, _) in KINDS.items()
+            },
+        )
+        for index in range(units)
+    )
+    kinds = tuple(
+        DeviceKind(name=name, count=count, memory_bytes=memory * GIB) for name, (_, _, memory) in KINDS.items()
+    )
+    memory = sum(kind.count * kind.memory_bytes for kind in kinds)
+    return Problem(
+        units=profiles,
+        kinds=kinds,
+        default_link=Link(bytes_per_s=bytes_per_s),
+        state_ratio=state_part * memory / (units * 50 * MIB),
+        batch_samples=4096,
+        micro_batches=(1,),
+    )
+
+
+def solved(problem: Problem, share: int, **choices: object) -> ShardedMember:
+    devices = {kind.name: kind.count for kind in problem.kinds}
+    found = sharded_member(problem, devices, share, **choices)  # type: ignore[arg-type]  # for tests
+    assert isinstance(found, ShardedMember), found
+    return found
+
+
+def assert_possible(problem: Problem, found: ShardedMember, share: int) -> None:
+    memory = {kind.name: kind.memory_bytes for kind in problem.kinds}
+    assert sum(shard.share_samples for shard in found.layout.shards) == share == found.share_samples
+    assert sum(shard.state_ratio for shard in found.layout.shards) == pytest.approx(1)
+    assert all(shard.memory_bytes <= memory[shard.kind] + 1 for shard in found.layout.shards)
+    for shard in found.layout.shards:
+        assert 0 <= shard.share_samples <= shard.micro_batch_samples * found.micro_batches
+    assert found.bound_s <= found.step_s * (1 + 1e-12) <= found.lockstep_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(times(gate=18, every=720)))
+def test_no_division_is_faster(seed: int) -> None:
+    once, equal_shards = bool(seed & 1), bool(seed & 2)
+    problem, devices, share = a_problem(seed)
+    gathering = Gathering.ONCE if once else Gathering.EACH_MICRO_BATCH
+    found = sharded_member(problem, devices, share, gathering=gathering, equal_shards=equal_shards)
+    least = least_step_s(problem, devices, share, once=once, equal_shards=equal_shards)
+    if least is None:
+        assert isinstance(found, Infeasible)
+        assert found.needed_bytes > 0
+        return
+    assert isinstance(found, ShardedMember), found
+    assert least * (1 - 1e-9) <= found.step_s <= least * (1 + 1.01 * GAP_RATIO)
+    assert found.bound_s <= least * (1 + 1e-9)
+    assert_possible(problem, found, share)
+
+
+def test_a_sample_that_takes_a_part_of_the_room_below_the_cap_is_cheaper() -> None:
+    # The state has 20 bytes. Beside two samples, a large device keeps 15 of them, and a small one 5 beside one sample.
+    seconds = {
+        "large": (UnitSeconds(micro_batch_samples=1, forward_s=1.0, backward_s=1.0),),
+        "small": (UnitSeconds(micro_batch_samples=1, forward_s=2.0, backward_s=2.0),),
+    }
+    unit = UnitProfile(name="block", parameter_bytes=5, activation_bytes=10, boundary_bytes=1, seconds=seconds)
+    problem = Problem(
+        units=(unit,),
+        kinds=(
+            DeviceKind(name="large", count=1, memory_bytes=45),
+            DeviceKind(name="small", count=1, memory_bytes=25),
+        ),
+        batch_samples=3,
+        micro_batches=(1,),
+    )
+    found = solved(problem, 3)
+    assert found.step_s == 4.0 == least_step_s(problem, {"large": 1, "small": 1}, 3, once=False, equal_shards=False)
+    assert [shard.share_samples for shard in found.layout.shards] == [2, 1]
+    assert [shard.state_ratio for shard in found.layout.shards] == [0.75, 0.25]
+
+
+@pytest.mark.parametrize("gathering", list(Gathering))
+@pytest.mark.parametrize("state_part", [0.1, 0.5, 0.75])
+def test_64_devices_stay_within_the_gap(gathering: Gathering, state_part: float) -> None:
+    problem = a_cluster(state_part=state_part, bytes_per_s=5e9)
+    found = solved(problem, 4096, gathering=gathering)
+    assert_possible(problem, found, 4096)
+    assert found.step_s <= found.bound_s * (1 + 1.01 * GAP_RATIO)
+
+
+def test_the_linear_relaxation_is_no_better_than_one_sample() -> None:
+    # Times are lines and links take no time, so a linear programme bounds a pass: T ≥ fixed + rate · m, Σ m = samples,
+    # and the state fits beside the activations.
+    problem = a_cluster(count=4, state_part=0.6)
+    devices = {kind.name: 4 for kind in problem.kinds}
+    found = sharded_template(problem, devices, 256, equal_shards=False)
+    assert not isinstance(found, Infeasible)
+    units, extra = 12, 4 * 50 * MIB
+    activation, state = units * 64 * MIB, problem.state_ratio * units * 50 * MIB
+    rows, limits = [], []
+    for index, (rate, fixed, memory) in enumerate(KINDS.values()):
+        row = np.zeros(5)
+        row[index], row[4] = units * rate / 1e3, -1
+        rows.append(row)
+        limits.append(-units * fixed / 1e3)
+        row = np.zeros(5)
+        row[index] = activation
+        rows.append(row)
+        limits.append(memory * GIB - extra)
+    room = sum(4 * (memory * GIB - extra) for _, _, memory in KINDS.values())
+    rows.append(np.array([4 * activation] * 4 + [0]))
+    limits.append(room - state)
+    relaxed = linprog(
+        np.array([0, 0, 0, 0, 1]),
+        A_ub=np.array(rows),
+        b_ub=np.array(limits),
+        A_eq=np.array([[4, 4, 4, 4, 0]]),
+        b_eq=[256],
+        bounds=[(1, None)] * 4 + [(0, None)],
+    )
+    slowest_sample_s = units * max(rate for rate, _, _ in KINDS.values()) / 1e3
+    assert relaxed.fun is not None
+    assert relaxed.fun * (1 - 1e-9) <= found.first_s <= relaxed.fun + slowest_sample_s
+
+
+def test_equal_shards_waste_large_memories() -> None:
+    problem = a_cluster(state_part=0.2)
+    equal, by_memory = solved(problem, 1024, equal_shards=True), solved(problem, 1024)
+    assert {shard.state_ratio for shard in equal.layout.shards} == {1 / 64}
+    assert by_memory.step_s <= equal.step_s
+    # With a third of all memory as state, a fair part no longer fits on a T4, and state by memory still trains.
+    tight = a_cluster(state_part=0.4)
+    devices = {kind.name: kind.count for kind in tight.kinds}
+    refused = sharded_member(tight, devices, 1024, equal_shards=True)
+    assert isinstance(refused, Infeasible)
+    assert "leave t4 out, or divide the state by memory" in refused.reason
+    assert_possible(tight, solved(tight, 1024), 1024)
+
+
+def test_slow_links_keep_shards_more_equal_than_fast_ones() -> None:
+    slow, fast = (a_cluster(state_part=0.5, bytes_per_s=speed) for speed in (1e9, 2e10))
+    largest = [max(s.state_ratio for s in solved(problem, 4096).layout.shards) for problem in (slow, fast)]
+    assert largest[0] < largest[1]
+
+
+def test_what_binds() -> None:
+    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e12), 512).limit is Limit.COMPUTE
+    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e7), 512).limit is Limit.LINK
+    assert solved(a_cluster(state_part=0.85, bytes_per_s=1e12), 4096).limit is Limit.MEMORY
+
+
+def test_gathering_once_saves_traffic_where_parameters_fit() -> None:
+    problem = a_cluster(state_part=0.6, bytes_per_s=1e9)
+    each, once = solved(problem, 4096), solved(problem, 4096, gathering=Gathering.ONCE)
+    assert once.step_s < each.step_s
+    assert once.traffic_bytes < each.traffic_bytes
+
+
+def test_one_device_is_as_fast_as_without_shards() -> None:
+    problem = a_cluster(count=1, state_part=0.01, bytes_per_s=1.0)
+    found = sharded_member(problem, {"a100": 1}, 8)
+    assert isinstance(found, ShardedMember)
+    assert found.step_s == pytest.approx(12 * (1 + 8) / 1e3)
+    assert found.traffic_bytes == 0
+    assert found.layout.shards[0].state_ratio == 1
+
+
+def test_infeasible_names_the_bytes() -> None:
+    problem = a_cluster(state_part=0.99)
+    devices = {kind.name: kind.count for kind in problem.kinds}
+    found = sharded_member(problem, devices, 64)
+    assert isinstance(found, Infeasible)
+    assert found.available_bytes == 16 * (80 + 48 + 22 + 15) * GIB
+    assert f"{found.needed_bytes:,}" in found.reason
+    large = replace(problem, units=(replace(problem.units[0], activation_bytes=16 * GIB),), state_ratio=4.0)
+    found = sharded_member(large, devices, 64)
+    assert isinstance(found, Infeasible)
+    assert "leave t4 out, or use smaller units" in found.reason
+
+
+def test_a_template_takes_its_shares_in_passes() -> None:
+    problem = a_cluster(count=4, bytes_per_s=1e10)
+    devices = {kind.name: 4 for kind in problem.kinds}
+    found = sharded_template(problem, devices, 64, equal_shards=False)
+    assert not isinstance(found, Infeasible)
+    assert found.devices == (4, 4, 4, 4)
+    assert found.first_s == found.next_s
+    largest = max(shard.state_ratio for shard in found.layout.shards)
+    assert found.exchange_bytes == round(largest * 12 * 50 * MIB)
+
+
+def test_members_of_eight_four_and_one_device_train_side_by_side() -> None:
+    unit = UnitProfile(
+        name="block",
+        parameter_bytes=22 * GIB // 10,
+        activation_bytes=GIB // 8,
+        boundary_bytes=MIB,
+        seconds={
+            name: (UnitSeconds(micro_batch_samples=1, forward_s=speed, backward_s=2 * speed),)
+            for name, speed in (("small", 0.01), ("middle", 0.02), ("large", 0.005))
+        },
+    )
+    problem = Problem(
+        units=(unit,) * 10,
+        kinds=(
+            DeviceKind(name="small", count=8, memory_bytes=24 * GIB, devices_per_node=8),
+            DeviceKind(name="middle", count=4, memory_bytes=36 * GIB, devices_per_node=4),
+            DeviceKind(name="large", count=1, memory_bytes=94 * GIB),
+        ),
+        default_link=Link(bytes_per_s=10e9),
+        links={("small", "small"): Link(bytes_per_s=250e9), ("middle", "middle"): Link(bytes_per_s=70e9)},
+        batch_samples=512,
+        micro_batches=(1, 2, 4, 8, 16),
+        least_members=3,
+    )
+    book = book_of(problem)
+    assert isinstance(book, Book), book
+    kinds = frozenset({LayoutKind.SHARDED, LayoutKind.REPLICATED})
+    found = cover(book, kinds=kinds, further=sharded_templates(problem))
+    assert isinstance(found, Cover), found
+    assert [dict(member.layout.devices) for member in found.members] in list(
+        map(list, itertools.permutations([{"small": 8}, {"middle": 4}, {"large": 1}]))
+    )
+    assert sum(member.share_samples for member in found.members) == 512
+    # Shares follow speed: eight devices at half the speed of the large one, four at a quarter of it.
+    share = {next(iter(member.layout.devices)): member.share_samples for member in found.members}
+    assert share["small"] > 3 * share["middle"] > share["large"]
+
+
+def test_what_makes_no_member_is_refused() -> None:
+    problem = a_cluster()
+    for devices, share, sentence in (
+        ({"h100": 1}, 1, "h100 is no device kind"),
+        ({"a100": 0}, 1, "no device"),
+        ({"a100": 1}, 0, "a share of 0 samples"),
+        ({"a100": 1}, 10**9, "divide the batch among more members"),
+    ):
+        for found in (sharded_member(problem, devices, share), sharded_template(problem, devices, share)):
+            assert isinstance(found, Infeasible)
+            assert sentence in found.reason
