@@ -241,7 +241,8 @@ bench-pipelines: setup ## predicted and measured steps of random pipelines, paus
 	@$(PY) deploy/dev/bench/pipeline_layouts.py --layouts 20 --seed 0; echo
 	@$(PY) deploy/dev/bench/trainer_stage_losses.py
 
-pictures: setup ## draw the pictures of docs/mathematics.md again
+pictures: setup ## draw the pictures of README.md and docs/mathematics.md again
+	@PYTHONPATH=tests $(PY) deploy/dev/bench/top_picture.py
 	@$(PY) deploy/dev/bench/mathematics_pictures.py
 
 bench-simulated: setup ## the tables of docs/simulation.md; hours on one core

@@ -139,3 +139,39 @@ def test_the_script_for_ddp_and_its_port_end_with_the_same_loss(zygote: Zygote, 
     own = [line for line in lines if re.search(r"\bheterotrain\b|\bjob\.|\bstep\b", line) and '"""' not in line]
     assert len(own) <= 10
     assert len(lines) < len((folder / "before.py").read_text().splitlines())
+
+
+README_SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import AdamW
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import heterotrain
+
+def Net():
+    torch.manual_seed(1)
+    return torch.nn.Linear(4, 1)
+
+loss_fn = torch.nn.functional.mse_loss
+device, world, epochs, batch = torch.device("cpu"), {ranks}, 2, 16
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+{block}
+print("weights", *(round(float(value), 6) for part in model.parameters() for value in part.flatten()))
+"""
+
+
+def test_both_columns_of_the_readme_end_with_the_same_weights(zygote: Zygote, tmp_path: Path) -> None:
+    """The blocks as they are, with a small network and data, alone and on two ranks."""
+    before, after = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    found = set()
+    for name, block, ranks in (("before", before, 1), ("before", before, 2), ("after", after, 1), ("after", after, 2)):
+        script = tmp_path / f"{name}-{ranks}.py"
+        script.write_text(README_SCRIPT.format(block=block, ranks=ranks))
+        outputs = started(zygote, tmp_path, {"path": str(script), "arguments": []}, ranks, launcher=name == "before")
+        found |= {line for output in outputs for line in output.splitlines() if line.startswith("weights ")}
+    values = [[float(word) for word in line.split()[1:]] for line in found]
+    assert len(values[0]) == 5
+    assert all(abs(a - b) <= 2e-6 for column in zip(*values, strict=True) for a in column for b in column)

@@ -44,7 +44,7 @@ def test_every_image_can_be_pulled_or_is_replaced_by_the_readme(path: Path) -> N
 
 
 def test_the_readme_replaces_the_image_of_the_examples() -> None:
-    command = re.search(r"sed s,(\S+),(\S+), (deploy/examples/\S+)", (REPOSITORY / "README.md").read_text())
+    command = re.search(r"sed s,(\S+),(\S+), (deploy/examples/\S+)", (REPOSITORY / "docs/install.md").read_text())
     assert command is not None
     replaced = (REPOSITORY / command[3]).read_text().replace(command[1], command[2])
     assert images_in(replaced) == ["REGISTRY/heterotrain-trainer:0.1.0"]
@@ -66,7 +66,7 @@ def test_the_urls_of_prometheus_in_the_readme_and_the_cluster_are_the_service_of
     (port,) = service["spec"]["ports"]
     url = f"http://{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{port['port']}"
     assert url == PROMETHEUS_URL
-    assert f"prometheus.url={url}" in (REPOSITORY / "README.md").read_text()
+    assert f"prometheus.url={url}" in (REPOSITORY / "docs/install.md").read_text()
 
 
 def files_of(wheel: Path) -> dict[str, int]:

@@ -52,13 +52,13 @@ def test_the_oldest_pytorch_that_the_trainer_allows_is_a_locked_one() -> None:
 
 def test_the_readme_builds_an_image_that_runs_on_every_gpu_that_it_names() -> None:
     """V100s need CUDA 12: the builds for CUDA 13 hold no kernels for them."""
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "docs/install.md").read_text()
     assert "V100" in readme
     (build,) = re.findall(r"docker build -f trainer/Dockerfile --build-arg REQUIREMENTS=(\S+)", readme)
     assert "nvidia-cudnn-cu12" in locked(Path(build).name)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/support.md", "trainer/Dockerfile"])
+@pytest.mark.parametrize("document", ["docs/install.md", "docs/support.md", "trainer/Dockerfile"])
 def test_every_lock_that_a_document_names_exists(document: str) -> None:
     names = re.findall(r"requirements/([a-z0-9-]+\.txt)", (ROOT / document).read_text())
     assert names

@@ -176,6 +176,8 @@ def test_the_published_wheel_names_pages_that_exist(released: Path, tmp_path: Pa
         (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
         text = archive.read(metadata).decode()
     assert f"Project-URL: Homepage, {SOURCE}\n" in text
+    assert f"**Alpha: version {__version__}.**" in text
+    assert re.findall(r"no version is released|install '\.|helm install \S+ helm/", text) == []
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert len(links) > 20
     assert [link for link in links if not link.startswith("https://")] == []

@@ -22,6 +22,6 @@ def test_the_chart_installs_the_operator_of_the_same_version() -> None:
 
 
 def test_the_images_of_the_readme_have_the_same_version() -> None:
-    assert set(re.findall(r"heterotrain-(?:operator|trainer):([0-9.]+[0-9])", (ROOT / "README.md").read_text())) == {
-        __version__
-    }
+    assert set(
+        re.findall(r"heterotrain-(?:operator|trainer):([0-9.]+[0-9])", (ROOT / "docs/install.md").read_text())
+    ) == {__version__}

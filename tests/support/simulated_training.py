@@ -109,10 +109,15 @@ class Training:
         if self.progress.steps % self.scrape_every == 0:
             self.scrape()
 
-    def scrape(self) -> None:
-        """Scrape every member, and let the operator decide."""
+    @property
+    def now_s(self) -> float:
+        """The time of a scrape: the cluster's clock stands still while its job trains."""
+        return self.cluster.now_s + sum(self.speeds.step_seconds)
+
+    def gauges(self) -> MemberGauges:
+        """Return what every member exports."""
         roster, progress = self.roster, self.progress
-        gauges = MemberGauges(
+        return MemberGauges(
             worker="",
             generation=roster.formation.generation,
             revision=roster.plan.revision,
@@ -125,11 +130,13 @@ class Training:
             global_batch_samples=roster.plan.global_batch_samples,
             noise_scale_samples=self.noise_samples,
         )
-        now_s = self.cluster.now_s + sum(self.speeds.step_seconds)
+
+    def scrape(self) -> None:
+        """Scrape every member, and let the operator decide."""
         pools = {rank.worker_uid: self.plan.pool_of(rank) for rank in self.plan.ranks}
         self.job.take(
-            Snapshot(counters=self.speeds.counters(), gauges=dict.fromkeys(self.members, gauges)),
-            dict.fromkeys(self.members, now_s),
+            Snapshot(counters=self.speeds.counters(), gauges=dict.fromkeys(self.members, self.gauges())),
+            dict.fromkeys(self.members, self.now_s),
             pools=pools,
         )
         self.cluster.telemetry = self.job.telemetry
@@ -139,4 +146,4 @@ class Training:
         self.cluster.settle()
         self.cluster.replan = True
         if self.plan.revision > before:
-            self.revisions.append((self.plan.revision, progress.steps))
+            self.revisions.append((self.plan.revision, self.progress.steps))

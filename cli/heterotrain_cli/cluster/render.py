@@ -88,7 +88,10 @@ def summary(view: JobView) -> Table:
     table.add_row("batch", _batch(view))
     if status.plan.layout is not None:
         table.add_row("layout", Text(status.plan.layout))
-    table.add_row("workers", f"{status.ready} ready, {status.disruptions} disruptions, {status.restarts} failures")
+    table.add_row(
+        "workers",
+        f"{status.ready} ready, {counted(status.disruptions, 'disruption')}, {counted(status.restarts, 'failure')}",
+    )
     if price := _price(view):
         table.add_row("price", price)
     if status.last_checkpoint is not None:
@@ -236,6 +239,11 @@ def _batch(view: JobView) -> str:
     status = view.status
     size = f"{_whole(status.global_batch_size)} samples" if status.global_batch_size is not None else UNKNOWN
     return f"{size} ({status.batch_reason})" if status.batch_reason else size
+
+
+def counted(number: int, what: str) -> str:
+    """Return a count with its noun, such as ``1 failure``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _whole(value: int | None) -> str:

@@ -15,6 +15,7 @@ from heterotrain_operator.api.text import quoted
 from heterotrain_operator.api.types import MAX_BATCH
 
 from heterotrain_cli.convert.draft import GPU, Draft, DraftPool, plain_name
+from heterotrain_cli.convert.example import write_example
 from heterotrain_cli.convert.launching import RUN
 from heterotrain_cli.convert.sources import draft_of
 from heterotrain_cli.documents import parse_documents, place, read_text
@@ -24,6 +25,7 @@ from heterotrain_cli.errors import InputError
 @click.command()
 @click.argument("script", required=False, metavar="[SCRIPT.PY]")
 @click.option("--from", "source", metavar="FILE", help="PyTorchJob, TrainJob, RayJob or SkyPilot task, as YAML.")
+@click.option("--example", "with_example", is_flag=True, help="Write a script and its job into the folder digits.")
 @click.option("--name", metavar="NAME", help="Name of the job  [default: that of the source]")
 @click.option("--image", metavar="IMAGE", help="Image of the workers.")
 @click.option("--pool", "pools", multiple=True, metavar="POOL=N", help="With SCRIPT.PY: most workers in a pool.")
@@ -37,6 +39,7 @@ def init(
     *,
     script: str | None,
     source: str | None,
+    with_example: bool,
     name: str | None,
     image: str | None,
     pools: tuple[str, ...],
@@ -55,11 +58,15 @@ def init(
       heterotrain init --from pytorchjob.yaml > job.yaml
       heterotrain init --from task.yaml --batch 512 --epochs 20 > job.yaml
       heterotrain init train.py --image my/training --pool a100=2 --pool t4=6 > job.yaml
+      heterotrain init --example
 
     Exit status: 0 with a job; 2 for a file that cannot be converted.
     """  # noqa: D301  # click reads the character \b
-    if (script is None) == (source is None):
-        raise click.UsageError("give either a SCRIPT.PY or --from FILE")
+    if [script is not None, source is not None, with_example].count(True) != 1:
+        raise click.UsageError("give either a SCRIPT.PY, --from FILE or --example")
+    if with_example:
+        click.echo(write_example(Path()))
+        return
     if batch is None and (epochs is not None or steps is not None):
         given = "--epochs" if steps is None else "--steps"
         raise click.UsageError(f"{given} needs --batch: without it, the script counts them itself")

@@ -191,3 +191,15 @@ def test_a_needed_answer_is_asked_for_again_and_the_end_of_the_input_aborts() ->
     ended = init("train.py", "--pool", "a100=2", "--batch", "512", input="\n")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert "Aborted" in ended.stderr
+
+
+def test_the_example_is_written_once_and_its_job_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = init("--example")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "digits/job.yaml, digits/train.py" in result.stdout
+    assert read_job_file("digits/job.yaml").name == "digits"
+    again = init("--example")
+    assert again.exit_code == 2
+    assert again.stderr == "Error: digits exists already: remove it, or run this in another folder\n"
+    assert init("--example", "train.py").exit_code == 2

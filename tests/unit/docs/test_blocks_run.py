@@ -35,6 +35,7 @@ CONFIGS = "/api/v1/namespaces/default/configmaps"
 
 RUN = (
     "heterotrain init train.py --image my/training --pool a100=2 --pool t4=6 --batch 512 --epochs 20 > job.yaml",
+    "heterotrain init --example",
     "heterotrain validate job.yaml",
     "heterotrain submit job.yaml --wait",
     "heterotrain completion kubectl > ~/.krew/bin/kubectl_complete-htj && chmod +x ~/.krew/bin/kubectl_complete-htj",
@@ -48,12 +49,13 @@ RUN = (
 )
 NOT_RUN: dict[str, tuple[str, ...]] = {
     "downloads packages": (
+        "pip install torch --index-url https://download.pytorch.org/whl/cpu",
         "pip install '.[trainer,cli]' scikit-learn",
         "pip install 'heterotrain[cli,export]'",
     ),
     "trains for a minute or more; other tests run the same programs on smaller inputs": (
-        "python deploy/examples/digits/train.py --epochs 2 --samples-per-epoch 4480",
-        "heterotrain bench deploy/examples/digits/train.py --batch 448 --workers 1,2",
+        "python digits/train.py --epochs 2 --samples-per-epoch 4480",
+        "heterotrain bench digits/train.py --batch 448 --workers 1,2 --seconds 3",
         "heterotrain bench train.py --batch 512 --workers 1,2,4,8",
     ),
     "simulates for ten seconds or more; other tests simulate small clusters": (

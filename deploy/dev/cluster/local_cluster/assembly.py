@@ -35,7 +35,7 @@ ROOT = "opt/heterotrain"
 SITE = f"{ROOT}/lib/python{BASE_PYTHON[0]}.{BASE_PYTHON[1]}/site-packages"
 ONLY_WITH_CUDA = re.compile(r"triton$|nvidia-[^m]|cuda-")
 """nvidia-ml-py is Python alone."""
-SOURCES = ("core", "planner", "operator", "trainer", "cli")
+SOURCES = ("core", "planner", "operator", "trainer", "cli", "deploy/examples/digits")
 WHEEL_INPUTS = tuple(paths.REPOSITORY / name for name in ("pyproject.toml", "README.md", "LICENSE", *SOURCES))
 """What .dockerignore leaves for the Dockerfiles, and more."""
 BATCH = 200

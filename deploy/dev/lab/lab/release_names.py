@@ -105,6 +105,20 @@ def links(text: str, folder: str, release: Release) -> str:
     return _LINK.sub(absolute, text)
 
 
+def readme(text: str, release: Release) -> str:
+    """Return the README as package indexes show it: it installs the release, and its links work on other pages."""
+    text = _replace(text, "**Alpha: no version is released.**", f"**Alpha: version {release.version}.**")
+    text = _replace(text, "pip install '.[trainer,cli]'", "pip install 'heterotrain[trainer,cli]'")
+    text = _replace(
+        text,
+        "helm install heterotrain helm/heterotrain -n heterotrain-system --create-namespace \\\n"
+        "  --set image.repository=REGISTRY/heterotrain-operator --set",
+        f"helm install heterotrain {release.chart} --version {release.version} -n heterotrain-system \\\n"
+        "  --create-namespace --set",
+    )
+    return links(text, "", release)
+
+
 def manifest(text: str, release: Release) -> str:
     """Return the manifest for clusters without Helm with the released image, so that it can be applied as it is."""
     text = _replace(text, f"image: {SOURCE_IMAGE}:", f"image: {release.image}:")
@@ -161,7 +175,7 @@ def rename(root: Path, release: Release) -> None:
             ("helm/heterotrain/README.md", chart_readme),
             ("deploy/manifest/heterotrain.yaml", manifest),
             ("pyproject.toml", project),
-            ("README.md", lambda text, release: links(text, "", release)),
+            ("README.md", readme),
         )
     }
     for path, text in written.items():
