@@ -209,37 +209,17 @@ operator-reload: setup-operator ## rebuild the operator's image, load it into th
 bench: cluster-running ## figures of the demo job on the cluster, each with its alternative
 	@$(LAB) -m lab.bench
 
-bench-prediction: cluster-running ## prediction of step times for shares that were never used, on the cluster
-	@$(LAB) -m lab.prediction
-
-bench-noise: cluster-running ## balanced shares and those of the least expected step, with one noisy pool, on the cluster
-	@$(LAB) -m lab.noise
-
-bench-convergence: cluster-running ## time to an accuracy on the cluster: even, adaptive and learned shares, three seeds
-	@$(LAB) -m lab.convergence
-
 bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated nodes; about ten minutes, no root
 	@$(LAB) -m lab.scale
 
-bench-mathematics: setup ## duration of decisions, epochs until shares are right, and rules for sharing nodes
+bench-mathematics: setup ## duration of decisions, and epochs until shares are right
 	@$(PY) deploy/dev/bench/mathematics_timings.py; $(PY) deploy/dev/bench/layout_timings.py
-	@$(PY) deploy/dev/bench/fairness.py
 
-bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.save, torchrun and torchft (TORCHFT=python)
+bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torchrun and torchft (TORCHFT=python)
 	@$(PY) deploy/dev/bench/trainer_overhead.py; echo
 	@$(PY) deploy/dev/bench/trainer_pauses.py $(if $(TORCHFT),--torchft $(TORCHFT)); echo
 	@$(PY) deploy/dev/bench/trainer_losses.py; echo
-	@$(PY) deploy/dev/bench/trainer_streams.py; echo
-	@$(PY) deploy/dev/bench/trainer_shards.py; echo
-	@$(PY) deploy/dev/bench/unequal_shards.py; echo
-	@$(PY) deploy/dev/bench/trainer_checkpoint.py
-
-bench-pipeline-picture: setup ## a step of a real pipeline and the planner's prediction, drawn; about two minutes
-	@$(PY) deploy/dev/bench/pipeline_picture.py
-
-bench-pipelines: setup ## predicted and measured steps of random pipelines, pauses when a stage is lost; an hour, partly root
-	@$(PY) deploy/dev/bench/pipeline_layouts.py --layouts 20 --seed 0; echo
-	@$(PY) deploy/dev/bench/trainer_stage_losses.py
+	@$(PY) deploy/dev/bench/unequal_shards.py
 
 pictures: setup ## draw the pictures of README.md and docs/mathematics.md again
 	@PYTHONPATH=tests $(PY) deploy/dev/bench/top_picture.py
@@ -250,6 +230,4 @@ bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 
 .PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint lint-prose format crds chart-files docs chaos histories \
   guides-packages stores-packages oldest-torch gpu images cluster cluster-running \
-  cluster-down operator-local operator-reload bench bench-prediction bench-noise bench-convergence bench-scale \
-  bench-mathematics bench-pipeline-picture bench-pipelines \
-  bench-trainer bench-simulated pictures
+  cluster-down operator-local operator-reload bench bench-scale bench-mathematics bench-trainer bench-simulated pictures

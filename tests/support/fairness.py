@@ -1,4 +1,4 @@
-"""Jobs that share nodes, by the operator's product of rates and by other rules: who gains, who loses, who envies whom.
+"""Jobs that share nodes by the operator's product of rates: who gains, who loses, who envies whom.
 
 Instances are so small that the best allocation by any rule is found by dynamic programming over the nodes in use. So
 the rules are compared at their own optimum, and no search is judged.
@@ -26,11 +26,10 @@ Workers = tuple[int, ...]
 
 
 class Instance(NamedTuple):
-    """Jobs that may all use two pools, and the time that each would take with an equal part of each pool."""
+    """Jobs that may all use two pools."""
 
     capacity: PoolCapacity
     jobs: list[JobDemand]
-    alone_s: list[float]
 
     @property
     def nodes(self) -> Workers:
@@ -72,7 +71,7 @@ def an_instance(rng: random.Random, *, additive: bool) -> Instance:
                 arrived_s=float(number),
             )
         )
-    return Instance(PoolCapacity(pools), jobs, [3600 * rng.uniform(0.5, 4) for _ in jobs])
+    return Instance(PoolCapacity(pools), jobs)
 
 
 def _member(per_s: float, fixed_s: float) -> SplitMember:
@@ -96,22 +95,10 @@ class Running(NamedTuple):
     Attributes:
         rates: by workers.
         equal_rate: with an equal part of each pool.
-        elapsed: time since its start, over its time with an equal part.
-        left: part of its work that is left.
     """
 
     rates: dict[Workers, float]
     equal_rate: float
-    elapsed: float = 0.0
-    left: float = 1.0
-
-    def finish_ratio(self, rate: float) -> float:
-        """Return the time from start to end at this rate from now on, over the time with an equal part (Themis)."""
-        return self.elapsed + self.left * self.equal_rate / rate
-
-
-Rule = Callable[[Sequence[Running], Workers], list[Workers]]
-"""Returns the workers of each job."""
 
 
 def product_of_rates(jobs: Sequence[Running], nodes: Workers) -> list[Workers]:
@@ -122,27 +109,6 @@ def product_of_rates(jobs: Sequence[Running], nodes: Workers) -> list[Workers]:
 def product_above_equal(jobs: Sequence[Running], nodes: Workers) -> list[Workers]:
     """Return the same among those in which no job is slower than with an equal part."""
     return _best(jobs, nodes, lambda job, rate: math.log(rate) if rate >= job.equal_rate * (1 - 1e-9) else -math.inf)
-
-
-def finish_time_fairness(jobs: Sequence[Running], nodes: Workers) -> list[Workers]:
-    """Return the allocation with the least largest finish-time ratio; of several, the largest product of rates."""
-    values = sorted({job.finish_ratio(rate) for job in jobs for rate in job.rates.values() if rate > 0})
-    low, high = 0, len(values) - 1
-    found = _within(jobs, nodes, values[high])
-    while low < high:
-        middle = (low + high) // 2
-        tried = _within(jobs, nodes, values[middle])
-        if tried:
-            found, high = tried, middle
-        else:
-            low = middle + 1
-    return found
-
-
-def _within(jobs: Sequence[Running], nodes: Workers, ratio: float) -> list[Workers]:
-    return _best(
-        jobs, nodes, lambda job, rate: math.log(rate) if job.finish_ratio(rate) <= ratio * (1 + 1e-9) else -math.inf
-    )
 
 
 def _best(jobs: Sequence[Running], nodes: Workers, score: Callable[[Running, float], float]) -> list[Workers]:
@@ -188,7 +154,6 @@ class Fairness(NamedTuple):
         envious: pairs in which one job would be more than 1 % faster with the other's workers.
         beyond_one: of these, the pairs in which it still would be, whichever single worker the other one gave up.
         dominated: instances in which another allocation makes some job more than 0.1 % faster and no job slower.
-        log_rates: sum of the logarithms of rates over those with an equal part.
     """
 
     jobs: int = 0
@@ -198,12 +163,6 @@ class Fairness(NamedTuple):
     envious: int = 0
     beyond_one: int = 0
     dominated: int = 0
-    log_rates: float = 0.0
-
-    @property
-    def mean_rate(self) -> float:
-        """Geometric mean of the rates over those with an equal part."""
-        return math.exp(self.log_rates / max(1, self.jobs))
 
 
 def measured(found: Fairness, instance: Instance, workers: Sequence[Workers]) -> Fairness:
@@ -225,7 +184,6 @@ def measured(found: Fairness, instance: Instance, workers: Sequence[Workers]) ->
         envious=found.envious + envious,
         beyond_one=found.beyond_one + beyond,
         dominated=found.dominated + _dominated(rates, own, instance.nodes),
-        log_rates=found.log_rates + math.fsum(map(math.log, parts)),
     )
 
 
@@ -237,25 +195,3 @@ def _dominated(rates: Sequence[dict[Workers, float]], own: Sequence[float], node
         if product_above_equal(jobs, nodes):
             return True
     return False
-
-
-def finish_ratios(instance: Instance, rule: Rule) -> list[float]:
-    """Return each job's time from start to end, over its time with an equal part of each pool until the end.
-
-    All jobs start together; whenever one ends, the rule divides the nodes again. Changes take no time.
-    """
-    rates = instance.rates()
-    equal = [each[instance.equal] for each in rates]
-    left, found, now_s = [1.0] * len(rates), [0.0] * len(rates), 0.0
-    while any(found_one == 0 for found_one in found):
-        active = [i for i, end in enumerate(found) if end == 0]
-        jobs = [Running(rates[i], equal[i], now_s / instance.alone_s[i], left[i]) for i in active]
-        workers = rule(jobs, instance.nodes)
-        speeds = [rates[i][has] / equal[i] / instance.alone_s[i] for i, has in zip(active, workers, strict=True)]
-        step_s = min(left[i] / speed for i, speed in zip(active, speeds, strict=True))
-        now_s += step_s
-        for i, speed in zip(active, speeds, strict=True):
-            left[i] = max(0.0, left[i] - speed * step_s)
-            if left[i] <= 1e-12:
-                found[i] = now_s / instance.alone_s[i]
-    return found

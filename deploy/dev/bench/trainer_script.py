@@ -1,7 +1,5 @@
 """One worker of ``trainer_pauses.py``: the same small training with this trainer, under torchrun, or with torchft.
 
-``trainer_stage_losses.py`` trains it in stages.
-
 Each step sleeps for twenty milliseconds instead of computing, because three processes on few cores would disturb each
 other. Every committed step is a line in ``$FOLDER/$NAME.commits``: its number and the time.
 """
@@ -21,8 +19,6 @@ import torch
 COMPUTE_S = 0.02
 SHARE_SAMPLES = 16
 WIDTH = int(os.environ.get("WIDTH", "256"))
-STAGE_LAYERS = 12
-"""Layers of the model that is held in stages; each is a unit."""
 
 
 def net() -> torch.nn.Module:
@@ -60,28 +56,6 @@ def with_heterotrain(log: TextIO) -> None:
         with step:
             for (x,) in step.micro_batches():
                 step.backward(loss_of(model, x))
-            step.apply(optimizer)
-        if step.committed:
-            note(log, step.number)
-
-
-def with_stages(log: TextIO) -> None:
-    """Train a model that members hold in stages; the last one waits as long in each micro-batch as others in a step."""
-    import heterotrain  # noqa: PLC0415  # absent in the interpreters of others
-
-    width = int(os.environ["WIDTH"])  # of this worker: the variable is set in the fork
-    job = heterotrain.init()
-    job.wrap(lambda: torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(STAGE_LAYERS)]))
-    optimizer = job.optimizer(lambda params: torch.optim.Adam(params, lr=1e-4))
-
-    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        time.sleep(COMPUTE_S / 4)
-        return torch.nn.functional.mse_loss(output, y)
-
-    rows = torch.ones(10_000, width)
-    for step in job.steps(torch.utils.data.TensorDataset(rows, rows)):
-        with step:
-            step.compute(loss)
             step.apply(optimizer)
         if step.committed:
             note(log, step.number)
@@ -139,7 +113,7 @@ def main(kind: str) -> None:
     """Train with one of the three systems."""
     torch.set_num_threads(1)
     name = os.environ.get("NAME") or f"rank-{os.environ['RANK']}"
-    kinds = {"heterotrain": with_heterotrain, "stages": with_stages, "torchrun": with_torchrun, "torchft": with_torchft}
+    kinds = {"heterotrain": with_heterotrain, "torchrun": with_torchrun, "torchft": with_torchft}
     with (
         (Path(os.environ["FOLDER"]) / f"{name}.commits").open("a", encoding="ascii") as log,
         contextlib.suppress(KeyboardInterrupt),
