@@ -15,7 +15,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 \
 INSTALL := $(UV) pip install --quiet --python $(PY)
 PYTEST := $(VENV)/bin/pytest -q
 PARALLEL := -n auto --maxprocesses 4
-WITHOUT_PYTORCH := heterotrain_core heterotrain_planner heterotrain_operator heterotrain_cli heterotrain_client heterotrain_simulator local_cluster lab prose_lint
+WITHOUT_PYTORCH := heterotrain_core heterotrain_planner heterotrain_operator heterotrain_cli heterotrain_client heterotrain_simulator local_cluster lab
 CLUSTER := PYTHONPATH=deploy/dev/cluster $(PY) -m local_cluster
 LAB := PYTHONPATH=deploy/dev/lab:deploy/dev/cluster $(PY)
 
@@ -115,17 +115,15 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 
 ##@ Style and generated files
 
-lint: lint-prose ## ruff, mypy, import-linter, the prose linter; in `make check`, as much as its parts have packages for
+lint: ## ruff, codespell, mypy, import-linter; in `make check`, as much as its parts have packages for
 	@$(MAKE) --silent --no-print-directory $(PARTS_NEED)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/codespell
 ifneq ($(PARTS_NEED),setup-core)
 	@$(VENV)/bin/mypy $(if $(filter setup-operator,$(PARTS_NEED)),$(addprefix -p ,$(WITHOUT_PYTORCH)))
 	@$(VENV)/bin/lint-imports --no-cache
 endif
-
-lint-prose: setup-core ## texts of README, docs and CRD: length of lines and sentences, glossary, English habits
-	@PYTHONPATH=deploy/dev/prose $(PY) -m prose_lint
 
 format: setup-core ## let ruff fix and format the sources
 	@$(VENV)/bin/ruff check --fix-only --quiet . ; $(VENV)/bin/ruff format --quiet .
@@ -228,6 +226,6 @@ pictures: setup ## draw the pictures of README.md and docs/mathematics.md again
 bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet cannikin comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
-.PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint lint-prose format crds chart-files docs chaos histories \
+.PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint format crds chart-files docs chaos histories \
   guides-packages stores-packages oldest-torch gpu images cluster cluster-running \
   cluster-down operator-local operator-reload bench bench-scale bench-mathematics bench-trainer bench-simulated pictures
