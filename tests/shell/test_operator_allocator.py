@@ -64,8 +64,13 @@ class Bench:
         assert job is not None
         assert job.spec is not None
         pod = build_pod(job, job.spec.worker_pools[0], index, plan_version="")
-        pod["metadata"] |= {"uid": f"uid-{index}", "resourceVersion": "1", "creationTimestamp": rfc3339(NOW_S)}
-        pod["spec"]["nodeName"], pod["status"] = node, {"phase": "Running"}
+        pod["metadata"] |= {
+            "uid": f"uid-{key.name}-{index}",
+            "resourceVersion": "1",
+            "creationTimestamp": rfc3339(NOW_S),
+        }
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": rfc3339(NOW_S)}
+        pod["spec"]["nodeName"], pod["status"] = node, {"phase": "Running", "conditions": [ready]}
         view = parse_pod(pod)
         assert view is not None
         self.store.pods.put(view)
@@ -125,10 +130,14 @@ async def test_workers_that_have_to_leave_are_counted_by_reason() -> None:
         bench.add_pod(one, "a", index)
     await bench.allocator.run_once()
     assert bench.limits(one) is None
-    bench.add_job("two", pool("a", maxReplicas=4))
+    two = bench.add_job("two", pool("a", maxReplicas=4))
     await bench.allocator.run_once()
     counted = bench.metrics.registry.get_sample_value
     labels = {"change": "taken", "reason": "NodesShared"}
+    assert counted("heterotrain_operator_moved_workers_total", labels) == 1, "it may never start"
+    bench.store.pods.discard((one.namespace, "one-w3"))
+    bench.add_pod(two, "a", 0)
+    await bench.allocator.run_once()
     assert counted("heterotrain_operator_moved_workers_total", labels) == 2
     await bench.allocator.run_once()
     assert counted("heterotrain_operator_moved_workers_total", labels) == 2, "once is enough"

@@ -6,9 +6,14 @@ them. The answer to a dry run has the outcome.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 
-from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.api.pools import WorkerPool
+from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
+from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.workers.capacity import AdmittedPod
 
 _Version = tuple[str, int]
@@ -32,3 +37,12 @@ class AdmittedPods:
     def forget(self, key: JobKey) -> None:
         """Forget a job."""
         self._found.pop(key, None)
+
+
+def digest_of_any_job(job: ValidJob, pool: WorkerPool) -> bytes:
+    """Return a digest of a worker's pod that is the same for jobs with the same template, pool and settings."""
+    anonymous = replace(job, key=job.key._replace(name="job"), uid="uid")
+    pod = build_pod(anonymous, pool, 0, plan_version="")
+    claims = job.key.namespace if pod["spec"].get("resourceClaims") else ""  # a template's name is its namespace's
+    text = json.dumps([claims, pod], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).digest()

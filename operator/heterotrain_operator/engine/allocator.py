@@ -8,7 +8,7 @@ the last grants stay.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -19,7 +19,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.quantity import pod_requests
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
+from heterotrain_operator.cluster_state.views import JobKey, JobView, PodView, ValidJob
 from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import AllocationInput, Competition, competitions, takes_part
 from heterotrain_operator.decide.allocation.layout_values import LayoutValues
@@ -78,6 +78,7 @@ class Allocator:
         threads: decide.
         namespace_weights: weights of namespaces; others have weight 1.
         admitted: what admission makes of the pods of each job.
+        pods_of: a job's pods, with what the kubelet says about those that do not start; those of the store by default.
 
     Attributes:
         busy: how long the current decision has gone without progress.
@@ -94,6 +95,7 @@ class Allocator:
         threads: Threads,
         namespace_weights: Mapping[str, float] | None = None,
         admitted: AdmittedPods | None = None,
+        pods_of: Callable[[JobKey], Sequence[PodView]] | None = None,
     ) -> None:
         self._store = store
         self._queue = queue
@@ -103,6 +105,7 @@ class Allocator:
         self._threads = threads
         self._namespace_weights = namespace_weights or {}
         self._admitted = admitted or AdmittedPods()
+        self._pods_of = pods_of or store.pods.of_job
         self.busy = BusyTime(clocks.monotonic)
         self._entries: dict[JobKey, _Entry] = {}
         self._rates = RateCache()
@@ -244,7 +247,7 @@ class Allocator:
         return [
             AllocationInput(
                 job=jobs[key],
-                pods=[pod for pod in self._store.pods.of_job(key) if pod.owner_uid == entry.uid],
+                pods=[pod for pod in self._pods_of(key) if pod.owner_uid == entry.uid],
                 plan=self._store.plans.get(key),
                 telemetry=self._telemetry_of(jobs[key]),
                 shapes=entry.shapes,

@@ -105,6 +105,7 @@ class App:
             threads=threads,
             namespace_weights=namespace_weights(settings.namespace_weights),
             admitted=admitted,
+            pods_of=lambda key: self.reconciler.pods_of(key),  # noqa: PLW0108  # it is created later
         )
         sources = JobInputSources(
             telemetry_of=self.poller.telemetry_of,

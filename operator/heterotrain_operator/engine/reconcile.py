@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,7 +30,7 @@ from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance
 from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, FreeSlots, Shape, admitted_pod
 from heterotrain_operator.engine.act import EARLY_S, Actor
-from heterotrain_operator.engine.admitted import AdmittedPods
+from heterotrain_operator.engine.admitted import AdmittedPods, digest_of_any_job
 from heterotrain_operator.engine.allocator import shapes_of
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.device_reader import DeviceReader
@@ -259,6 +257,11 @@ class Reconciler:
         waits_s = (again_s, dry_run_s, look_s, refused_s, fault_s)
         return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
+    def pods_of(self, key: JobKey) -> Sequence[PodView]:
+        """Return a job's pods, with the warnings about those that do not start."""
+        memory, pods = self._memories.get(key), self._store.pods.of_job(key)
+        return pods if memory is None else memory.start_problems.added_to(pods)
+
     def line_of(self, key: JobKey) -> Line:
         """Return how far a job has come."""
         if not self._store.pods.has_any(key):
@@ -438,7 +441,7 @@ class Reconciler:
 
         A pod that differs only by its job from one that was accepted a short while ago needs no request.
         """
-        now_s, digest = self._clocks.monotonic(), _digest_of_any_job(job, pool)
+        now_s, digest = self._clocks.monotonic(), digest_of_any_job(job, pool)
         accepted_s, admitted = self._accepted_pods.get(digest, (float("-inf"), None))
         if now_s - accepted_s < ACCEPTED_S:
             return admitted
@@ -460,15 +463,6 @@ class Reconciler:
         self._accepted_pods = {key: each for key, each in self._accepted_pods.items() if now_s - each[0] < ACCEPTED_S}
         self._accepted_pods[digest] = (now_s, admitted)
         return admitted
-
-
-def _digest_of_any_job(job: ValidJob, pool: WorkerPool) -> bytes:
-    """Return a digest of a worker's pod that is the same for jobs with the same template, pool and settings."""
-    anonymous = replace(job, key=job.key._replace(name="job"), uid="uid")
-    pod = build_pod(anonymous, pool, 0, plan_version="")
-    claims = job.key.namespace if pod["spec"].get("resourceClaims") else ""  # a template's name is its namespace's
-    text = json.dumps([claims, pod], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).digest()
 
 
 def _accepted_before(job: JobView) -> bool:

@@ -35,6 +35,10 @@ RETRY_S = 600.0
 The time doubles with every further attempt in which the pool gives no node.
 """
 MOST_DOUBLINGS = 6
+CANNOT_START_AFTER_S = 30.0
+"""A pool is exhausted when a granted worker cannot start on its node for this long: other jobs miss that node."""
+CANNOT_START_DOUBLINGS = 2
+"""The cause may be outside of the cluster, such as a registry, so that a pool is tried again at least every 40 min."""
 PRIORITY_FACTOR = 10.0
 """Beyond minimums, a job counts this many times as much as one of the next lower priority among its competitors."""
 MOST_PRIORITIES = 6
@@ -160,23 +164,32 @@ def _with_exhausted_pools(competitors: Sequence[Competitor], *, now_s: float) ->
 def _update_exhausted(competitor: Competitor, *, making_room: bool, now_s: float) -> Competitor:
     """Return a competitor with its short and exhausted pools as of now.
 
-    While workers of any job still leave (``making_room``), a missing node does not mean that a pool is exhausted.
+    While workers of any job still leave (``making_room``), a missing node does not mean that a pool is exhausted. A
+    corrected spec is tried at once.
     """
     short_since_s, exhausted, tries = {}, {}, dict(competitor.before.tries)
+    generation = competitor.job.generation
     for pool in competitor.spec.worker_pools:
         name = pool.name
-        placed = sum(worker.placed and worker.pod.pool == name for worker in competitor.workers)
+        own = [worker for worker in competitor.workers if worker.pod.pool == name]
+        started, ready = sum(w.placed and not w.cannot_start for w in own), any(w.pod.ready for w in own)
+        failing = next((worker for worker in own if worker.cannot_start), None)
         limit = (competitor.before.limits or {}).get(name, 0)
         if (known := competitor.before.exhausted.get(name)) is not None:
-            rest_s = RETRY_S * 2.0 ** min(tries.get(name, 1) - 1, MOST_DOUBLINGS)
-            if placed <= known.placed and now_s - known.since_s < rest_s:
-                exhausted[name] = Exhausted(known.since_s, placed)
-        elif placed < limit and _is_carried_out(competitor, name):
-            short_since_s[name] = now_s if making_room else competitor.before.short_since_s.get(name, now_s)
-            if now_s - short_since_s[name] >= EXHAUSTED_AFTER_S:
-                exhausted[name], tries[name] = Exhausted(now_s, placed), tries.get(name, 0) + 1
+            doublings = CANNOT_START_DOUBLINGS if known.why else MOST_DOUBLINGS
+            rest_s = RETRY_S * 2.0 ** min(tries.get(name, 1) - 1, doublings)
+            # A worker that cannot start may look as if it did for a while, so only one that is ready has started.
+            better = started > known.placed and (ready or not known.why)
+            if not better and known.generation in (0, generation) and now_s - known.since_s < rest_s:
+                exhausted[name] = known._replace(placed=started, generation=generation)
+        elif started < limit and _is_carried_out(competitor, name):
+            before_s = competitor.before.short_since_s.get(name, now_s)
+            short_since_s[name] = now_s if making_room and failing is None else before_s
+            if now_s - short_since_s[name] >= (EXHAUSTED_AFTER_S if failing is None else CANNOT_START_AFTER_S):
+                why = f"{failing.pod.name}: {failing.reason}" if failing is not None else ""
+                exhausted[name], tries[name] = Exhausted(now_s, started, generation, why), tries.get(name, 0) + 1
                 del short_since_s[name]
-        elif placed >= limit > 0:
+        elif started >= limit > 0 and ready:
             tries.pop(name, None)
     return replace(
         competitor, before=replace(competitor.before, short_since_s=short_since_s, exhausted=exhausted, tries=tries)

@@ -25,6 +25,7 @@ from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from heterotrain_operator.decide.grants.persisted import median_member
 from heterotrain_operator.decide.objects.pods import members_per_worker, template_of
+from heterotrain_operator.decide.objects.queue_group import group_name
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.work_left import work_left
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -67,15 +68,29 @@ class Competitor:
         return PoolKey(self.job.key, pool.name)
 
     def most(self, pool: WorkerPool) -> int:
-        """Return the most workers that a pool may have; for an exhausted pool, those that have nodes."""
+        """Return the most workers that a pool may have; for an exhausted pool, those that start on their nodes."""
         if pool.name in self.before.exhausted:
-            return sum(worker.placed and worker.pod.pool == pool.name for worker in self.workers)
+            return sum(w.placed and w.pod.pool == pool.name and not self.is_idle(w) for w in self.workers)
         return min(pool.max_replicas, most_workers(self.spec))
 
+    def is_idle(self, worker: Worker) -> bool:
+        """Return whether a worker cannot start in a pool that is exhausted for that reason: it only holds its node."""
+        known = self.before.exhausted.get(worker.pod.pool)
+        return known is not None and bool(known.why) and worker.cannot_start
+
+    def later(self, pool: WorkerPool, group: NodeGroup) -> int:
+        """Return how many workers of a pool come to a node group later, or leave it (below 0)."""
+        return 0 if pool.name in self.before.exhausted else self.before.later.get(job_pool_key(pool, group.name), 0)
+
+    @property
+    def all_at_once(self) -> bool:
+        """Whether its workers are admitted together or not at all, so that none can show that it starts."""
+        return self.spec.pod_group is not None or bool(group_name(self.job.template))
+
     def placed_on(self, pool: WorkerPool, group: NodeGroup) -> list[Worker]:
-        """Return the workers of a pool on a node group, ready ones first."""
+        """Return the workers of a pool on a node group, ready ones first and those that cannot start last."""
         own = [w for w in self.workers if w.placed and w.pod.pool == pool.name and w.pod.node in group.nodes]
-        return sorted(own, key=lambda worker: (worker.state is not WorkerState.READY, worker.pod.index))
+        return sorted(own, key=lambda w: (w.state is not WorkerState.READY, w.cannot_start, w.pod.index))
 
     def placed_outside(self, pool: WorkerPool, groups: Sequence[NodeGroup]) -> int:
         """Return how many workers of a pool are on nodes outside these groups; they may stay there."""
@@ -136,7 +151,9 @@ def demand_of(
         for group in groups:
             size = group.sizes[competitor.pool_key(pool)]
             job_pools.append(replace(template, pool=group.name, accelerators=size))
-            current[job_pools[-1].key] = len(competitor.placed_on(pool, group)) + promised
+            here = sum(not competitor.is_idle(worker) for worker in competitor.placed_on(pool, group))
+            # What is only postponed counts as done: otherwise each half of a change would have to pay for a pause.
+            current[job_pools[-1].key] = max(0, here + promised + competitor.later(pool, group))
             promised = 0
     adaptive, newest = training.adaptive_batch, competitor.telemetry.newest
     left = work_left(training, newest)

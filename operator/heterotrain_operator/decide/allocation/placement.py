@@ -3,11 +3,14 @@
 The core decides how many workers of a pool are on which node group. Which pod goes to which node is the scheduler's
 choice. So a worker leaves one node group for another of its pool only if another job needs its place. A worker comes
 only if it cannot take a place that is being freed for another job.
+
+A pod may never start, by a typo in its image. So running workers first give one place to a pool in which no worker is
+ready, and the others once one is ready there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_planner.allocate.problem import Grant, Objective, Proposal, Size
@@ -19,6 +22,8 @@ from heterotrain_operator.decide.allocation.demand import Competitor, job_pool_k
 from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant, restated
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
+
+_PROBE = "a first worker has to be ready there before "
 
 
 class Placement:
@@ -65,9 +70,12 @@ class Placement:
         for competitor, proposed, pool in pools:
             if proposed.workers:
                 self._keep_groups(competitor, pool)
-            else:
-                self._keep_workers(competitor, pool)
-        # 3. Note which pools still lack workers, and whether any worker comes or goes.
+            self._keep_workers(competitor, pool, waits=not proposed.workers)
+        # 3. Give a pool in which no worker is ready one place of running workers, as a probe.
+        self._later: dict[PoolKey, dict[str, int]] = {}
+        """By pool and job's key of it on a node group, workers that come (or leave, below 0) once probes are ready."""
+        self._probe_first(pools)
+        # 4. Note which pools still lack workers, and whether any worker comes or goes.
         self._lacking = {
             pool_key
             for competitor, _, pool in pools
@@ -92,7 +100,8 @@ class Placement:
             short_since_s=before.short_since_s,
             exhausted=before.exhausted,
             tries=before.tries,
-            reason=before.reason if same else _reason(competitor, proposed, kept_since_s),
+            later=self._postponed(competitor),
+            reason=before.reason if same else self._reason(competitor, proposed, kept_since_s),
             distance=restated(before.distance if same else None, self._distance, now_s=self._now_s),
             kept_since_s=kept_since_s,
             kept_out=proposed.kept_out,
@@ -116,14 +125,68 @@ class Placement:
                     granted[here] += 1
                     granted[there] -= 1
 
-    def _keep_workers(self, competitor: Competitor, pool: WorkerPool) -> None:
-        """Let a waiting job keep workers whose places no other job needs: it would only request them again."""
+    def _keep_workers(self, competitor: Competitor, pool: WorkerPool, *, waits: bool) -> None:
+        """Keep workers whose places no other job needs: all of a waiting job, which would only request them again.
+
+        Of those that cannot start, one stays: it shows when the cause is gone.
+        """
+        granted, probes = self._granted[competitor.pool_key(pool)], 1
         for group in self._groups_of(competitor, pool):
             one: dict[tuple[str, Size], int] = {(group.name, group.sizes[competitor.pool_key(pool)]): 1}
-            for _ in competitor.placed_on(pool, group):
-                if self._occupancy.fits(one):
+            for worker in competitor.placed_on(pool, group)[granted[group.name] :]:
+                idle = competitor.is_idle(worker)
+                if (probes if idle else waits) and self._occupancy.fits(one):
                     self._occupancy.add(one)
-                    self._granted[competitor.pool_key(pool)][group.name] += 1
+                    granted[group.name] += 1
+                    probes -= idle
+
+    def _probe_first(self, pools: Sequence[tuple[Competitor, Grant, WorkerPool]]) -> None:
+        """Leave workers of other jobs in the places that pools without a ready worker would get beyond the first one.
+
+        Places that are free now cost nobody a worker, so they may be taken at once.
+        """
+        now, released = Occupancy(self._occupancy.capacity), set()
+        for competitor, _, pool in pools:
+            for group in self._groups_of(competitor, pool):
+                here = len(competitor.placed_on(pool, group))
+                now.add({(group.name, group.sizes[competitor.pool_key(pool)]): here})
+        for competitor, _, pool in sorted(pools, key=lambda each: not _proven(each[0], each[2])):
+            pool_key, probes = competitor.pool_key(pool), 0 if _places(competitor, pool) else 1
+            granted, late = self._granted[pool_key], []
+            for group in self._groups_of(competitor, pool):
+                size, growth = group.sizes[pool_key], granted[group.name] - len(competitor.placed_on(pool, group))
+                free = now.free_slots(group.name, size, max(0, growth))
+                now.add({(group.name, size): free})
+                probes -= min(probes, free)
+                late.append((group, size, growth - free))
+            for group, size, growth in () if _proven(competitor, pool) else late:
+                if (waiting := growth - probes) > 0:
+                    probes = 0
+                    granted[group.name] -= waiting
+                    self._occupancy.add({(group.name, size): -waiting})
+                    self._postpone(competitor, pool, group, waiting)
+                    released.add(group.name)
+                elif growth > 0:
+                    probes -= growth
+        for competitor, proposed, pool in pools:
+            if released and competitor.spec.objective is not Objective.COST and not proposed.in_time:
+                self._stay(competitor, pool, released)
+
+    def _stay(self, competitor: Competitor, pool: WorkerPool, released: Collection[str]) -> None:
+        """Keep workers of a running job in places that were released in these node groups."""
+        pool_key = competitor.pool_key(pool)
+        granted = self._granted[pool_key]
+        for group in self._groups_of(competitor, pool):
+            one: dict[tuple[str, Size], int] = {(group.name, group.sizes[pool_key]): 1}
+            for worker in competitor.placed_on(pool, group)[granted[group.name] :] if group.name in released else ():
+                if not competitor.is_idle(worker) and self._occupancy.fits(one):
+                    self._occupancy.add(one)
+                    granted[group.name] += 1
+                    self._postpone(competitor, pool, group, -1)
+
+    def _postpone(self, competitor: Competitor, pool: WorkerPool, group: NodeGroup, workers: int) -> None:
+        own, key = self._later.setdefault(competitor.pool_key(pool), {}), job_pool_key(pool, group.name)
+        own[key] = own.get(key, 0) + workers
 
     def _surplus(self, competitor: Competitor, pool: WorkerPool) -> list[Worker]:
         """Return the workers of a pool that have to leave: by node group, those that are not ready first."""
@@ -195,8 +258,8 @@ class Placement:
         """
         if proposed.kept_out:
             return False  # a waiting worker would take a node that is kept for another job
-        if pool.name in competitor.before.exhausted:
-            return True
+        if (exhausted := competitor.before.exhausted.get(pool.name)) is not None:
+            return not exhausted.why
         granted = bool(proposed.workers)
         groups = self._groups_of(competitor, pool)
         if granted and any(self._lowest.get(group.name, competitor.priority) < competitor.priority for group in groups):
@@ -208,6 +271,35 @@ class Placement:
             self._occupancy.fits({(group.name, group.sizes[pool_key]): 1}) for group in groups
         )
 
+    def _postponed(self, competitor: Competitor) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for pool in competitor.spec.worker_pools:
+            found |= self._later.get(competitor.pool_key(pool), {})
+        return found
+
+    def _reason(self, competitor: Competitor, proposed: Grant, kept_since_s: float | None) -> str:
+        exhausted = ", ".join(sorted(name for name, each in competitor.before.exhausted.items() if not each.why))
+        later = sum(map(abs, self._postponed(competitor).values()))
+        if competitor.before.later and not later and not proposed.changed:
+            return competitor.before.reason.partition(f"; {_PROBE}")[0]  # the rest of that change
+        parts = (
+            proposed.reason,
+            f"nodes are kept for it since {rfc3339(kept_since_s)}" if kept_since_s is not None else "",
+            f"pools without free nodes: {exhausted}" if exhausted else "",
+            f"{_PROBE}{later} of these" if later else "",
+        )
+        return "; ".join(filter(None, parts))
+
+
+def _places(competitor: Competitor, pool: WorkerPool) -> int:
+    return sum(worker.placed and worker.pod.pool == pool.name for worker in competitor.workers)
+
+
+def _proven(competitor: Competitor, pool: WorkerPool) -> bool:
+    """Return whether a pool's workers start: one is ready, or none can be before all of them have nodes."""
+    ready = any(w.state is WorkerState.READY and w.pod.pool == pool.name for w in competitor.workers)
+    return ready or competitor.all_at_once
+
 
 def _lowest_priorities(competitors: Sequence[Competitor], groups_of: GroupsByPool) -> dict[str, int]:
     """Return the lowest priority of the workers on each node group, where there are any."""
@@ -218,13 +310,3 @@ def _lowest_priorities(competitors: Sequence[Competitor], groups_of: GroupsByPoo
                 if competitor.placed_on(pool, group):
                     lowest[group.name] = min(lowest.get(group.name, competitor.priority), competitor.priority)
     return lowest
-
-
-def _reason(competitor: Competitor, proposed: Grant, kept_since_s: float | None) -> str:
-    exhausted = ", ".join(sorted(competitor.before.exhausted))
-    parts = (
-        proposed.reason,
-        f"nodes are kept for it since {rfc3339(kept_since_s)}" if kept_since_s is not None else "",
-        f"pools without free nodes: {exhausted}" if exhausted else "",
-    )
-    return "; ".join(filter(None, parts))

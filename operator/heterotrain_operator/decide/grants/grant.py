@@ -54,10 +54,16 @@ class ThroughputModel:
 
 
 class Exhausted(NamedTuple):
-    """Since when a pool counts as exhausted, and how many of its workers have nodes nevertheless."""
+    """Since when a pool counts as exhausted, and how many of its workers have nodes nevertheless.
+
+    ``generation`` is that of the spec for which it was found, 0 where that is not known. ``why`` says what keeps a
+    worker from starting on its node; it is empty where workers found no node.
+    """
 
     since_s: float
     placed: int
+    generation: int = 0
+    why: str = ""
 
 
 class StatedDistance(NamedTuple):
@@ -95,6 +101,7 @@ class JobGrant:
         short_since_s: by pool, since when fewer workers than granted have nodes although none is about to make room.
         exhausted: by pool, that granted workers have found no node for long, although there seemed to be room.
         tries: by pool, how many times in a row it was exhausted; reset once the granted workers have nodes.
+        later: by pool on a node group, workers that come (or leave, below 0) once the first worker of a pool is ready.
         undecided: whether the allocation has not decided yet: no worker comes or goes.
         reason: why, in one sentence; empty without limits.
         lacks: which workers the next member lacks, as a clause; empty where other jobs' nodes are not the obstacle.
@@ -113,6 +120,7 @@ class JobGrant:
     short_since_s: Mapping[str, float] = field(default_factory=dict)
     exhausted: Mapping[str, Exhausted] = field(default_factory=dict)
     tries: Mapping[str, int] = field(default_factory=dict)
+    later: Mapping[str, int] = field(default_factory=dict)
     undecided: bool = False
     reason: str = ""
     lacks: str = ""
@@ -122,6 +130,11 @@ class JobGrant:
     spare_s: float | None = None
     in_time: bool = False
     throughput: ThroughputModel = field(default_factory=ThroughputModel)
+
+    def may_wait_in(self, pool: str) -> bool:
+        """Return whether a worker may wait in a pool for a node: not where workers cannot start on nodes."""
+        known = self.exhausted.get(pool)
+        return (self.limits is None or pool in self.may_wait) and not (known is not None and known.why)
 
     @property
     def message(self) -> str:

@@ -2,7 +2,8 @@
 
 A worker without a node delays nothing. One per pool may therefore wait: the scheduler places it as soon as there is
 room, and a cluster autoscaler sees the demand for a node. Once nodes came for workers that had waited, more of them may
-wait: one more than came, so 1, 2, 4, 8. Where none comes, more waiting workers would add nothing.
+wait: one more than came, so 1, 2, 4, 8. Where none comes, more waiting workers would add nothing. The
+same holds for workers on nodes that cannot start, by a typo in their image: one of them shows when the cause is gone.
 
 When jobs compete for the same nodes, this job gets only its allocated workers. It may keep a waiting worker beyond that
 only where the worker cannot take capacity that is being freed for another job.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_operator.api.pools import WorkerPool
@@ -33,6 +34,8 @@ ARRIVED_S = 600.0
 _MOST_HELD = 3
 UNSCHEDULABLE_S = 10.0
 """A surplus waiting worker is removed only after this long: the scheduler may be about to place it."""
+CANNOT_START_S = 60.0
+"""The same for one that has a node and cannot start: a registry may be busy for a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +89,17 @@ def decide_replicas(
     names = {pool.name for pool in spec.worker_pools}
     remove = [(worker, "its pool is not in the spec any more") for worker in alive if worker.pod.pool not in names]
     leaving = {worker.pod.uid: worker for worker in alive if worker.pod.uid in grant.leave}
-    keep: dict[str, list[Worker]] = {}
+    keep = _by_pool(spec, [worker for worker in alive if worker.pod.uid not in leaving])
     for pool in spec.worker_pools:
-        own = sorted((w for w in alive if w.pod.pool == pool.name and w.pod.uid not in leaving), key=_keep_order)
-        keep[pool.name] = own[: pool.max_replicas]
-        remove += [(worker, f"pool {pool.name} may have {pool.max_replicas}") for worker in own[pool.max_replicas :]]
+        surplus = keep[pool.name][pool.max_replicas :]
+        keep[pool.name] = keep[pool.name][: pool.max_replicas]
+        remove += [(worker, f"pool {pool.name} may have {pool.max_replicas}") for worker in surplus]
 
     # 2. Remove workers above the job's maximum, starting with the least preferred pool.
     most = most_workers(spec)
-    schedulable = {name: [w for w in own if not _is_unschedulable(w)] for name, own in keep.items()}
-    unschedulable = {name: [w for w in own if _is_unschedulable(w)] for name, own in keep.items()}
+    unschedulable = {name: _idle(own) for name, own in keep.items()}
+    schedulable = {name: [w for w in own if w not in unschedulable[name]] for name, own in keep.items()}
+    halted = {name: each for name, each in grant.exhausted.items() if each.why}
     for pool in reversed(spec.worker_pools):
         while sum(map(len, schedulable.values())) > most and len(schedulable[pool.name]) > pool.min_replicas:
             remove.append((schedulable[pool.name].pop(), f"the job may have {most} workers"))
@@ -105,14 +109,16 @@ def decide_replicas(
     if grant.undecided:
         count = {pool.name: len(keep[pool.name]) for pool in spec.worker_pools}
     elif grant.limits is None:
-        count = _what_fits(spec, schedulable, unschedulable, free_slots_of=free_slots_of, shortage=shortage)
+        full = {name for name in keep if unschedulable[name] or name in halted}
+        count = _what_fits(spec, schedulable, full, free_slots_of=free_slots_of, shortage=shortage)
+        count |= {name: count[name] + 1 for name in halted if unschedulable.get(name)}
     else:
         placed = {name: sum(worker.placed for worker in own) for name, own in keep.items()}
         count = {name: max(grant.limits.get(name, 0), placed[name]) for name in keep}
 
     # 4. Add the minimums and one waiting worker per pool, where the job may wait for nodes.
-    may_wait = [pool for pool in spec.worker_pools if grant.limits is None or pool.name in grant.may_wait]
     if not grant.undecided:
+        may_wait = [pool for pool in spec.worker_pools if grant.may_wait_in(pool.name)]
         _add_waiting(spec, may_wait, count, schedulable, unschedulable, now_s=now_s)
 
     # 5. Create what is missing in each pool, and remove surplus workers that have no node.
@@ -124,15 +130,16 @@ def decide_replicas(
         gap = count[pool.name] - len(schedulable[pool.name])
         create += [pool] * max(0, gap - len(unschedulable[pool.name]))
         for worker in unschedulable[pool.name][max(0, gap) :]:
-            wait_s = left_s(worker.pod.unschedulable_since_s, UNSCHEDULABLE_S, now_s=now_s)
+            wait_s, why = _surplus_wait(worker, now_s=now_s)
             if grant.limits is not None and pool.name not in grant.may_wait:
                 remove.append((worker, grant.reason))  # it could take capacity that is being freed for another job
             elif not wait_s:
-                remove.append((worker, f"no node has room for it: {worker.reason}"))
+                remove.append((worker, f"{why}: {worker.reason}"))
             else:
                 again_s = wait_s if again_s is None else min(again_s, wait_s)
         if unschedulable[pool.name]:
             shortage.unschedulable(pool, free_slots_of(pool), unschedulable[pool.name][0])
+    shortage.halted({name: each.why for name, each in halted.items() if not unschedulable.get(name)})
 
     # 6. Let workers go that the allocation takes away, unless the job would stop just before their replacements start.
     if leaving and not _replaced_soon(spec, [w for w in alive if w.pod.uid not in leaving], create):
@@ -144,6 +151,18 @@ def decide_replicas(
         reason="; ".join(filter(None, (grant.reason, shortage.sentence()))),
         again_s=again_s,
     )
+
+
+def _by_pool(spec: HeteroTrainJobSpec, workers: Sequence[Worker]) -> dict[str, list[Worker]]:
+    ordered = sorted(workers, key=_keep_order)
+    return {pool.name: [worker for worker in ordered if worker.pod.pool == pool.name] for pool in spec.worker_pools}
+
+
+def _surplus_wait(worker: Worker, *, now_s: float) -> tuple[float, str]:
+    """Return for how many seconds a surplus worker may still find a node or start there, and why it goes then."""
+    if worker.placed:
+        return left_s(worker.pod.scheduled_s, CANNOT_START_S, now_s=now_s), "one such worker is enough"
+    return left_s(worker.pod.unschedulable_since_s, UNSCHEDULABLE_S, now_s=now_s), "no node has room for it"
 
 
 def next_indices(pods: Iterable[PodView], count: int, *, taken: frozenset[int] = frozenset()) -> tuple[int, ...]:
@@ -167,18 +186,18 @@ def next_indices(pods: Iterable[PodView], count: int, *, taken: frozenset[int] =
 def _what_fits(
     spec: HeteroTrainJobSpec,
     schedulable: Mapping[str, Sequence[Worker]],
-    unschedulable: Mapping[str, Sequence[Worker]],
+    full: Collection[str],
     *,
     free_slots_of: Callable[[WorkerPool], FreeSlots],
     shortage: _Shortage,
 ) -> dict[str, int]:
-    """Return by pool the existing workers plus those that fit in addition, up to the job's limits."""
+    """Return by pool the existing workers plus those that fit in addition, up to the job's limits; none in ``full``."""
     most = most_workers(spec)
     count = {name: len(own) for name, own in schedulable.items()}
     for pool in spec.worker_pools:
         spare = min(pool.max_replicas, most) - count[pool.name]
         wish = min(spare, most - sum(count.values()))
-        if wish <= 0 or unschedulable[pool.name]:
+        if wish <= 0 or pool.name in full:
             continue
         free = free_slots_of(pool)
         # Workers that wait for the scheduler will take slots that still look free.
@@ -249,6 +268,12 @@ def _is_unschedulable(worker: Worker) -> bool:
     return worker.state is WorkerState.WAITING and bool(worker.pod.unschedulable)
 
 
+def _idle(own: Sequence[Worker]) -> list[Worker]:
+    """Return the workers of a pool that find no node, and, where none is ready, those that cannot start on theirs."""
+    starts = any(worker.state is WorkerState.READY for worker in own)
+    return [worker for worker in own if _is_unschedulable(worker) or (worker.cannot_start and not starts)]
+
+
 def _keep_order(worker: Worker) -> tuple[int, int]:
     """Order workers by progress towards training, then by index: the last ones are removed first."""
     order = {WorkerState.READY: 0, WorkerState.STARTING: 1, WorkerState.WAITING: 2}
@@ -266,7 +291,12 @@ class _Shortage:
             self._reasons[pool.name] = _impossible(pool, free) or f"pool {pool.name} has no room for more workers"
 
     def unschedulable(self, pool: WorkerPool, free: FreeSlots, worker: Worker) -> None:
-        self._reasons[pool.name] = _impossible(pool, free) or f"pool {pool.name}: {worker.reason}"
+        own = f"pool {pool.name}: {worker.reason}"
+        self._reasons[pool.name] = own if worker.placed else _impossible(pool, free) or own
+
+    def halted(self, why: Mapping[str, str]) -> None:
+        for name, words in why.items():
+            self._reasons[name] = f"pool {name}: a worker could not start, and one is tried again later: {words}"
 
     def sentence(self) -> str:
         return "; ".join(self._reasons.values())

@@ -79,6 +79,11 @@ class Worker:
         return self.state in (WorkerState.STARTING, WorkerState.READY)
 
     @property
+    def cannot_start(self) -> bool:
+        """Whether the kubelet has said why its containers do not start; an image that is being pulled is no reason."""
+        return self.state is WorkerState.STARTING and bool(self.pod.waiting_reason or self.pod.start_problem)
+
+    @property
     def ended(self) -> bool:
         """Whether its training process has ended."""
         return self.state in ENDED
