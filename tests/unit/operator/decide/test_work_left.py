@@ -9,7 +9,7 @@ from heterotrain_core.contract.config import ANY_EPOCHS
 from heterotrain_operator.api.reading import read_spec
 from heterotrain_operator.api.training import Training
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, Telemetry
-from heterotrain_operator.decide.objects.pods import training_config
+from heterotrain_operator.decide.objects.training_settings import training_config
 from heterotrain_operator.decide.work_left import WorkLeft, work_left
 from support.fake_cluster import a_running_job
 
