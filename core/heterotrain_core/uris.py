@@ -21,6 +21,14 @@ _HIDDEN = (
 )
 
 
+def job_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:
+    """Return the URI of a job's own folder below that of its checkpoints.
+
+    Jobs that share a volume must not read each other's checkpoints, and a name may be used again.
+    """
+    return f"{uri.rstrip('/')}/{namespace}-{name}-{uid}"
+
+
 def has_credentials(uri: str) -> bool:
     """Return whether a URI contains a password, or a query, which may contain one."""
     return re.search(PASSWORD, uri) is not None or re.search(QUERY, uri) is not None

@@ -84,6 +84,14 @@ class Cluster:
         """
         return self._json("GET", self._path(name), what=f"job {name}")
 
+    def find(self, name: str) -> dict[str, Any] | None:
+        """Return a job; ``None`` where there is none of this name.
+
+        Raises:
+            UnavailableError: the cluster does not answer.
+        """
+        return next((body for body in self.jobs() if body["metadata"]["name"] == name), None)
+
     def jobs(self, *, everywhere: bool = False) -> list[dict[str, Any]]:
         """Return the jobs of the namespace, or of all namespaces."""
         return list(self._list(f"{_ROOT}/{keys.PLURAL}" if everywhere else self._path()))

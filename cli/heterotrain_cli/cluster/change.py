@@ -1,4 +1,4 @@
-"""``heterotrain suspend``, ``resume``, ``restart``, ``scale`` and ``delete``."""
+"""``heterotrain suspend``, ``resume``, ``restart``, ``retry``, ``scale`` and ``delete``."""
 
 from __future__ import annotations
 
@@ -94,6 +94,30 @@ def restart(*, name: str, **target: Any) -> None:
     now = datetime.now(UTC).isoformat()
     cluster.patch(name, {"metadata": {"annotations": {keys.ANNOTATION_RESTART: now}}})
     click.echo(f"job {name}: its workers are being renewed; `heterotrain describe {name}` shows how far it is")
+
+
+@click.command()
+@job_argument()
+@target_options
+def retry(*, name: str, **target: Any) -> None:
+    """Try a failed job again: it continues from its newest checkpoint, with its present spec.
+
+    \b
+    Example:
+      heterotrain retry digits
+
+    Exit status: 0 when the job is to be tried again; 1 without an answer from the cluster; 2 for a job that has not
+    failed, or a refused change.
+    """  # noqa: D301  # click reads the character \b
+    cluster = Cluster(Target(**target))
+    view = view_of(cluster.job(name))
+    if view.status.state != "Failed":
+        raise InputError(f"job {name} is {view.status.state or 'new'}: only a failed job can be tried again")
+    now = datetime.now(UTC).isoformat()
+    cluster.patch(name, {"metadata": {"annotations": {keys.ANNOTATION_RETRY: now}}})
+    saved = view.status.last_checkpoint
+    where = "from the beginning: it has no checkpoint" if saved is None else f"from step {saved.step}"
+    click.echo(f"job {name} is tried again, {where}")
 
 
 @click.command()

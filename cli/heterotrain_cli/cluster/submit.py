@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import click
+from heterotrain_core.uris import job_folder
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -16,7 +18,7 @@ from heterotrain_cli.cluster.api import Cluster, target_options
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.documents import validation_document
 from heterotrain_cli.cluster.kubeconfig import Target
-from heterotrain_cli.cluster.names import job_argument
+from heterotrain_cli.cluster.names import complete_jobs, job_argument
 from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, trained, view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_file import read_job_file
@@ -64,14 +66,19 @@ def validate(*, path: str, on_cluster: bool, output: str, **target: Any) -> None
 @click.option(
     "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="With --wait: stop waiting after this time."
 )
+@click.option(
+    "--continue", "earlier", metavar="OLD", shell_complete=complete_jobs,
+    help="Continue from the checkpoints of an earlier job.",
+)  # fmt: skip
 @output_option
 @target_options
-def submit(*, path: str, waits: bool, timeout: float | None, output: str, **target: Any) -> None:
-    """Create a job on the cluster.
+def submit(*, path: str, waits: bool, timeout: float | None, earlier: str | None, output: str, **target: Any) -> None:
+    """Create a job on the cluster. OLD may be deleted; then its folder is looked for below the new checkpoint.uri.
 
     \b
     Examples:
       heterotrain submit job.yaml
+      heterotrain submit job.yaml --continue digits-1
       heterotrain submit job.yaml --wait
 
     Exit status: 0 when the job is created (with --wait: has succeeded); 1 without an answer from the cluster, or after
@@ -81,7 +88,7 @@ def submit(*, path: str, waits: bool, timeout: float | None, output: str, **targ
         raise click.UsageError("--timeout needs --wait")
     job = read_job_file(path)
     cluster = _cluster_for(job.namespace, target)
-    made = cluster.create(job.body)
+    made = cluster.create(job.body if earlier is None else continued(job.body, earlier, cluster.find(earlier)))
     name = str(made["metadata"]["name"])
     click.echo(f"job {name} is created in namespace {cluster.namespace}", err=output != TABLE)
     if waits:
@@ -106,6 +113,30 @@ def wait(*, name: str, timeout: float | None, output: str, **target: Any) -> Non
     that does not exist; 3 when it has failed.
     """  # noqa: D301  # click reads the character \b
     _wait(Cluster(Target(**target)), name, timeout_s=timeout, output=output)
+
+
+def continued(body: Mapping[str, Any], name: str, earlier: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a new job that continues from the checkpoints of an earlier one. Pure.
+
+    Args:
+        body: the new job.
+        name: of the earlier one.
+        earlier: it; ``None`` where it is deleted.
+
+    Raises:
+        InputError: one of the two keeps no checkpoints.
+    """
+    for which, spec in (("the new job", body["spec"]), (f"job {name}", (earlier or body)["spec"])):
+        if not spec.get("checkpoint"):
+            raise InputError(f"{which} keeps no checkpoints, so there is nothing to continue: set spec.checkpoint.uri")
+    source = name
+    if earlier is not None:
+        metadata = earlier["metadata"]
+        names = {"namespace": metadata["namespace"], "name": name, "uid": metadata["uid"]}
+        source = job_folder(earlier["spec"]["checkpoint"]["uri"], **names)
+    found = copy.deepcopy(dict(body))
+    found["spec"]["checkpoint"]["resumeFrom"] = source
+    return found
 
 
 def progress_line(view: JobView) -> str:

@@ -11,7 +11,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.hiccups import NO_HICCUPS
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Member, Plan
 from heterotrain_core.split.member import SplitMember
-from heterotrain_operator.api.status import InternalStatus
+from heterotrain_operator.api.internal_status import InternalStatus
 from heterotrain_operator.api.tolerant import read_tolerantly
 from heterotrain_operator.decide.grants.persisted import compute_time, measured_exchange
 from heterotrain_planner.perf.exchange_sizes import MeasuredExchange

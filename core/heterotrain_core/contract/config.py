@@ -45,6 +45,8 @@ class TrainingConfig:
         checkpoint_max_to_keep: number of newest checkpoints that are kept.
         checkpoint_max_age_s: age beyond which a checkpoint is not kept, unless it is the newest; ``None`` sets no
             limit.
+        checkpoint_resume_from: where to continue while the job has no checkpoint of its own: URI of a folder, or name
+            of a job of the same namespace; ``None`` to begin.
         grace_s: seconds between SIGTERM and SIGKILL.
         peer_timeout_s: silence of a host after which its ranks count as lost.
     """
@@ -66,6 +68,7 @@ class TrainingConfig:
     checkpoint_interval_s: float = 600.0
     checkpoint_max_to_keep: int = 3
     checkpoint_max_age_s: float | None = None
+    checkpoint_resume_from: str | None = None
     grace_s: float = 30.0
     peer_timeout_s: float = 3.0
 

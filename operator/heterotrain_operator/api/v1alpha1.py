@@ -53,6 +53,13 @@ class Checkpoint(
             message="uri must have no password and no query (?name=value), which many people could read: remove it, "
             "and give the workers the credentials by a Secret in spec.template (envFrom)",
         ),
+        Rule(
+            cel=f"!has(self.resumeFrom) || (!self.resumeFrom.matches('{uris.PASSWORD}') && "
+            f"!self.resumeFrom.matches('{uris.QUERY}'))",
+            holds=lambda self: self.resume_from is None or not uris.has_credentials(self.resume_from),
+            message="resumeFrom must have no password and no query (?name=value), which many people could read: remove "
+            "it",
+        ),
     ),
 ):
     """Where and how often checkpoints are written, and which are kept."""
@@ -76,6 +83,15 @@ class Checkpoint(
         le=3_600_000_000,
         description="Checkpoints older than this many seconds are deleted, except the newest. Unset: age does not "
         "matter. Example: 86400.",
+    )
+    resume_from: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        pattern=r"^([a-z][a-z0-9+.-]*://.+|[a-z0-9]([-.a-z0-9]*[a-z0-9])?)$",
+        description="Where to continue while the job has no checkpoint of its own: the folder of an earlier job, or a "
+        "job's name. A name stands for the newest folder of such a job of this namespace below uri. The job's own name "
+        "makes it continue after it was deleted and created again. Example: digits.",
     )
 
 

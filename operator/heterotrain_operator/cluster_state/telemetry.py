@@ -69,6 +69,7 @@ class MemberGauges:
     noise_scale_samples: float | None = None
     loss: float | None = None
     checkpoint_step: int | None = None
+    resumed_step: int | None = None
     checkpoint_time_s: float | None = None
     micro_batch_cap_samples: int | None = None
     out_of_memory: int = 0

@@ -35,6 +35,7 @@ from heterotrain_operator.decide.plan.membership import MembershipDecision, deci
 from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.plan_delivery import pods_to_touch
 from heterotrain_operator.decide.renewal import CORRECTED, Renewal, corrected, decide_renewal
+from heterotrain_operator.decide.retry import asks_for_retry, tried_again
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
@@ -64,6 +65,15 @@ def decide(inputs: JobInputs) -> Decision:
         return Decision(reason="the job is being deleted", unhold=unhold)
     if job.spec is not None and not managed_by_us(job.spec):
         return Decision(reason="another controller manages the job")
+    if asks_for_retry(job):
+        if own := [pod for pod in inputs.pods if pod.owner_uid == job.uid]:
+            return Decision(
+                remove=tuple(pod for pod in own if not pod.deleting),
+                unhold=held_by_queue(own),
+                reason="the job is tried again once the pods of the last try are gone",
+            )
+        job = tried_again(job)
+        inputs = replace(inputs, job=job)
     # 2. Derive the workers' states, the plan in force, the failures and the stage of the job's life.
     derived = derive(inputs)
     # 3. Only an active job gets workers and plans.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from heterotrain_core.contract.outcome import Cause
@@ -13,6 +13,7 @@ from heterotrain_operator.api.failures import FailureAction
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.decide.retry import with_way_on
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.failures import Accounts
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -58,11 +59,21 @@ class Life:
 def decide_life(
     job: JobView, workers: Sequence[Worker], accounts: Accounts, acceptance: Acceptance, *, now_s: float
 ) -> Life:
-    """Return the stage of a job. The end is final: a succeeded or failed job stays succeeded or failed."""
+    """Return the stage of a job. An end stays, unless a user asks for another try of a failed job."""
     for ended, kind in ((Stage.SUCCEEDED, ConditionType.SUCCEEDED), (Stage.FAILED, ConditionType.FAILED)):
         known = find_condition(job.status.conditions, kind)
         if known is not None and known.status == "True":
             return Life(stage=ended, reason=known.reason, message=known.message)
+    life = _not_ended(job, workers, accounts, acceptance, now_s=now_s)
+    if life.stage is not Stage.FAILED:
+        return life
+    return replace(life, message=with_way_on(job, (worker.pod for worker in workers), life.message))
+
+
+def _not_ended(
+    job: JobView, workers: Sequence[Worker], accounts: Accounts, acceptance: Acceptance, *, now_s: float
+) -> Life:
+    """Return the stage of a job that had neither succeeded nor failed before."""
     spec = job.spec
     if spec is None:
         return Life(stage=Stage.INVALID, reason="InvalidSpec", message=job.problem)

@@ -56,6 +56,7 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.NOISE_SCALE: _ANY,
         metrics.LOSS: _ANY,
         metrics.CHECKPOINT_STEP: _COUNT,
+        metrics.RESUMED_STEP: _COUNT,
         metrics.CHECKPOINT_TIME: (0.0, LATEST_S),
         metrics.CHECKPOINT_FAILURES: _COUNT,
         metrics.NON_FINITE_STEPS: _COUNT,

@@ -78,6 +78,7 @@ def gauges_of(worker: str, values: Mapping[str, float], special: Special) -> Mem
         noise_scale_samples=values.get(metrics.NOISE_SCALE),
         loss=values.get(metrics.LOSS),
         checkpoint_step=whole(metrics.CHECKPOINT_STEP),
+        resumed_step=whole(metrics.RESUMED_STEP),
         checkpoint_time_s=values.get(metrics.CHECKPOINT_TIME),
         micro_batch_cap_samples=whole(metrics.MICRO_BATCH_CAP),
         out_of_memory=whole(metrics.OUT_OF_MEMORY) or 0,

@@ -297,6 +297,40 @@ def test_restart_asks_for_new_pods_of_a_job_that_runs(stub: ApiStub) -> None:
     assert "`heterotrain retry` continues a failed job" in refused("restart", "digits")
 
 
+def test_retry_asks_for_another_try_of_a_failed_job_alone(stub: ApiStub) -> None:
+    assert "only a failed job" in refused("retry", "digits")
+    found = stub.objects[f"{JOBS}/digits"]
+    found["status"] |= {"state": "Failed"}
+    assert told("retry", "digits") == "job digits is tried again, from step 1100\n"
+    assert found["metadata"]["annotations"][keys.ANNOTATION_RETRY]
+    del found["status"]["lastCheckpoint"]
+    assert "from the beginning" in told("retry", "digits")
+
+
+def test_submit_continues_from_an_earlier_job_that_exists_or_is_deleted(stub: ApiStub, tmp_path: Path) -> None:
+    new = job("digits-2")
+    new["spec"]["checkpoint"] = {"uri": "s3://new"}
+    del new["status"], new["metadata"]["uid"], new["metadata"]["resourceVersion"], new["metadata"]["creationTimestamp"]
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(new))
+    assert "job digits keeps no checkpoints" in refused("submit", str(path), "--continue", "digits")
+    old = job()
+    old["spec"]["checkpoint"] = {"uri": "s3://old/"}
+    stub.lists[JOBS] = [old]
+
+    def source(*arguments: str) -> str:
+        told("submit", str(path), *arguments)
+        sent = next(body for method, *_, body in reversed(stub.requests) if method == "POST")
+        return str(sent["spec"]["checkpoint"].get("resumeFrom"))
+
+    assert source("--continue", "digits") == "s3://old/ml-digits-uid-digits"
+    assert source("--continue", "gone") == "gone"
+    assert source() == "None"
+    del new["spec"]["checkpoint"]
+    path.write_text(yaml.safe_dump(new))
+    assert "the new job keeps no checkpoints" in refused("submit", str(path), "--continue", "gone")
+
+
 def test_a_suspended_job_names_the_command_that_continues_it(stub: ApiStub) -> None:
     stub.objects[f"{JOBS}/digits"]["status"] = {
         "state": "Suspended", "reason": "spec.suspend is true", "ready": "0/0",

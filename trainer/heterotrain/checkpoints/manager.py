@@ -24,7 +24,7 @@ from heterotrain.checkpoints import part
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.grace import EXIT_RESERVE_S, WriteEstimate, estimate_write, must_start_now
 from heterotrain.checkpoints.manifest import Label, Manifest, new_mark
-from heterotrain.checkpoints.restore import best_checkpoint, job_folder_uri, restore_newest
+from heterotrain.checkpoints.restore import ColdStart, job_folder_uri
 from heterotrain.checkpoints.schedule import STUCK_S, Schedule
 from heterotrain.checkpoints.storage import answer_within
 from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult, writer_among
@@ -61,6 +61,7 @@ class CheckpointManager:
         self._schedule = Schedule(every_s=config.checkpoint_interval_s, now_s=time.monotonic())
         self._report = report
         self._folder: CheckpointFolder | None = None
+        self._cold_start: ColdStart | None = None
         self._writer: CheckpointWriter | None = None
         self._failure = ""
         self._whole_only = False
@@ -83,28 +84,24 @@ class CheckpointManager:
             if not identity.rank:  # under torchrun the lowest rank writes, and others may be on other hosts
                 self._folder.storage.check_writable()
             self._writer = CheckpointWriter(self._folder, on_done=self._on_done)
+            self._cold_start = ColdStart(self._folder, config, identity)
 
     # -- cold start --------------------------------------------------------------------------------------------------
 
     def best(self) -> tuple[int, int]:
-        """Return (generation, step) of the best checkpoint that this rank can see, (-1, -1) for none.
-
-        Raises:
-            UsageError: the store cannot be read.
-        """
-        return (-1, -1) if self._folder is None else best_checkpoint(self._folder)
+        """Return (generation, step) of the best checkpoint that this rank can see, see ``ColdStart.best``."""
+        return (-1, -1) if self._cold_start is None else self._cold_start.best()
 
     def load_into(self, training: Training) -> bool:
-        """Restore the newest good checkpoint; ``False`` when there is none.
-
-        Raises:
-            UsageError: there are checkpoints, but none of them can be used.
-        """
-        restored = None if self._folder is None else restore_newest(self._folder, training)
+        """Restore the newest good checkpoint, see ``ColdStart.load_into``; ``False`` when there is none."""
+        restored = None if self._cold_start is None else self._cold_start.load_into(training)
         if restored is None:
             return False
-        self._last = training.progress.order
-        self._note_complete(restored)
+        if restored.is_own:
+            self._last = training.progress.order
+            self._note_complete(restored.manifest)
+        else:
+            self._report.gauges({names.RESUMED_STEP: float(restored.manifest.step)})
         return True
 
     # -- while training ----------------------------------------------------------------------------------------------

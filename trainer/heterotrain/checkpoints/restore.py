@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
-from heterotrain_core.uris import redacted
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.uris import job_folder, redacted
 
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.manifest import Manifest
+from heterotrain.checkpoints.predecessor import predecessor
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.state.lacks import extent_in
@@ -20,7 +23,7 @@ def job_folder_uri(uri: str, identity: Identity) -> str:
     """Return the URI of the job's own folder: jobs that share a volume must not read each other's checkpoints."""
     if identity.mode is not Mode.OPERATED:
         return uri
-    return f"{uri.rstrip('/')}/{identity.namespace}-{identity.job_name}-{identity.job_uid}"
+    return job_folder(uri, namespace=identity.namespace, name=identity.job_name, uid=identity.job_uid)
 
 
 def best_checkpoint(folder: CheckpointFolder) -> tuple[int, int]:
@@ -52,3 +55,52 @@ def restore_newest(folder: CheckpointFolder, training: Training) -> Manifest | N
     training.restore(state)
     _log.info("continuing from the checkpoint of step %d", manifest.step)
     return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The checkpoint that was restored, and whether this job wrote it."""
+
+    manifest: Manifest
+    is_own: bool
+
+
+class ColdStart:
+    """Where a job continues: its own newest checkpoint or, while it has none, that of an earlier job."""
+
+    def __init__(self, own: CheckpointFolder, config: TrainingConfig, identity: Identity) -> None:
+        """Look nowhere yet; ``own`` is the job's own folder."""
+        self._own, self._config, self._identity = own, config, identity
+
+    def best(self) -> tuple[int, int]:
+        """Return (generation, step) of the best visible checkpoint, (-1, -1) for none.
+
+        That of an earlier job counts as one of generation 0, which is before all of this job's own.
+
+        Raises:
+            UsageError: a store cannot be read, or there is nothing where the job is to continue.
+        """
+        found = best_checkpoint(self._own)
+        if found >= (0, 0) or (earlier := self._earlier()) is None:
+            return found
+        return 0, best_checkpoint(earlier)[1]
+
+    def load_into(self, training: Training) -> Restored | None:
+        """Restore what this rank needs; return what was restored, ``None`` when there are no checkpoints.
+
+        Raises:
+            UsageError: there are checkpoints, but none of them can be used.
+        """
+        manifest = restore_newest(self._own, training)
+        if manifest is not None:
+            return Restored(manifest, is_own=True)
+        earlier = self._earlier()
+        manifest = None if earlier is None else restore_newest(earlier, training)
+        if earlier is None or manifest is None:
+            return None
+        _log.info("that is a checkpoint of an earlier job, in %s", earlier.storage.shown)
+        return Restored(manifest, is_own=False)
+
+    def _earlier(self) -> CheckpointFolder | None:
+        source, uri = self._config.checkpoint_resume_from, self._config.checkpoint_uri
+        return None if source is None or uri is None else predecessor(source, uri, self._identity)

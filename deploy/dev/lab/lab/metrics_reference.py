@@ -55,6 +55,7 @@ _KNOWN = {
     "NOISE_SCALE": "Gradient noise scale, in samples.",
     "CHECKPOINT_STEP": "Committed steps of the newest checkpoint.",
     "CHECKPOINT_TIME": "Time of the newest checkpoint, in seconds since 1970.",
+    "RESUMED_STEP": "Committed steps of the checkpoint of another job from which training continued.",
     "CHECKPOINT_PAUSE": "Seconds for which the newest checkpoint held up training.",
     "CHECKPOINT_DURATION": "Seconds until the newest checkpoint was in the store.",
 }

@@ -14,13 +14,8 @@ from heterotrain_planner.perf.counters import LONGEST_STEP_S
 from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, MeasuredExchange, with_seen
 
 from heterotrain_operator.api.conditions import ConditionType, find_condition
-from heterotrain_operator.api.status import (
-    ExchangeSize,
-    HeteroTrainJobStatus,
-    InternalExchange,
-    InternalPool,
-    PoolSpeed,
-)
+from heterotrain_operator.api.internal_status import ExchangeSize, InternalExchange, InternalPool, PoolSpeed
+from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel, reason_in

@@ -21,7 +21,7 @@ from heterotrain_operator.cluster_state.parse import main_container
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.objects.pod_source import PodSource
 from heterotrain_operator.decide.objects.pods import template_of
-from heterotrain_operator.decide.objects.training_settings import grace_s_of, settings_text
+from heterotrain_operator.decide.objects.training_settings import grace_s_of, settings_text, stores_after
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 Common = Mapping[str, Any]
@@ -43,12 +43,14 @@ class PodSources:
         wanted: by pool, the digest of a pod that has all of the spec as it is now.
         changed: common parts that the spec has otherwise by now, such as ``image``; empty when all are in force.
         kept: the common parts in force as the status keeps them; empty where they are too large to be kept.
+        stores: where new workers keep checkpoints, and where the job kept them before.
     """
 
     by_pool: Mapping[str, PodSource]
     wanted: Mapping[str, str]
     changed: tuple[str, ...] = ()
     kept: str = ""
+    stores: tuple[str, ...] = ()
 
 
 def common_part(job: ValidJob, pool: WorkerPool) -> Common:
@@ -61,7 +63,7 @@ def common_part(job: ValidJob, pool: WorkerPool) -> Common:
         "main": {field: value for field, value in main.items() if field not in _OF_EACH_POD},
         "volumes": spec.get("volumes") or [],
         "init": spec.get("initContainers") or [],
-        "settings": settings_text(job.spec, grace_s=grace_s_of(spec)),
+        "settings": settings_text(job, grace_s=grace_s_of(spec)),
     }
 
 
@@ -127,6 +129,7 @@ def pod_sources(job: ValidJob, workers: Iterable[Worker]) -> PodSources:
         wanted={pool.name: _digest(job, pool, wanted[pool.name]) for pool in pools},
         changed=tuple(dict.fromkeys(what for name in held for what in _differences(kept[name], wanted[name]))),
         kept=packed(in_force),
+        stores=stores_after(job, json.loads(in_force[pools[0].name]["settings"]).get("checkpoint_uri")),
     )
 
 

@@ -204,7 +204,7 @@ def build_pod(
     main_name = main_container(spec, annotations)
     ranks = num_proc_per_worker(pool, template)
     spec["terminationGracePeriodSeconds"] = grace_s_of(spec)
-    settings = source.settings or settings_text(job.spec, grace_s=grace_s_of(spec))
+    settings = source.settings or settings_text(job, grace_s=grace_s_of(spec))
 
     spec["restartPolicy"] = "Never"
     if (scheduler := scheduler_name(job)) and not spec.get("schedulerName"):

@@ -8,8 +8,10 @@ from typing import Any
 
 from heterotrain_core.contract.choices import Parallelism
 from heterotrain_core.contract.config import TrainingConfig, encode_config
+from heterotrain_core.uris import job_folder
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.views import JobView, ValidJob
 
 DEFAULT_GRACE_S = 30
 
@@ -19,9 +21,31 @@ def grace_s_of(pod: Mapping[str, Any]) -> int:
     return int(pod.get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S)
 
 
-def settings_text(spec: HeteroTrainJobSpec, *, grace_s: float) -> str:
+def settings_text(job: ValidJob, *, grace_s: float) -> str:
     """Return the settings as the pod's variable holds them."""
-    return encode_config(training_config(spec, grace_s=grace_s))
+    config = training_config(job.spec, grace_s=grace_s)
+    return encode_config(replace(config, checkpoint_resume_from=resume_source(job)))
+
+
+def resume_source(job: JobView) -> str | None:
+    """Return where a job continues while its folder is empty; ``None`` to begin.
+
+    A job that has trained with another store continues from its own folder there.
+    """
+    if job.spec is None or job.spec.checkpoint is None:
+        return None
+    earlier = stores_after(job, job.spec.checkpoint.uri)[1:]
+    if earlier:
+        return job_folder(earlier[0], namespace=job.key.namespace, name=job.key.name, uid=job.uid)
+    return job.spec.checkpoint.resume_from
+
+
+def stores_after(job: JobView, uri: str | None) -> tuple[str, ...]:
+    """Return the store of the workers and, if the job's newest checkpoint was made in another one, that one."""
+    known = job.status.internal.stores
+    if uri is None or (known and known[0] == uri):
+        return known
+    return (uri, *(known[:1] if job.status.last_checkpoint is not None else ()))
 
 
 def _of_workers(spec: HeteroTrainJobSpec) -> Parallelism:

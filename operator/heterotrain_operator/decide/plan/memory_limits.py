@@ -16,7 +16,8 @@ from heterotrain_core.contract.plan import LayoutKind, Member, Plan, Rank
 from heterotrain_planner.layout.pass_time import Gathering, gathered_bytes
 from heterotrain_planner.layout.problem import Problem
 
-from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool, PoolMemory
+from heterotrain_operator.api.internal_status import InternalPool, PoolMemory
+from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.decide.plan.layout_problem import problem_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from heterotrain_operator.api.status import InternalCost
+from heterotrain_operator.api.internal_status import InternalCost
 from heterotrain_operator.api.text import LARGEST, rounded
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES

@@ -124,6 +124,9 @@ def events_of(
     found += _condition_events(before.conditions, after.conditions)
     if after.last_checkpoint is not None and after.last_checkpoint != before.last_checkpoint:
         found.append(_event("CheckpointSaved", f"step {after.last_checkpoint.step}"))
+    if after.continued_from is not None and after.continued_from != before.continued_from:
+        source = after.continued_from
+        found.append(_event("Continued", f"training continues from step {source.step} of {source.source}"))
     if after.plan.applied not in (None, before.plan.applied) and after.plan.applied == after.plan.desired:
         found.append(_event("PlanApplied", f"plan {after.plan.applied} is in force in every worker"))
     return tuple(found)

@@ -8,13 +8,14 @@ from typing import Any
 
 from heterotrain_core.contract.outcome import decode_outcome
 
-from heterotrain_operator.api.status import CheckpointStatus, HeteroTrainJobStatus
+from heterotrain_operator.api.status import CheckpointStatus, ContinuedStatus, HeteroTrainJobStatus
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.cluster_state.saved import SavedCheckpoint, saved_by
 from heterotrain_operator.cluster_state.telemetry import MemberGauges
 from heterotrain_operator.decide.lifecycle import Stage
+from heterotrain_operator.decide.objects.training_settings import resume_source
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.work_left import work_left
 from heterotrain_operator.decide.workers.state import WorkerState
@@ -36,6 +37,7 @@ def earlier_progress(old: HeteroTrainJobStatus) -> dict[str, Any]:
         "progress": old.progress,
         "progress_percentage": old.progress_percentage,
         "last_checkpoint": old.last_checkpoint,
+        "continued_from": old.continued_from,
     }
 
 
@@ -63,6 +65,7 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
     fields |= _final_values(context, fields["metrics"])
     if context.life.stage is Stage.SUCCEEDED:
         fields |= {"progress": "100%", "progress_percentage": _HUNDRED}
+    fields["continued_from"] = _continued(context)
     saved = _saved(context)
     if saved is not None:
         time_s, step = saved
@@ -75,6 +78,15 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
     if context.runs and context.life.stage is Stage.ACTIVE and not context.telemetry.problem:
         fields |= _rates(context)
     return fields
+
+
+def _continued(context: JobContext) -> ContinuedStatus | None:
+    """Return from which checkpoint of an earlier job training continued; it stays once it is known."""
+    steps = [g.resumed_step for g in context.telemetry.gauges.values() if g.resumed_step is not None]
+    source = resume_source(context.job)
+    if not steps or source is None:
+        return context.job.status.continued_from
+    return ContinuedStatus(source=source, step=count(max(steps)))
 
 
 def _saved(context: JobContext) -> SavedCheckpoint | None:

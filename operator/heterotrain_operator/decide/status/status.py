@@ -8,15 +8,13 @@ from functools import partial
 from heterotrain_core.contract.choices import Runtime
 
 from heterotrain_operator.api.conditions import ConditionType, set_conditions
+from heterotrain_operator.api.internal_status import InternalCost, InternalPool, InternalStatus
 from heterotrain_operator.api.status import (
     MAX_FAILURE_LENGTH,
     MAX_MESSAGE_LENGTH,
     MAX_WORKER_ROWS,
     Condition,
     HeteroTrainJobStatus,
-    InternalCost,
-    InternalPool,
-    InternalStatus,
     NodeFailures,
     PlanStatus,
     PoolStatus,
@@ -235,6 +233,7 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
         cost=cost,
         exchange=exchange_of(before.exchange, context.grant.throughput),
         common_parts=before.common_parts if context.sources is None else context.sources.kept,
+        stores=before.stores if context.sources is None else context.sources.stores,
         retried=before.retried,
     )
 

@@ -7,18 +7,10 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
+from heterotrain_operator.api.internal_status import InternalPool, InternalStatus, PoolSpeed
 from heterotrain_operator.api.reading import SpecError, read_spec, read_status
 from heterotrain_operator.api.schema import Model, Rule
-from heterotrain_operator.api.status import (
-    Condition,
-    HeteroTrainJobStatus,
-    InternalPool,
-    InternalStatus,
-    PoolSpeed,
-    PoolStatus,
-    WorkerStatus,
-    as_body,
-)
+from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus, PoolStatus, WorkerStatus, as_body
 from heterotrain_operator.api.template import PodTemplate, PodTemplatePatch
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from support.fake_cluster import job_body, pool

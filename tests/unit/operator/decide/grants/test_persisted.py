@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Plan
-from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool
+from heterotrain_operator.api.internal_status import InternalPool
+from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.decide.grants.grant import ThroughputModel
 from heterotrain_operator.decide.grants.persisted import compute_time, exchange_of, persisted_grant, speed_of
