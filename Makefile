@@ -15,7 +15,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 \
 INSTALL := $(UV) pip install --quiet --python $(PY)
 PYTEST := $(VENV)/bin/pytest -q
 PARALLEL := -n auto --maxprocesses 4
-WITHOUT_PYTORCH := heterotrain_core heterotrain_planner heterotrain_operator heterotrain_cli heterotrain_client heterotrain_simulator local_cluster lab
+WITHOUT_PYTORCH := heterotrain_core heterotrain_planner heterotrain_operator heterotrain_cli heterotrain_client heterotrain_simulator heterotrain_simulate local_cluster lab
 CLUSTER := PYTHONPATH=deploy/dev/cluster $(PY) -m local_cluster
 LAB := PYTHONPATH=deploy/dev/lab:deploy/dev/cluster $(PY)
 
@@ -28,7 +28,7 @@ demo: outlook cluster-running ## run the main job on a real cluster; prints a ta
 	@$(LAB) -m lab.demo
 
 # PART= names one or more parts, ARGS= more arguments of pytest; deploy/dev/lab/lab/testing/parts.py is the table.
-LIGHT_PARTS := core planner cli simulator docs
+LIGHT_PARTS := core planner cli research comparisons docs
 OPERATOR_PARTS := operator lab packaging chaos
 PARTS_NEED = $(if $(PART),$(if $(filter-out $(LIGHT_PARTS),$(PART)),$(if $(filter-out $(LIGHT_PARTS) $(OPERATOR_PARTS),$(PART)),setup,setup-operator),setup-core),setup)
 TESTING := $(LAB) -m lab.testing
@@ -211,7 +211,7 @@ bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated 
 	@$(LAB) -m lab.scale
 
 bench-mathematics: setup ## duration of decisions, and epochs until shares are right
-	@$(PY) deploy/dev/bench/mathematics_timings.py; $(PY) deploy/dev/bench/layout_timings.py
+	@PYTHONPATH=research $(PY) research/programs/mathematics_timings.py; $(PY) deploy/dev/bench/layout_timings.py
 
 bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torchrun and torchft (TORCHFT=python)
 	@$(PY) deploy/dev/bench/trainer_overhead.py; echo
@@ -219,13 +219,19 @@ bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torchr
 	@$(PY) deploy/dev/bench/trainer_losses.py; echo
 	@$(PY) deploy/dev/bench/unequal_shards.py
 
+##@ Research: the simulator and published comparisons (neither in the wheel nor in an image)
+
+research: setup-core ## their tests, and the table of published systems; a minute
+	@$(PYTEST) $(PARALLEL) tests/research
+	@PYTHONPATH=research $(PY) -m heterotrain_simulate --published
+
 pictures: setup ## draw the pictures of README.md and docs/mathematics.md again
 	@PYTHONPATH=tests $(PY) deploy/dev/bench/top_picture.py
-	@$(PY) deploy/dev/bench/mathematics_pictures.py
+	@PYTHONPATH=research $(PY) research/programs/mathematics_pictures.py
 
 bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
-	@for what in spot fleet cannikin comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
+	@for what in spot fleet cannikin comparison; do PYTHONPATH=research $(PY) research/programs/simulated_$$what.py; echo; done
 
 .PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint format crds chart-files docs chaos histories \
   guides-packages stores-packages oldest-torch gpu images cluster cluster-running \
-  cluster-down operator-local operator-reload bench bench-scale bench-mathematics bench-trainer bench-simulated pictures
+  cluster-down operator-local operator-reload bench bench-scale bench-mathematics bench-trainer bench-simulated research pictures

@@ -32,7 +32,8 @@ COMPUTES = tuple(
     Path(__file__).parent / folder
     for folder in (
         "shell",
-        *(f"unit/{name}" for name in ("core", "planner", "operator", "cli", "simulator", "docs", "skew")),
+        "research",
+        *(f"unit/{name}" for name in ("core", "planner", "operator", "cli", "docs", "skew")),
     )
 )
 """Folders of tests without processes that they wait for, besides a few commands."""

@@ -1,1 +1,1 @@
-"""The ``heterotrain`` command line: forecast and simulate."""
+"""The ``heterotrain`` command line."""

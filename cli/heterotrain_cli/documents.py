@@ -71,7 +71,7 @@ class Document(Part):
     schema_url: Text = Field(default="", alias="$schema")
     """Where an editor finds this schema; otherwise unused."""
     description: Text = ""
-    """One sentence for people, shown by ``heterotrain simulate --list``."""
+    """One sentence for people, shown by ``python -m heterotrain_simulate --list``."""
 
 
 AnyDocument = TypeVar("AnyDocument", bound=BaseModel)

@@ -15,7 +15,7 @@ _COMPLETER, _COMPLETE = "kubectl_complete-htj", "__complete"
 _BARE_HELP = f"""heterotrain {__version__}: one PyTorch training job on mixed GPUs
 
 This installation has no extra, so it has none of the commands. Install what you need:
-  pip install 'heterotrain[cli]'          jobs on a cluster, forecast, simulate; jobs from Python
+  pip install 'heterotrain[cli]'          jobs on a cluster, forecast; jobs from Python
   pip install 'heterotrain[trainer]'      import heterotrain in a training script, heterotrain-run
   pip install 'heterotrain[export]'       heterotrain export, together with cli
   pip install 'heterotrain[onnx]'         the same, with files for ONNX

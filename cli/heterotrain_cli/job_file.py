@@ -71,6 +71,6 @@ def _not_one(documents: Sequence[Any], path: str) -> str:
     if convertible:
         return f"holds a {convertible[0]}: `heterotrain init --from {path}` writes a {keys.KIND} from it"
     if any({"members", "units", "workload"} & each.keys() for each in objects):
-        return f"must hold one {keys.KIND}, but this is a file for `heterotrain forecast` or `simulate`"
+        return f"must hold one {keys.KIND}, but this is a file for `heterotrain forecast`"
     held = listed(kinds, most=4) if kinds else "no object"
     return f"must hold exactly one {keys.KIND}, but holds {held}: `heterotrain init SCRIPT.PY` writes one"

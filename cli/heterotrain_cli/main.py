@@ -19,7 +19,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "retry": "cluster.change",
     "checkpoint": "cluster.checkpoint", "scale": "cluster.change",
     "delete": "cluster.change", "forecast": "forecast.command",
-    "simulate": "simulate.command", "bench": "bench.command", "preflight": "preflight", "export": "export",
+    "bench": "bench.command", "preflight": "preflight", "export": "export",
     "plot": "cluster.plot", "completion": "completion",
 }  # fmt: skip
 """The module of each command, in the order of the help. It is loaded when the command is used."""
@@ -40,7 +40,6 @@ CAPTIONS: Final[Mapping[str, str]] = {
     "scale": "Change how many workers a running job may have.",
     "delete": "Delete a job and its workers.",
     "forecast": "Predict step time, throughput, cost and shares.",
-    "simulate": "Compare policies on a simulated cluster.",
     "bench": "Measure how a script scales on this machine.",
     "preflight": "Check GPUs, store, network and more before a training.",
     "export": "Write the model of a checkpoint for other programs.",
@@ -91,4 +90,4 @@ class Commands(click.Group):
 @click.group("heterotrain", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="heterotrain")
 def main() -> None:
-    """Run, watch, forecast and simulate PyTorch training jobs on mixed GPUs."""
+    """Run, watch and forecast PyTorch training jobs on mixed GPUs."""

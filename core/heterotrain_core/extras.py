@@ -4,7 +4,7 @@ from __future__ import annotations
 
 OWN = (
     "heterotrain", "heterotrain_core", "heterotrain_planner", "heterotrain_operator", "heterotrain_cli",
-    "heterotrain_client", "heterotrain_simulator",
+    "heterotrain_client",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from heterotrain_core.version import __version__
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "core/heterotrain_core", "planner/heterotrain_planner", "operator/heterotrain_operator", "trainer/heterotrain",
-    "cli/heterotrain_cli", "cli/heterotrain_client", "cli/heterotrain_simulator",
+    "cli/heterotrain_cli", "cli/heterotrain_client",
 )  # fmt: skip
 
 

@@ -38,7 +38,6 @@ COMMANDS = {
     "": [["-c", "import heterotrain; print(heterotrain.__version__)"], ["heterotrain", "--help"]],
     "cli": [
         ["heterotrain", "forecast", "--profile", "profile.yaml", "--batch", "64"],
-        ["heterotrain", "simulate", "--list"],
         ["kubectl-htj", "--help"],
         ["kubectl_complete-htj", "ge"],
         ["-c", "import heterotrain_client"],

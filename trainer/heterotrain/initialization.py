@@ -11,7 +11,6 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import read_identity
 from heterotrain.job_setup import operator_config
 from heterotrain.numerics.batch_norm import BatchNorm
-from heterotrain.numerics.published_noise import NoiseWeights
 from heterotrain.session import Job
 from heterotrain.state import admission
 
@@ -31,13 +30,12 @@ def init(
     on_non_finite: str = "fail",
     on_divergence: str = "fail",
     batch_norm: str = BatchNorm.GLOBAL,
-    noise_weights: str = NoiseWeights.LEAST_VARIANCE,
     parallelism: str = "data",
 ) -> Job:
     """Return the job that this process belongs to.
 
-    In a worker pod the operator sets everything except ``micro_batch_samples``, ``tensorboard_dir``, ``batch_norm`` and
-    ``noise_weights``, and the other arguments are ignored. They are for a script that runs alone or under torchrun.
+    In a worker pod the operator sets everything except ``micro_batch_samples``, ``tensorboard_dir`` and
+    ``batch_norm``, and the other arguments are ignored. They are for a script that runs alone or under torchrun.
 
     Args:
         epochs: passes over the data set; 1 by default, or as many as ``steps`` need.
@@ -60,8 +58,6 @@ def init(
         batch_norm: statistics of BatchNorm layers: ``global`` over all samples of a step, as in one process; or
             ``local`` over one micro-batch of one rank, as in DistributedDataParallel, with running statistics averaged
             over all ranks in each step; case does not matter.
-        noise_weights: how squares of unequal shares make the noise scale: ``least-variance``; or ``published``, the
-            weights of Cannikin, to compare with it; case does not matter.
         parallelism: ``data`` (every rank holds the whole model), ``sharded`` (the ranks of a worker divide its tensors
             among themselves; under torchrun those of a host), ``pipeline`` (the ranks of a member hold stages of it;
             under torchrun those of a host) or ``auto`` (as ``pipeline``, with whole models where they fit); case does
@@ -93,7 +89,7 @@ def init(
     folder = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
     return Job(
         identity, config, tensorboard_dir=identity.tensorboard_dir or folder, micro_batch_samples=micro_batch_samples,
-        batch_norm=batch_norm, noise_weights=noise_weights,
+        batch_norm=batch_norm,
     )  # fmt: skip
 
 

@@ -34,7 +34,6 @@ from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
-from heterotrain.numerics.published_noise import NoiseWeights
 from heterotrain.preflight import in_job
 from heterotrain.state import admission
 from heterotrain.state.admission import plain_numbers
@@ -69,7 +68,6 @@ class Job:
         tensorboard_dir: str | None = None,
         micro_batch_samples: int | None = None,
         batch_norm: str = BatchNorm.GLOBAL,
-        noise_weights: str = NoiseWeights.LEAST_VARIANCE,
         clock: Clock = time.monotonic,
     ) -> None:
         """Prepare this rank; ``clock`` measures how long peers are silent, and the limits of waits."""
@@ -78,9 +76,7 @@ class Job:
         self.device = take_device(identity)
         log_tags = set_up_logs(identity.tags)
         self._training = Training()
-        self._numerics = Numerics(
-            config, self.device, self._training, batch_norm=batch_norm, noise_weights=noise_weights
-        )
+        self._numerics = Numerics(config, self.device, self._training, batch_norm=batch_norm)
         self._line = main_line()
         self._leadership = Leadership(leads=None if identity.mode is Mode.OPERATED else not identity.rank)
         self._report = Report(identity)

@@ -83,7 +83,7 @@ FILES: list[tuple[str | bytes, str]] = [
     ("a: 1\na: 2\n", "the key a appears twice: keep one (line 2)"),
     ("", "must hold exactly one HeteroTrainJob, but holds no object: `heterotrain init SCRIPT.PY` writes one"),
     (b"\xff\xfe\x00", "is not UTF-8 text: write it as YAML or JSON"),
-    (PROFILE, "must hold one HeteroTrainJob, but this is a file for `heterotrain forecast` or `simulate`"),
+    (PROFILE, "must hold one HeteroTrainJob, but this is a file for `heterotrain forecast`"),
     (f"kind: HeteroTrainJob\n---\n{yaml.safe_dump(JOB)}", "holds 2 objects of kind HeteroTrainJob: give one file for"),
 ]
 COMMAND_LINES: list[tuple[str, str]] = [
@@ -107,11 +107,9 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("top digits --interval 0", "--interval must be a number"),
     ("plot digits -o x.bmp", "x.bmp has no known format: end it with one of .png, .svg, .pdf"),
     ("completion tcsh", "SHELL must be one of bash, zsh, fish, kubectl, not tcsh"),
-    ("simulate nosuch", "nosuch: is neither a file nor a shipped scenario: these are adaptive, mixed"),
-    ("simulate job.yaml", "job.yaml: is a Kubernetes HeteroTrainJob, but must be a heterotrain scenario"),
     ("bench nosuch.py --batch 2", "SCRIPT is nosuch.py, but there is nothing of this name: check the path"),
     ("bench job.yaml", "--batch is missing: `heterotrain bench --help` has examples"),
-    ("init", "give either a SCRIPT.PY or --from FILE"),
+    ("init", "give either a SCRIPT.PY, --from FILE or --example"),
     ("init --from job.yaml", "job.yaml: is a HeteroTrainJob already: `heterotrain submit job.yaml` creates it"),
     ("preflight --ranks 0", "--ranks must be a whole number from 1 to 64, not 0"),
     ("forecast job.yaml --profile profile.yaml --cluster", "--profile and --cluster both give speeds: remove one"),

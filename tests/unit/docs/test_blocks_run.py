@@ -44,8 +44,6 @@ RUN = (
     "heterotrain forecast job.yaml --profile pools.yaml --samples-per-epoch 50000",
     "heterotrain forecast job.yaml --cluster",
     "heterotrain forecast --model gpt.yaml --batch 64",
-    "heterotrain simulate --list",
-    "heterotrain simulate my-scenario.yaml --policy even --policy heterotrain --seed 1 --seed 2 -o json",
 )
 NOT_RUN: dict[str, tuple[str, ...]] = {
     "downloads packages": (
@@ -58,8 +56,11 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         "heterotrain bench digits/train.py --batch 448 --workers 1,2 --seconds 3",
         "heterotrain bench train.py --batch 512 --workers 1,2,4,8",
     ),
-    "simulates for ten seconds or more; other tests simulate small clusters": (
-        "heterotrain simulate throttle --out out/throttle",
+    "is research; its own tests simulate small clusters": (
+        "export PYTHONPATH=research",
+        "python -m heterotrain_simulate --list",
+        "python -m heterotrain_simulate throttle --out out/throttle",
+        "python -m heterotrain_simulate my-scenario.yaml --policy even --policy heterotrain --seed 1 --seed 2 -o json",
     ),
     "needs the checkpoint of a training; tests of the trainer export small ones": (
         "heterotrain export s3://bucket/digits/default-digits-UID weights.safetensors",
@@ -138,12 +139,6 @@ PARTS_OF_SCRIPTS = (
 compiles them, and the guides' whole scripts are run by `make test-all PART=guides`."""
 
 PROFILE = "members:\n- {name: a100, perSampleSeconds: 0.001}\n- {name: t4, perSampleSeconds: 0.01}\n"
-SCENARIO = """
-workload: cifar10
-batch: 64
-pools: [{name: a100, gpu: a100, count: 1}, {name: t4, gpu: t4, count: 1}]
-end: {epochs: 1}
-"""
 JOB = {
     "apiVersion": "heterotrain.dev/v1alpha1", "kind": "HeteroTrainJob", "metadata": {"name": "digits"},
     "spec": {
@@ -232,7 +227,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder with the files that the commands name; those of docs/forecast.md are the document's own."""
     files = {
         "train.py": "import heterotrain\n", "job.yaml": yaml.safe_dump(JOB), "bench/profile.yaml": PROFILE,
-        "pools.yaml": PROFILE, "my-scenario.yaml": SCENARIO, "gpus.yaml": yaml_of("docs/forecast.md", "gamma:"),
+        "pools.yaml": PROFILE, "gpus.yaml": yaml_of("docs/forecast.md", "gamma:"),
         "gpt.yaml": yaml_of("docs/forecast.md", "boundaryBytes"),
     }  # fmt: skip
     for name, text in files.items():

@@ -13,7 +13,6 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.numerics.outlier_samples import RankSquares, estimate_by_rank
-from heterotrain.numerics.published_noise import estimate_as_published
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.session import Job
 from heterotrain.state.tensors import flatten, unflatten
@@ -421,28 +420,6 @@ def test_outlier_samples_are_learned_and_survive_a_checkpoint() -> None:
     assert fresh.state_dict() == numerics.state_dict()
     fresh.load_state_dict({name: value for name, value in kept.items() if name != "kurtosis"})
     assert fresh.kurtosis[Statistics.PLAIN].samples() == 0
-
-
-def test_the_noise_scale_may_be_measured_with_the_published_weights() -> None:
-    """Each step counts by Cannikin's estimates; without the option, by those of least variance."""
-    (first, first_total), (second, second_total) = outlier_steps((2, 4, 60), 2)
-    expected = {
-        "published": estimate_as_published(first, total_squared=first_total),
-        "least-variance": estimate_by_rank(first, total_squared=first_total),
-    }
-    assert expected["published"] != expected["least-variance"]
-    for weights, sample in expected.items():
-        job, *_ = a_job(noise_weights=weights.upper())
-        numerics = job._training.extras["heterotrain-numerics"]
-        numerics.measured(Statistics.PLAIN, first, total_squared=first_total)
-        found = numerics.noise[Statistics.PLAIN].corrected()
-        assert sample is not None
-        assert found.variance == pytest.approx(sample.variance)
-        assert found.gradient_squared == pytest.approx(sample.gradient_squared)
-        numerics.measured(Statistics.PLAIN, second, total_squared=second_total)
-        assert numerics.noise[Statistics.PLAIN].weight > 0
-    with pytest.raises(UsageError, match=r"noise_weights"):
-        a_job(noise_weights="best")
 
 
 def test_nothing_to_train() -> None:

@@ -29,7 +29,6 @@ from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
 from heterotrain.numerics.outlier_samples import Kurtosis, RankSquares, estimate_by_rank
 from heterotrain.numerics.piece_reducer import Division, PieceReducer
 from heterotrain.numerics.precision import LossScale, MixedPrecision
-from heterotrain.numerics.published_noise import NoiseWeights, estimate_as_published
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.admission import choice
 from heterotrain.state.training import Training
@@ -60,7 +59,6 @@ class Numerics:
         training: Training,
         *,
         batch_norm: str = BatchNorm.GLOBAL,
-        noise_weights: str = NoiseWeights.LEAST_VARIANCE,
     ) -> None:
         """Register the state with ``training``.
 
@@ -72,7 +70,6 @@ class Numerics:
         self.losses = LossHistory()
         self._compression = choice("compression", config.compression, Compression)
         self._batch_norm = choice("batch_norm", batch_norm, BatchNorm)
-        self._noise_weights = choice("noise_weights", noise_weights, NoiseWeights)
         self.batch_norm_context = BatchNormContext()
         self.noise = dict.fromkeys(Statistics, NoiseAverage())
         self.kurtosis = dict.fromkeys(Statistics, Kurtosis())
@@ -246,12 +243,9 @@ class Numerics:
         """
         average, kurtosis = self.noise[kind], self.kurtosis[kind]
         before, scale = average.corrected(), average.scale()
-        if self._noise_weights is NoiseWeights.PUBLISHED:
-            sample = estimate_as_published(ranks, total_squared=total_squared)
-        else:
-            sample = estimate_by_rank(
-                ranks, total_squared=total_squared, kurtosis_samples=kurtosis.samples(), noise_samples=scale
-            )
+        sample = estimate_by_rank(
+            ranks, total_squared=total_squared, kurtosis_samples=kurtosis.samples(), noise_samples=scale
+        )
         if sample is None:
             return
         samples = math.fsum(rank.samples for rank in ranks)

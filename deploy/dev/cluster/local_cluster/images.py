@@ -18,7 +18,7 @@ from local_cluster import assembly, dockerfiles, oci, paths
 from local_cluster.process import Problem, niced, run, step
 
 NOT_IN_PODS = (
-    "heterotrain_planner", "heterotrain_operator", "heterotrain_cli", "heterotrain_client", "heterotrain_simulator",
+    "heterotrain_planner", "heterotrain_operator", "heterotrain_cli", "heterotrain_client",
 )  # fmt: skip
 """Packages of the wheel that no training script imports; trainer/Dockerfile leaves out the same."""
 

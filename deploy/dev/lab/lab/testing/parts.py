@@ -66,7 +66,7 @@ CHECKED = (
     Part(name="core", chunks=(("tests/unit/core",),)),
     Part(name="docs", chunks=(("tests/unit/docs",),)),
     Part(name="lab", chunks=(("tests/unit/lab",),)),
-    Part(name="simulator", chunks=(("tests/unit/simulator",),)),
+    Part(name="research", chunks=(("tests/research/decisions",),)),
 )
 HEAVY = Part(name="heavy", marks="heavy")
 """Tests of the parts above that take seconds of a processor; the files that have the mark are searched for."""
@@ -98,6 +98,7 @@ OTHERS = (
         arguments=("-k", "not unknown_protocol"),
     ),
     Part(name="guides", chunks=(("tests/guides",),), prepared_by=("guides-packages",)),
+    Part(name="comparisons", chunks=(("tests/research/comparisons",),)),
     Part(name="wheel", chunks=(("tests/wheel",),)),
     Part(name="oldest-torch", command=(*MAKE, "oldest-torch")),
     Part(name="coscheduling", chunks=(("tests/coscheduling",),), is_real=True),

@@ -14,8 +14,8 @@ import math
 import statistics
 from dataclasses import replace
 
-from heterotrain_cli.simulate.scenario_file import POLICIES
 from heterotrain_planner.goodput import candidate_batches
+from heterotrain_simulate.scenario_file import POLICIES
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.convergence import gain, noise_scale
 from heterotrain_simulator.engine import simulate

@@ -24,14 +24,14 @@ from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import Policy
 from simulated_comparison import MIXES, USUAL, scenario
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.noise_weights import least_variance_weights, local_estimates, published_weights, uniform_weights
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-FOLDER = Path(__file__).resolve().parents[3] / "docs" / "pictures"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 GREEN, BLUE, ORANGE, BROWN, GREY, RED = "#2a7f3f", "#4c72b0", "#dd8452", "#937860", "#8c8c8c", "#c44e52"
 SEEDS = 5
 mpl.rcParams.update(

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from heterotrain_planner.layout.zones import Counts, ZoneCosts
+
+from heterotrain_simulator.zones import Counts, ZoneCosts
 
 
 def least_variance(times: Sequence[float], replicas: Sequence[int], total: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import PolicyDecision, View
 from heterotrain_simulator.result import RunResult
 from heterotrain_simulator.scenario import Change, Group, Noise, Pauses, Slowdown
-from unit.simulator.scenarios import a_scenario, a_workload
+from research.decisions.scenarios import a_scenario, a_workload
 
 QUIET = Noise(variation=0.0)
 

@@ -10,7 +10,7 @@ from typing import Any
 from heterotrain_simulator.result import RunResult
 from heterotrain_simulator.scenario import Scenario
 
-from heterotrain_cli.simulate.tables import title
+from heterotrain_simulate.tables import title
 
 _HOUR_S = 3600.0
 COLOURS = {

@@ -21,7 +21,7 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from heterotrain_planner.layout.zones import ZoneCosts
+from heterotrain_simulator.zones import ZoneCosts
 
 Floats = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import MemberSlot, View
 from heterotrain_simulator.scenario import Group, Slowdown
 from heterotrain_simulator.workloads import CIFAR10, IMAGENET
-from unit.simulator.scenarios import a_scenario, a_workload
+from research.decisions.scenarios import a_scenario, a_workload
 
 TIMES = {"a": (0.001, 0.01), "b": (0.004, 0.02)}
 

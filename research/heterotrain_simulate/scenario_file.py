@@ -9,16 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from heterotrain_simulator import scenario as simulator
-from heterotrain_simulator.baselines import AdaptiveEven, AdaptiveProportional, Even, Proportional
-from heterotrain_simulator.buckets import MIB, Network
-from heterotrain_simulator.cannikin import Cannikin
-from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
-from heterotrain_simulator.policy import Policy
-from heterotrain_simulator.spot_traces import TRACES, as_changes
-from heterotrain_simulator.workloads import PRICES_PER_HOUR, WORKLOADS
-from pydantic import Field
-
 from heterotrain_cli import documents
 from heterotrain_cli.documents import (
     Document,
@@ -33,6 +23,15 @@ from heterotrain_cli.documents import (
     schema_config,
 )
 from heterotrain_cli.errors import InputError
+from heterotrain_simulator import scenario as simulator
+from heterotrain_simulator.baselines import AdaptiveEven, AdaptiveProportional, Even, Proportional
+from heterotrain_simulator.buckets import MIB, Network
+from heterotrain_simulator.cannikin import Cannikin
+from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
+from heterotrain_simulator.policy import Policy
+from heterotrain_simulator.spot_traces import TRACES, as_changes
+from heterotrain_simulator.workloads import PRICES_PER_HOUR, WORKLOADS
+from pydantic import Field
 
 PolicyName = Literal["even", "adaptive-even", "proportional", "adaptive-proportional", "cannikin", "heterotrain"]
 POLICIES: Mapping[str, Callable[[], Policy]] = {
@@ -158,7 +157,7 @@ class End(Part):
 
 
 class ScenarioFile(Document):
-    """A job on a cluster, and what happens to it (``heterotrain simulate``)."""
+    """A job on a cluster, and what happens to it (``python -m heterotrain_simulate``)."""
 
     model_config = schema_config("scenario")
 
@@ -241,7 +240,7 @@ class Comparison:
 
 def shipped() -> dict[str, str]:
     """Return the scenarios that ship with this package: name to one sentence."""
-    folder = resources.files("heterotrain_cli") / "scenarios"
+    folder = resources.files("heterotrain_simulate") / "scenarios"
     texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
     return {
         name.removesuffix(".yaml"): str(documents.parse_document(text, where=name).get("description", ""))
@@ -258,7 +257,7 @@ def read_scenario(name_or_path: str) -> Comparison:
     """
     if name_or_path in shipped():
         where = name_or_path
-        text = (resources.files("heterotrain_cli") / "scenarios" / f"{where}.yaml").read_text(encoding="utf-8")
+        text = (resources.files("heterotrain_simulate") / "scenarios" / f"{where}.yaml").read_text(encoding="utf-8")
     else:
         where = documents.place(name_or_path)
         if name_or_path != documents.STANDARD_INPUT and not Path(name_or_path).exists():

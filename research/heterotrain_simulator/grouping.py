@@ -18,10 +18,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from heterotrain_planner.layout.grouping_bound import least_total
 from heterotrain_planner.layout.problem import Link
 from heterotrain_planner.layout.result import Infeasible
-from heterotrain_planner.layout.zones import Counts, ZoneCosts, zone_costs
+
+from heterotrain_simulator.grouping_bound import least_total
+from heterotrain_simulator.zones import Counts, ZoneCosts, zone_costs
 
 MOST_ZONES = 10
 """Zones of one problem; pairings look at all sets of zones."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from heterotrain_cli.forecast.tables import plain_table, say
 from heterotrain_simulator.scenario import Scenario
 from rich.console import Console
 
-from heterotrain_cli.forecast.tables import plain_table, say
-from heterotrain_cli.simulate.summary import Summary
+from heterotrain_simulate.summary import Summary
 
 _HOUR_S, _MINUTE_S = 3600.0, 60.0
 

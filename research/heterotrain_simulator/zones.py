@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
-
 from heterotrain_planner.layout.problem import Link
+from numpy.typing import NDArray
 
 Counts = tuple[int, ...]
 """Devices of one stage by zone."""

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pytest
-from heterotrain_planner.layout import grouping
-from heterotrain_planner.layout.grouping import Grouping, Zone, group
-from heterotrain_planner.layout.grouping_bound import least_total
 from heterotrain_planner.layout.problem import Link
 from heterotrain_planner.layout.result import Infeasible
-from heterotrain_planner.layout.zones import zone_costs
+from heterotrain_simulator import grouping
+from heterotrain_simulator.grouping import Grouping, Zone, group
+from heterotrain_simulator.grouping_bound import least_total
+from heterotrain_simulator.zones import zone_costs
 from support.repeat import times
 
 Links = Mapping[tuple[str, str], Link]

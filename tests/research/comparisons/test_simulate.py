@@ -1,4 +1,4 @@
-"""``heterotrain simulate``: scenario files, figures of the engine, output files labelled as simulated."""
+"""``python -m heterotrain_simulate``: scenario files, figures of the engine, output files labelled as simulated."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import Result
-from heterotrain_cli.main import main
-from heterotrain_cli.simulate import command
-from heterotrain_cli.simulate.scenario_file import POLICIES, read_scenario, scenario_of, shipped
+from heterotrain_simulate import command
+from heterotrain_simulate.scenario_file import POLICIES, read_scenario, scenario_of, shipped
 from heterotrain_simulator.baselines import Even
 from heterotrain_simulator.engine import simulate
 from heterotrain_simulator.spot_traces import P3
@@ -36,7 +35,7 @@ def run(folder: Path, document: Any, *more: str) -> Result:
     """Simulate a document."""
     path = folder / "scenario.yaml"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return CliRunner().invoke(main, ["simulate", str(path), *more], catch_exceptions=False)
+    return CliRunner().invoke(command.simulate, [str(path), *more], catch_exceptions=False)
 
 
 def refusal(folder: Path, **changes: Any) -> str:
@@ -117,7 +116,7 @@ def test_options_choose_policies_and_seeds(tmp_path: Path) -> None:
 def test_every_shipped_scenario_is_valid_and_listed() -> None:
     """Each has a description and can be read."""
     assert {"mixed", "adaptive", "noisy", "spot", "throttle"} <= set(shipped())
-    listed = CliRunner().invoke(main, ["simulate", "--list"]).stdout
+    listed = CliRunner().invoke(command.simulate, ["--list"]).stdout
     for name, what in shipped().items():
         assert what
         assert name in listed
@@ -126,7 +125,7 @@ def test_every_shipped_scenario_is_valid_and_listed() -> None:
 
 def test_the_printed_schema_has_the_defaults() -> None:
     """A scenario that states every printed default is the same as one without them."""
-    schema = json.loads(CliRunner().invoke(main, ["simulate", "--schema"]).stdout)
+    schema = json.loads(CliRunner().invoke(command.simulate, ["--schema"]).stdout)
     bare = {"workload": "bert", "batch": 64, "pools": [{"name": "x", "gpu": "t4"}]}
     stated = {name: field["default"] for name, field in schema["properties"].items() if "default" in field}
     assert {"network", "gamma", "noise", "pauses", "end", "policies", "seeds"} <= set(stated)
@@ -169,7 +168,7 @@ def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
     assert (
         refusal(tmp_path, network={"gigabitsPerSecond": 0}) == "network.gigabitsPerSecond is 0, but must be more than 0"
     )
-    missing = CliRunner().invoke(main, ["simulate", "/nowhere.yaml"])
+    missing = CliRunner().invoke(command.simulate, ["/nowhere.yaml"])
     assert missing.exit_code == 2
     assert missing.stderr == (
         "Error: /nowhere.yaml: is neither a file nor a shipped scenario: "

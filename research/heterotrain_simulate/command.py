@@ -1,4 +1,4 @@
-"""``heterotrain simulate``."""
+"""``python -m heterotrain_simulate``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import click
+from heterotrain_cli.documents import schema_option
+from heterotrain_cli.errors import InputError
+from heterotrain_cli.forecast.tables import plain_table, say
+from heterotrain_cli.output import TABLE, output_option, print_document
 from heterotrain_simulator.engine import simulate as run_once
 from heterotrain_simulator.published_comparison import markdown as markdown_of_rows
 from heterotrain_simulator.published_comparison import rows
@@ -16,14 +20,10 @@ from heterotrain_simulator.result import RunResult
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from heterotrain_cli.documents import schema_option
-from heterotrain_cli.errors import InputError
-from heterotrain_cli.forecast.tables import plain_table, say
-from heterotrain_cli.output import TABLE, output_option, print_document
-from heterotrain_cli.simulate.pictures import draw
-from heterotrain_cli.simulate.scenario_file import POLICIES, Comparison, ScenarioFile, read_scenario, shipped
-from heterotrain_cli.simulate.summary import Summary, as_document, summarize
-from heterotrain_cli.simulate.tables import markdown, show, title
+from heterotrain_simulate.pictures import draw
+from heterotrain_simulate.scenario_file import POLICIES, Comparison, ScenarioFile, read_scenario, shipped
+from heterotrain_simulate.summary import Summary, as_document, summarize
+from heterotrain_simulate.tables import markdown, show, title
 
 
 def _print_list(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's own signature
@@ -78,8 +78,8 @@ def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], o
 
     \b
     Examples:
-      heterotrain simulate mixed
-      heterotrain simulate scenario.yaml --seed 1 --seed 2 --out results
+      python -m heterotrain_simulate mixed
+      python -m heterotrain_simulate scenario.yaml --seed 1 --seed 2 --out results
 
     Exit status: 0 with an answer; 2 for a mistake in the scenario.
     """  # noqa: D301  # click reads the character \b

@@ -10,7 +10,7 @@ from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.fleet import Fleet, FleetJob, run_fleet
 from heterotrain_simulator.scenario import Change, Group
 from heterotrain_simulator.schedulers import Grants, any_mix, first_come, one_pool_each
-from unit.simulator.scenarios import a_workload
+from research.decisions.scenarios import a_workload
 
 NETWORK = Network(bytes_per_s=1e12)
 WORKLOAD = a_workload()

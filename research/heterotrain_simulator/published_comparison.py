@@ -12,13 +12,12 @@ from heterotrain_core.split.member import SplitMember, TableTime
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
-from heterotrain_planner.layout.grouping import Grouping, Zone, group
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from heterotrain_planner.layout.result import Cover
 from heterotrain_planner.layout.sharded import ShardedMember, sharded_member, sharded_templates
-from heterotrain_planner.layout.zones import zone_costs
 
 from heterotrain_simulator import published
+from heterotrain_simulator.grouping import Grouping, Zone, group
 from heterotrain_simulator.pipeline_baselines import PLANNERS, best_step
 from heterotrain_simulator.share_baselines import (
     divisions,
@@ -28,6 +27,7 @@ from heterotrain_simulator.share_baselines import (
     proportional_to_one,
     random_grouping_s,
 )
+from heterotrain_simulator.zones import zone_costs
 
 GIB = 2**30
 RECOMPUTED_BYTES = 2 * GIB

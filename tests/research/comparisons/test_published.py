@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from heterotrain_cli.main import main
-from heterotrain_cli.simulate import command
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from heterotrain_planner.layout.result import Cover
 from heterotrain_planner.layout.sharded import sharded_templates
-from heterotrain_planner.layout.zones import zone_costs
+from heterotrain_simulate import command
 from heterotrain_simulator import published
 from heterotrain_simulator.pipeline_baselines import PLANNERS, best_step, groupings
 from heterotrain_simulator.published_comparison import Row, llama, markdown, rows
@@ -26,6 +24,7 @@ from heterotrain_simulator.share_baselines import (
     proportional_to_one,
     random_grouping_s,
 )
+from heterotrain_simulator.zones import zone_costs
 from support.cli_runner import CliRunner
 
 
@@ -137,7 +136,7 @@ def test_the_command_prints_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     # The rows without searches over pipelines; the whole table takes half a minute.
     some = first_rows(7)
     monkeypatch.setattr(command, "rows", lambda: iter(some))
-    printed = CliRunner().invoke(main, ["simulate", "--published"])
+    printed = CliRunner().invoke(command.simulate, ["--published"])
     assert printed.exit_code == 0, printed.output
     assert markdown(some) in printed.stdout
     assert printed.stdout.count("\n") == 9

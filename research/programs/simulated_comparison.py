@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heterotrain_cli.simulate.pictures import COLOURS
-from heterotrain_cli.simulate.scenario_file import POLICIES
+from heterotrain_simulate.pictures import COLOURS
+from heterotrain_simulate.scenario_file import POLICIES
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.engine import simulate
 from heterotrain_simulator.ground_truth import GroundTruth, Worker
