@@ -136,6 +136,10 @@ CASES = {
         series=by_job({"deadline_at_risk": "1x90"}, {"deadline_at_risk": "1x3 0x80"}), fires_min=5,
         labels=of_job("bad"),
     ),
+    "HeteroTrainDisruptedRepeatedly": Case(
+        series=by_job({"disruptions_in_a_row": "2x3 3x90"}, {"disruptions_in_a_row": "2x90"}), fires_min=4,
+        labels=of_job("bad"),
+    ),
     "HeteroTrainOperatorBug": Case(
         series={
             'heterotrain_operator_internal_errors_total{part="the shares",pod="a"}': "0x5 1x80",

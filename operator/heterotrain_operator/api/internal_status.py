@@ -47,6 +47,7 @@ class InternalPool(Model):
         name: of the pool.
         speed: of its median rank, as last known.
         exhausted_since: since when the pool has given no node to workers that were granted there.
+        exhausted_why: what keeps its workers from starting; empty where it gave them no node.
         exhausted_tries: how many times in a row it gave none; each time it is left alone for twice as long.
         memory: what its devices are planned with, once planned parts of the model did not fit there.
     """
@@ -55,6 +56,7 @@ class InternalPool(Model):
     speed: PoolSpeed | None = None
     exhausted_since: TimestampText | None = None
     exhausted_tries: Count = 0
+    exhausted_why: str = ""
     memory: PoolMemory | None = None
 
 
@@ -99,6 +101,17 @@ class InternalExchange(Model):
     sizes: tuple[ExchangeSize, ...] = Field(default=(), max_length=MOST_SIZES)
 
 
+class InternalDisruptions(Model):
+    """Disruptions in a row (``decide.workers.disruptions.Row``)."""
+
+    incidents: Count
+    last_time: TimestampText
+    step: Count | None = None
+    node: str = ""
+    on_node: Count = 0
+    reason: str = ""
+
+
 class InternalStatus(Model):
     """Values that the operator persists for itself, written together with the counts that they belong to.
 
@@ -111,6 +124,7 @@ class InternalStatus(Model):
         common_parts: of the pods, as running workers have them (``decide.objects.common_parts``).
         stores: where the running workers keep checkpoints and, if they did so elsewhere before, there.
         retried: the newest request to try a failed job again that was followed.
+        disruptions: in a row; absent without any.
     """
 
     cost: InternalCost | None = None
@@ -121,6 +135,7 @@ class InternalStatus(Model):
     common_parts: str | None = None
     stores: tuple[str, ...] = ()
     retried: str | None = None
+    disruptions: InternalDisruptions | None = None
 
     def pool(self, name: str) -> InternalPool:
         """Return what is known of a pool."""

@@ -59,9 +59,10 @@ MOST_AVOIDS = 5000
 """Characters of the annotation with the nodes that a pod excludes."""
 
 # Reasons in a pod's status, by the kubelet or the garbage collector, for a pod that is lost with its node.
-_LOST_WITH_NODE = frozenset(
-    {"Terminated", "NodeShutdown", "NodeAffinity", "NodeLost", "Preempting", "Evicted", "Shutdown"}
-)
+_LOST_WITH_NODE = frozenset({"Terminated", "NodeShutdown", "NodeAffinity", "NodeLost", "Preempting", "Shutdown"})
+
+
+EVICTED = "Evicted"
 
 
 def seconds(text: str | None) -> float:
@@ -383,5 +384,6 @@ def _disruption(conditions: Mapping[str, Mapping[str, Any]], status: Mapping[str
     target = conditions.get("DisruptionTarget") or {}
     if target.get("status") == "True":
         return str(target.get("reason") or "DisruptionTarget")
-    reason = str(status.get("reason") or "")
-    return reason if reason in _LOST_WITH_NODE else ""
+    reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+    # An eviction for the node's sake says so; any other one is for the pod's own limits, without DisruptionTarget.
+    return reason if reason in _LOST_WITH_NODE or (reason == EVICTED and message.startswith("The node ")) else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from heterotrain_operator.api.conditions import ConditionType, condition_holds
 from heterotrain_operator.api.failures import FailurePolicy
+from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.saved import SavedCheckpoint
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
@@ -119,10 +120,18 @@ def derive(inputs: JobInputs) -> DerivedState:
         departed=inputs.plan.departed if inputs.plan is not None else (),
         window_s=policy.window_seconds,
         counting=counting,
+        step=_committed_steps(inputs),
         now_s=now_s,
     )
     life = decide_life(job, workers, accounts, inputs.acceptance, now_s=now_s)
     return DerivedState(workers=workers, in_force=in_force, accounts=accounts, life=life, memory=memory)
+
+
+def _committed_steps(inputs: JobInputs) -> int | None:
+    """Return the number of committed steps, by the workers' last words and by Prometheus; ``None`` without either."""
+    newest = inputs.telemetry.newest
+    found = [newest.step if newest is not None else None, inputs.saved.step if inputs.saved is not None else None]
+    return max((count(step) for step in (*found, inputs.job.status.step) if step is not None), default=None)
 
 
 def _counts_ends(job: JobView, workers: Sequence[Worker]) -> bool:

@@ -174,6 +174,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     delay_s = max(
         restart_delay_s(derived.accounts, now_s=now_s),
         cooling_s(workers, now_s=now_s),
+        derived.accounts.row.delay_s(now_s),
         mismatch_delay_s(workers, now_s=now_s),
     )
     may_create = accepted and not delay_s and plan is not None and not renewal.hold

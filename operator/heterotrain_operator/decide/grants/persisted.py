@@ -15,7 +15,7 @@ from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, MeasuredExchan
 
 from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.internal_status import ExchangeSize, InternalExchange, InternalPool, PoolSpeed
-from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, HeteroTrainJobStatus
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel, reason_in
@@ -78,10 +78,14 @@ def measured_exchange(found: InternalExchange | None) -> MeasuredExchange:
     )
 
 
-def exhaustion_of(grant: JobGrant, name: str) -> tuple[str | None, int]:
-    """Return since when a pool is exhausted (``None`` when it is not), and how many times in a row it was."""
-    exhausted = grant.exhausted.get(name)
-    return rfc3339(exhausted.since_s) if exhausted is not None else None, grant.tries.get(name, 0)
+def with_exhaustion(pool: InternalPool, grant: JobGrant) -> InternalPool:
+    """Return a pool with the time since when it is exhausted, if it is, and how many times in a row it was."""
+    found, tries = grant.exhausted.get(pool.name), grant.tries.get(pool.name, 0)
+    if found is None:
+        return pool.model_copy(update={"exhausted_tries": tries})
+    why = found.why[:MAX_MESSAGE_LENGTH]
+    since = rfc3339(found.since_s)
+    return pool.model_copy(update={"exhausted_since": since, "exhausted_tries": tries, "exhausted_why": why})
 
 
 def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
@@ -94,7 +98,7 @@ def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
         undecided=True,
         reason=reason_in(limited.message) if limited is not None else "",
         exhausted={
-            pool.name: Exhausted(seconds(pool.exhausted_since), placed.get(pool.name, 0))
+            pool.name: Exhausted(seconds(pool.exhausted_since), placed.get(pool.name, 0), why=pool.exhausted_why)
             for pool in pools
             if pool.exhausted_since is not None
         },

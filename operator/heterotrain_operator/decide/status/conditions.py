@@ -27,6 +27,7 @@ from heterotrain_operator.decide.workers.failures import mismatch_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 _MISMATCH = Cause.VERSION_MISMATCH.value
+_REPEATED = "DisruptedRepeatedly"
 _MOST_NAMED = 3
 _LATE_CHECKPOINTS = 2
 _CHECKPOINT_SLACK_S = 60.0
@@ -105,7 +106,8 @@ def _scheduled(context: JobContext) -> ConditionValue:
     if placed >= needed and not short:
         return ConditionValue(type=kind, holds=True, reason="EnoughWorkersScheduled", message=have)
     refused = context.refusal or context.inputs.blocked
-    why = refused or context.replicas.reason
+    row = context.accounts.row
+    why = refused or (row.text(context.now_s) if row.repeated else context.replicas.reason)
     reason = "PodsRejected" if refused else ("Unschedulable" if why and _is_stuck(context) else "Scheduling")
     if (gated := _gated(context)) and not refused:
         reason, why = "SchedulingGated", "; ".join(filter(None, (gated, why)))
@@ -150,6 +152,8 @@ def _running(context: JobContext) -> ConditionValue:
     if (worker := context.blocked_worker) is not None:
         message = f"{worker.pod.name}: {worker.reason}"
         return ConditionValue(type=kind, holds=False, reason=worker.pod.waiting_reason, message=message)
+    if (row := context.accounts.row).repeated:
+        return ConditionValue(type=kind, holds=False, reason=_REPEATED, message=row.text(context.now_s))
     ready = f"{context.ready} workers are ready"
     if context.ready and context.layout is not None and context.layout.message and not context.layout.holds:
         message = f"{ready}, but none trains: {context.layout.message}"
@@ -190,6 +194,12 @@ def _restarting(context: JobContext) -> ConditionValue:
     kind = ConditionType.RESTARTING
     if context.life.stage is Stage.ACTIVE and context.began and not context.runs:
         message = f"{len(context.training)} members are left, and {context.ready} workers are ready"
+        if (row := context.accounts.row).repeated:
+            return ConditionValue(
+                type=kind, holds=True, reason=_REPEATED, message=f"{message}: {row.text(context.now_s)}"
+            )
+        if context.replicas.reason and _is_stuck(context):
+            message = f"{message}: {context.replicas.reason}"
         return ConditionValue(type=kind, holds=True, reason="TooFewWorkers", message=message)
     return ConditionValue(type=kind, holds=False, reason="NotRestarting")
 
@@ -205,6 +215,9 @@ def _degraded(context: JobContext) -> ConditionValue:
     if (worker := context.blocked_worker) is not None:
         message = f"{message}; {worker.pod.name}: {worker.reason}"
         return ConditionValue(type=kind, holds=True, reason=worker.pod.waiting_reason, message=message)
+    if (row := context.accounts.row).repeated:
+        message = f"{message}; {row.text(context.now_s)}"
+        return ConditionValue(type=kind, holds=True, reason=_REPEATED, message=message)
     why = context.refusal or context.replicas.reason
     # A job that only grows has a reason for it as well, but lacks nothing.
     lacks = context.refusal or len(_hopeful(context)) < context.desired
@@ -312,6 +325,7 @@ def _summary(context: JobContext) -> tuple[ConditionValue, ConditionValue, Condi
     else:
         running = _running(context)
         hopeless = context.blocked_worker is not None or mismatch_of(context.workers) is not None
+        hopeless = hopeless or context.accounts.row.repeated
         ready, stalled = context.runs, not context.runs and (hopeless or _nothing_helps(context))
         reason, message = running.reason, running.message
     if blocked and stage not in (Stage.FAILED, Stage.INVALID) and not stalled:

@@ -24,7 +24,7 @@ from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.faults import with_fault
-from heterotrain_operator.decide.grants.persisted import exchange_of, exhaustion_of, speed_of
+from heterotrain_operator.decide.grants.persisted import exchange_of, speed_of, with_exhaustion
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.objects.objects import worker_selector
 from heterotrain_operator.decide.plan.memory_limits import with_limits
@@ -35,6 +35,7 @@ from heterotrain_operator.decide.status.layout_text import layout_text, units_by
 from heterotrain_operator.decide.status.memory import memory_by_worker, micro_batch_limits
 from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
+from heterotrain_operator.decide.workers.disruptions import persisted_row
 from heterotrain_operator.decide.workers.state import WorkerState
 
 
@@ -218,14 +219,8 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
     before = context.job.status.internal
     pools = []
     for pool in context.spec.worker_pools if context.spec is not None else ():
-        exhausted_since, tries = exhaustion_of(context.grant, pool.name)
-        row = InternalPool(
-            name=pool.name,
-            speed=speed_of(before.pool(pool.name), context.plan),
-            exhausted_since=exhausted_since,
-            exhausted_tries=tries,
-        )
-        pools.append(with_limits(row, context.derived.memory))
+        row = InternalPool(name=pool.name, speed=speed_of(before.pool(pool.name), context.plan))
+        pools.append(with_limits(with_exhaustion(row, context.grant), context.derived.memory))
     return InternalStatus(
         accounted_workers=tuple(sorted(context.accounts.accounted)),
         failure_times=tuple(rfc3339(each_s) for each_s in context.accounts.incidents_s),
@@ -235,6 +230,7 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
         common_parts=before.common_parts if context.sources is None else context.sources.kept,
         stores=before.stores if context.sources is None else context.sources.stores,
         retried=before.retried,
+        disruptions=persisted_row(context.accounts.row),
     )
 
 

@@ -1,7 +1,7 @@
 """Nodes that a job avoids because its workers failed there while others went on.
 
 A script that fails everywhere must not use up the cluster's nodes, so a failure is a node's only where workers on
-other nodes still run.
+other nodes still run. Disruptions are a node's where several in a row were there, such as pods that a kubelet refuses.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def blamed(
     failed: Sequence[Worker],
     disrupted: Sequence[Worker],
     *,
+    at_fault: str = "",
     incident: bool,
     now_s: float,
 ) -> tuple[BlamedNode, ...]:
@@ -57,6 +58,7 @@ def blamed(
         workers: all workers of the job.
         failed: failures that were not counted before.
         disrupted: disruptions that were not counted before.
+        at_fault: the node of disruptions that repeat.
         incident: whether the failures are a new incident.
         now_s: now.
     """
@@ -65,7 +67,7 @@ def blamed(
     if incident and len(nodes) == 1 and any(w.placed and w.pod.node not in nodes for w in workers):
         _blame(known, failed[-1], now_s=now_s, named=False)
     for worker in (*failed, *disrupted):
-        if worker.action is FailureAction.AVOID_NODE:
+        if worker.action is FailureAction.AVOID_NODE or (at_fault and worker.pod.node == at_fault):
             _blame(known, worker, now_s=now_s, named=True)
     newest = sorted(known.values(), key=lambda each: each.last_s, reverse=True)[:MOST_NODES]
     return tuple(sorted(newest, key=lambda each: each.name))

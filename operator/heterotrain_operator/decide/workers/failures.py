@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from heterotrain_core.contract.outcome import Cause
@@ -20,10 +20,10 @@ from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import Departed
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.blamed_nodes import BlamedNode, blamed
+from heterotrain_operator.decide.workers.disruptions import REPEATED, Row, continued, row_in
+from heterotrain_operator.decide.workers.incidents import end_s, new_incidents
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
-INCIDENT_S = 30.0
-"""Workers that fail within this time of the first one fail for the same cause: all of them count as one failure."""
 FIRST_DELAY_S = 2.0
 LONGEST_DELAY_S = 300.0
 MISMATCH_DELAY_S = 60.0
@@ -50,6 +50,7 @@ class Accounts:
         blamed: nodes with failures of this job, by name.
         answered: for each worker whose end another cut of the model answers, what happened.
         state_lost: why training begins again; empty if it does not.
+        row: disruptions in a row.
     """
 
     restarts: int
@@ -66,6 +67,7 @@ class Accounts:
     blamed: tuple[BlamedNode, ...] = ()
     answered: tuple[str, ...] = ()
     state_lost: str = ""
+    row: Row = field(default_factory=Row)
 
 
 def account(
@@ -77,6 +79,7 @@ def account(
     answered: Mapping[str, str] = MappingProxyType({}),
     window_s: float | None = None,
     counting: bool,
+    step: int | None = None,
     now_s: float,
 ) -> Accounts:
     """Return the counters after this pass.
@@ -89,6 +92,7 @@ def account(
         answered: by uid, what happened to each worker whose end another cut of the model answers: not a failure.
         window_s: seconds after which a failure no longer counts against ``backoffLimit``; ``None`` for never.
         counting: whether ends count; not while the job itself ends or is suspended.
+        step: committed steps; ``None`` where they are not known.
         now_s: now.
     """
     before = frozenset(status.internal.accounted_workers)
@@ -117,10 +121,12 @@ def account(
         failed, recut, rest, disrupted, pools = (), [], [], {}, Counter()
     # A later time is of a clock that was ahead: the next delay counts from now.
     last_s = min(now_s, seconds(status.last_failure_time))
-    incidents = _new_incidents(failed, last_s, now_s=now_s)
+    incidents = new_incidents(failed, last_s, now_s=now_s)
     sentences = (*(answered[w.pod.uid] for w in recut), *(f"{w.pod.name}: {w.reason}" for w in failed))
     if rest:
         sentences = (*sentences, f"training begins again: {rest[0].reason}")
+    names = [each.name for each in gone]
+    row = continued(row_in(status.internal.disruptions), lost, names, step=step, now_s=now_s) if counting else Row()
     within_s = _within(status.internal.failure_times, incidents, window_s=window_s, now_s=now_s)
     return Accounts(
         restarts=status.restarts + incidents,
@@ -140,6 +146,7 @@ def account(
             workers,
             failed,
             [w for w in lost if counting],
+            at_fault=row.node if row.on_node >= REPEATED else "",
             incident=incidents > 0,
             now_s=now_s,
         ),
@@ -152,6 +159,7 @@ def account(
         last_failure_s=now_s if incidents else last_s,
         departed=gone,
         answered=tuple(answered[w.pod.uid] for w in recut),
+        row=row,
         state_lost=f"{rest[0].pod.name}: {rest[0].reason}" if rest else "",
     )
 
@@ -180,32 +188,7 @@ def mismatch_of(workers: Sequence[Worker]) -> Worker | None:
 def mismatch_delay_s(workers: Sequence[Worker], *, now_s: float) -> float:
     """Return for how many more seconds no worker is created because the image does not fit the operator."""
     worker = mismatch_of(workers)
-    return 0.0 if worker is None else left_s(_end_s(worker), MISMATCH_DELAY_S, now_s=now_s)
-
-
-def _new_incidents(failed: Sequence[Worker], known_s: float, *, now_s: float) -> int:
-    """Return the number of incidents among new failures that are not part of the known one.
-
-    A worker that was created after an incident began is never part of it: otherwise workers that fail again and again
-    right after their start would count once.
-
-    Args:
-        failed: workers that were not counted before.
-        known_s: when the newest known incident was noticed; 0 for none.
-        now_s: now; stands for the time of an end that is not known.
-    """
-    incidents, begin_s = 0, known_s
-    for worker in sorted(failed, key=_end_s):
-        end_s = _end_s(worker) or now_s
-        if worker.pod.created_s <= begin_s and abs(end_s - begin_s) <= INCIDENT_S:
-            continue
-        incidents, begin_s = incidents + 1, end_s
-    return incidents
-
-
-def _end_s(worker: Worker) -> float:
-    """Return when a worker ended; 0 where that is not known."""
-    return worker.pod.ended.finished_s if worker.pod.ended else 0.0
+    return 0.0 if worker is None else left_s(end_s(worker), MISMATCH_DELAY_S, now_s=now_s)
 
 
 def restart_delay_s(accounts: Accounts, *, now_s: float) -> float:

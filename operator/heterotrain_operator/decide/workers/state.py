@@ -13,6 +13,7 @@ from enum import StrEnum
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_outcome
 
 from heterotrain_operator.api.failures import FailureAction
+from heterotrain_operator.cluster_state.parse import EVICTED
 from heterotrain_operator.cluster_state.views import Ended, NodeView, PodView
 from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
 from heterotrain_operator.decide.workers.waiting import MAX_WORDS, why_starting, why_waiting
@@ -138,6 +139,8 @@ def _assess_end(
     if outcome is not None and outcome.ending is Ending.FINISHED:
         return (WorkerState.FAILED, _NO_OUTCOME) if plain and trained else (WorkerState.FINISHED, outcome.reason)
     taken = _taken_down(pod, nodes)
+    if not taken and (limit := _over_own_limit(pod)):
+        return WorkerState.FAILED, limit
     if outcome is not None and outcome.ending is Ending.LEFT:
         if outcome.told and not taken and pod.fatal_probes:
             return WorkerState.FAILED, _failed_probe(pod)
@@ -163,6 +166,20 @@ def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
         if node.state is not NodeState.STAYS and not node.held:
             return node.reason
     return ""
+
+
+def _over_own_limit(pod: PodView) -> str:
+    """Return the kubelet's words where it ended a pod for the pod's own limits; empty for any other end.
+
+    Such evictions have no condition DisruptionTarget (eviction_manager.go in the kubelet), and end a worker by SIGTERM.
+    """
+    reason, _, words = pod.refused.partition(": ")
+    if reason != EVICTED or pod.disruption:
+        return ""
+    return (
+        f"the kubelet evicted it: {words.strip()[:MAX_WORDS]}: raise limits.ephemeral-storage or the emptyDir's "
+        "sizeLimit, or write less to local disks"
+    )
 
 
 def _refused(pod: PodView) -> str:

@@ -122,7 +122,7 @@ def test_disruptions_never_fail_a_job() -> None:
     cluster = a_running_job(backoffLimit=0)
     for _ in range(4):
         cluster.end(cluster.members()[0], exit_code=137, pod_reason="NodeShutdown")
-        replaced(cluster, after_s=30)
+        replaced(cluster, after_s=700)
     assert cluster.status["disruptions"] == 4
     assert cluster.status["restarts"] == 0
     assert cluster.status["state"] == "Running"

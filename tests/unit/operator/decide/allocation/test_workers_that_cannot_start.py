@@ -73,7 +73,11 @@ def test_a_corrected_spec_is_tried_at_once() -> None:
     multi.settle()
     multi.now_s += CANNOT_START_AFTER_S
     multi.settle()
-    assert multi.placed() == {"trains": {"a": 4}, "new": {}}
+    multi.keeps_grants = False
+    multi.settle()
+    assert multi.placed() == {"trains": {"a": 4}, "new": {}}, "a new operator reads it from the status"
+    assert PULL["message"] in new.message("Scheduled")
+    multi.keeps_grants = True
     repair(new)
     multi.settle()
     assert multi.placed() == {"trains": {"a": 4}, "new": {}}, "nothing shows that the cause is gone"
