@@ -183,8 +183,8 @@ class ScenarioFile(Document):
     """Workers that join or leave."""
     pauses: Pauses = Pauses()
     """Cost of a change of members."""
-    boundary_steps: _Steps = 0
-    """Steps between boundaries; 0 for each epoch."""
+    boundary_steps: _Steps | None = None
+    """Steps between boundaries, 0 for each epoch; without it, they follow the job as by the operator's default."""
     min_gain: Fraction = 0.01
     """Least predicted gain for which shares change; it must also exceed what noise alone could promise."""
     scrape_s: Annotated[Number, Field(gt=0, le=1e5)] = 5

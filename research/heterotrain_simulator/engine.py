@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from heterotrain_core.split.balance import in_proportion
+from heterotrain_planner.planning.boundary import steps_to_boundary
 from numpy.typing import NDArray
 
 from heterotrain_simulator.accounting import Accounting
@@ -88,6 +89,8 @@ class _Run:
     done_samples: int = 0
     epoch_steps: int = 0
     boundary_steps: int = 0
+    kept_steps: int = 0
+    kept_s: float = 0.0
     boundaries: int = 0
     ended: bool = False
 
@@ -187,8 +190,8 @@ class _Run:
         if left < batch:
             return in_proportion(left, decision.shares), True, 1
         most = min(left // batch, _MOST_STEPS_AT_ONCE)
-        if self.scenario.boundary_steps:
-            most = min(most, self.scenario.boundary_steps - self.boundary_steps)
+        if every := self._steps_to_boundary():
+            most = min(most, every - self.boundary_steps)
         turn, at = divmod(self.epoch_steps, decision.probe_steps) if decision.probe_steps else (0, 0)
         if turn < len(decision.probe):
             return decision.probe[turn], True, min(most, decision.probe_steps - at)
@@ -217,6 +220,15 @@ class _Run:
         self.done_samples += count * batch
         self.epoch_steps += count
         self.boundary_steps += count
+        self.kept_steps += count
+        self.kept_s += float(finish_N.sum())
+
+    def _steps_to_boundary(self) -> int:
+        """Return the steps between two boundaries now, 0 for none but the ends of epochs."""
+        if self.scenario.boundary_steps is not None:
+            return self.scenario.boundary_steps
+        steps = self.kept_steps
+        return steps_to_boundary(steps, self.kept_s / steps if steps else 0.0)
 
     def _maybe_boundary(self) -> None:
         epoch_over = self.done_samples >= self.scenario.workload.epoch_samples
@@ -225,8 +237,7 @@ class _Run:
             self.epoch_s = self.accounting.now_s - self.epoch_began_s
             self.done_samples = self.epoch_steps = 0
             self.epoch_began_s = self.accounting.now_s
-        due = self.scenario.boundary_steps and self.boundary_steps >= self.scenario.boundary_steps
-        if epoch_over or due:
+        if epoch_over or 0 < self._steps_to_boundary() <= self.boundary_steps:
             self.boundary_steps = 0
             self.boundaries += 1
             if self.done:
@@ -298,9 +309,12 @@ class _Run:
             base_batch=workload.base_batch,
             most_batch=min(workload.most_batch, workload.epoch_samples),
             boundary=self.boundaries,
+            may_probe=self.scenario.boundary_steps is not None,
             min_gain_ratio=self.scenario.min_gain_ratio,
         )
-        self.decision = self.policy.decide(view)
+        before, self.decision = self.decision, self.policy.decide(view)
+        if changed or before is None or before.shares != self.decision.shares:
+            self.kept_steps, self.kept_s = 0, 0.0
         self.accounting.open_period(self.epoch)
 
     def _close(self) -> None:

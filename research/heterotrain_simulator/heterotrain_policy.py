@@ -38,7 +38,11 @@ class HeterotrainPolicy:
         current = None if view.changed or batch != self.batch_samples else self.shares
         decision = decide_shares(
             SharesRequest(
-                total_samples=batch, members=members, current_shares=current, least_gain_ratio=view.min_gain_ratio
+                total_samples=batch,
+                members=members,
+                current_shares=current,
+                least_gain_ratio=view.min_gain_ratio,
+                probe=view.may_probe,
             ),
             fits=fits,
         )

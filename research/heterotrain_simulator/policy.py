@@ -40,6 +40,7 @@ class View:
         base_batch, most_batch: limits of the batch.
         boundary: number of boundaries so far.
         min_gain_ratio: least gain for which shares change (``planning.shares``).
+        may_probe: whether shares may vary to learn speeds.
     """
 
     slots: tuple[MemberSlot, ...]
@@ -52,6 +53,7 @@ class View:
     most_batch: int
     boundary: int
     min_gain_ratio: float
+    may_probe: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,8 @@ class Scenario:
         batch_samples: global batch of policies with a fixed batch, and of all if ``adaptive`` is off; with more workers
             than samples, one sample for each.
         adaptive: whether policies that can choose the global batch do.
-        boundary_steps: steps between boundaries, 0 for each epoch.
+        boundary_steps: steps between boundaries, 0 for each epoch, ``None`` for distances that follow the job, as the
+            operator's default.
         scrape_s: interval between scrapes of the telemetry.
         min_gain_ratio: least gain for which shares change (``planning.shares``).
         end_epochs: limit on the passes over the data, 0 for none.
@@ -131,7 +132,7 @@ class Scenario:
     pauses: Pauses = Pauses()
     batch_samples: int
     adaptive: bool = False
-    boundary_steps: int = 0
+    boundary_steps: int | None = 0
     scrape_s: float = 5.0
     min_gain_ratio: float = 0.01
     end_epochs: int = 0

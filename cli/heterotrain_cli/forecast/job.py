@@ -8,7 +8,6 @@ from typing import Any
 
 from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
-from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.pools import CapacityType, WorkerPool
 from heterotrain_operator.api.reading import most_workers
@@ -112,7 +111,7 @@ def job_of(spec: HeteroTrainJobSpec, *, name: str, namespace: str | None, body: 
         pools=_pools(spec, body["spec"]["template"], template_patches(body["spec"])),
         least_workers=spec.elastic_policy.min_replicas,
         most_workers=most_workers(spec),
-        even=spec.training.rebalance.boundary is BoundaryKind.NEVER,
+        even=spec.training.rebalance.keeps_even,
         epochs=spec.training.passes,
         steps=spec.training.steps,
         adaptive=spec.training.adaptive_batch is not None,

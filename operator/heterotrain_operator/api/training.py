@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from heterotrain_core.contract.choices import Backend, Choice, Compression, OnDivergence, OnNonFinite, Precision
 from heterotrain_core.contract.config import ANY_EPOCHS
-from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.scaling_rules import Scaling
 from pydantic import Field
 
@@ -12,22 +11,32 @@ from heterotrain_operator.api.schema import Model, Rule
 from heterotrain_operator.api.types import MAX_BATCH
 
 
+class RebalanceBoundary(Choice):
+    """When new shares may take effect. A plan only contains the kinds of ``contract.plan.BoundaryKind``."""
+
+    AUTO = "Auto"
+    EPOCH = "Epoch"
+    STEPS = "Steps"
+    NEVER = "Never"
+
+
 class Rebalance(
     Model,
     rules=(
         Rule(
             cel="self.boundary == 'Steps' ? self.everySteps > 0 : self.everySteps == 0",
-            holds=lambda self: (self.boundary is BoundaryKind.STEPS) == (self.every_steps > 0),
+            holds=lambda self: (self.boundary is RebalanceBoundary.STEPS) == (self.every_steps > 0),
             message="everySteps belongs to boundary: Steps. Set it to at least 1 there, and leave it out otherwise",
         ),
     ),
 ):
     """When shares change, and for which gain."""
 
-    boundary: BoundaryKind = Field(
-        default=BoundaryKind.EPOCH,
-        description="When new shares take effect: at the end of an epoch, every everySteps steps, or Never. Never "
-        "gives all workers equal shares.",
+    boundary: RebalanceBoundary = Field(
+        default=RebalanceBoundary.AUTO,
+        description="When new shares take effect. Auto: after some ten steps at first, and after some minutes once "
+        "shares have settled. Epoch: at the end of an epoch. Steps: every everySteps steps. Never: all workers keep "
+        "equal shares.",
     )
     every_steps: int = Field(
         default=0,
@@ -42,6 +51,11 @@ class Rebalance(
         description="Shares change only if the predicted step time falls by at least this many percent. Uncertain "
         "measurements raise the threshold. Example: 1.",
     )
+
+    @property
+    def keeps_even(self) -> bool:
+        """Whether all workers keep equal shares."""
+        return self.boundary is RebalanceBoundary.NEVER
 
 
 class Encryption(Choice):

@@ -26,7 +26,7 @@ from heterotrain_operator.decide.objects.common_parts import size_problem
 from heterotrain_operator.decide.objects.pods import build_pod, problem_of_templates
 from heterotrain_operator.decide.objects.queue_group import held_by_queue
 from heterotrain_operator.decide.plan.plan import read_plan
-from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary
+from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary, next_boundary
 from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, FreeSlots, Shape, admitted_pod
 from heterotrain_operator.engine.act import EARLY_S, Actor
@@ -402,7 +402,9 @@ class Reconciler:
     def _planning_slot_s(self, job: JobView, telemetry: Telemetry, memory: JobMemory, *, now_s: float) -> float:
         """Return when the job may fit models; it keeps a slot that it has, unless its boundary is near now."""
         plan = read_plan(job, self._store.plans.get(job.key)).plan
-        distance = BoundaryDistance.NEAR if plan is None else distance_to_boundary(plan, telemetry)
+        distance = BoundaryDistance.NEAR
+        if plan is not None and isinstance(job, ValidJob):
+            distance = distance_to_boundary(next_boundary(job.spec.training.rebalance, plan, telemetry), telemetry)
         if memory.planning_slot_s is None or (distance is not memory.planning_lane and now_s < memory.planning_slot_s):
             takes_s = memory.planning_took_s or UNKNOWN_S
             memory.planning_slot_s = self._planning.reserve(distance, takes_s=takes_s, now_s=now_s)

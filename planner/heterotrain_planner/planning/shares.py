@@ -60,6 +60,8 @@ class SharesRequest:
         trust_ratio: factor on that false-positive gain. 1 for shares in use; less for shares that were decided on less
             evidence and are still pending, because the newer evidence is better anyway.
         rebalance: ``False`` always keeps even shares, as a baseline.
+        probe: whether shares may vary where a speed is still unclear. Where a boundary follows within some ten steps,
+            the change of shares itself shows the speeds, and probes cost more than they show.
         least_members: no straggler is named beyond this number of remaining members.
     """
 
@@ -70,6 +72,7 @@ class SharesRequest:
     least_gain_ratio: float = 0.01
     trust_ratio: float = 1.0
     rebalance: bool = True
+    probe: bool = True
     least_members: int = 1
 
 
@@ -134,7 +137,7 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
         reason += f"; the speed of {', '.join(relearn)} changed"
 
     # 4. Vary the shares where a speed is still unclear.
-    probe = _probe(request, shares, models)
+    probe = _probe(request, shares, models) if request.probe else ()
     if probe:
         reason += f"; shares vary in an epoch's first {len(probe) * PROBE_STEPS} steps to learn speeds"
 

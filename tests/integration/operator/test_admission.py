@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         spec(lambda s: s["training"].update(rebalance={"boundary": "Steps"})),
         "everySteps belongs to boundary: Steps",
     ),
-    "boundary": (spec(lambda s: s["training"].update(rebalance={"boundary": "day"})), 'supported values: "Epoch"'),
+    "boundary": (spec(lambda s: s["training"].update(rebalance={"boundary": "day"})), 'supported values: "Auto"'),
     "gain above one": (
         spec(lambda s: s["training"].update(rebalance={"minGainPercent": 101})),
         "less than or equal to 100",

@@ -6,12 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.codec import Refused
-from heterotrain_core.contract.plan import Boundary, Plan
+from heterotrain_core.contract.plan import BoundaryKind, Plan
 
+from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, PlanObject
 from heterotrain_operator.decide.plan.decoded import decoded
 from heterotrain_operator.decide.plan.membership import MembershipDecision
+from heterotrain_operator.decide.plan.revision import next_boundary
 from heterotrain_operator.decide.plan.shares import Shares
 
 
@@ -56,7 +59,8 @@ def next_plan(
     """
     generation, revision = in_force.newest
     current = in_force.plan
-    boundary, min_replicas = _boundary(spec), least_to_go_on(spec)
+    rebalance = spec.training.rebalance
+    boundary, min_replicas = next_boundary(rebalance, None, Telemetry()), least_to_go_on(spec)
     request = job.checkpoint_request if spec.checkpoint is not None else ""
     if membership.workers is not None and shares is not None:
         named = {rank.worker for rank in shares.arrangement.ranks}
@@ -89,6 +93,8 @@ def next_plan(
             min_replicas=min_replicas,
         )
     spares = membership.spares
+    if rebalance.boundary is RebalanceBoundary.AUTO and current.boundary.kind is BoundaryKind.STEPS:
+        boundary = current.boundary  # it changes with the shares
     wanted = replace(
         current,
         drain=membership.drain,
@@ -103,7 +109,7 @@ def next_plan(
         _request_text(current.checkpoint_request, wanted.checkpoint_request),
     ]
     if shares is not None and shares.changed:
-        wanted = wanted.with_division(shares.division)
+        wanted = replace(wanted.with_division(shares.division), boundary=shares.boundary or wanted.boundary)
         reasons.append(shares.reason)
     if wanted == current:
         return None
@@ -132,8 +138,3 @@ def _request_text(before: str, after: str) -> str:
     if before == after:
         return ""
     return "a checkpoint is asked for" if after else "no checkpoint is asked for any more"
-
-
-def _boundary(spec: HeteroTrainJobSpec) -> Boundary:
-    rebalance = spec.training.rebalance
-    return Boundary(kind=rebalance.boundary, every_steps=rebalance.every_steps)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
-from heterotrain_core.contract.plan import BoundaryKind, Division, Plan
+from heterotrain_core.contract.plan import Boundary, BoundaryKind, Division, Plan
+from heterotrain_planner.planning.boundary import steps_to_boundary
 from heterotrain_planner.planning.shares import SharesDecision
 
+from heterotrain_operator.api.training import Rebalance, RebalanceBoundary
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.arrangement import identity_of
 
@@ -37,16 +39,43 @@ class BoundaryDistance(StrEnum):
     """The boundary is close, or its distance is unknown."""
 
 
-def distance_to_boundary(plan: Plan, telemetry: Telemetry) -> BoundaryDistance:
-    """Return how far the boundary is for a revision of this plan."""
-    left_s = seconds_to_boundary(plan, telemetry)
+def next_boundary(rebalance: Rebalance, plan: Plan | None, telemetry: Telemetry) -> Boundary:
+    """Return the boundary that a revision of this plan would get if it was written now.
+
+    Where it follows the job, the boundary of a plan that still waits stays, so that refinements do not put it off.
+    """
+    if rebalance.boundary is not RebalanceBoundary.AUTO:
+        return Boundary(kind=BoundaryKind(rebalance.boundary), every_steps=rebalance.every_steps)
+    steps, took_s = 0, 0.0
+    if plan is not None and plan.members:
+        if not is_used(plan, telemetry) and plan.boundary.kind is BoundaryKind.STEPS:
+            return plan.boundary
+        steps, took_s = _in_force(telemetry)
+    return Boundary(kind=BoundaryKind.STEPS, every_steps=steps_to_boundary(steps, took_s / steps if steps else 0.0))
+
+
+def is_used(plan: Plan, telemetry: Telemetry) -> bool:
+    """Return whether every rank of the plan reports it as the one in force."""
+    gauges = [telemetry.gauges.get(identity_of(rank)) for rank in plan.ranks]
+    return all(g is not None and (g.generation, g.revision) == plan.version for g in gauges)
+
+
+def _in_force(telemetry: Telemetry) -> tuple[int, float]:
+    """Return steps and seconds under the plan in force, of the member that has seen most of them."""
+    sums = [(sum(each.steps.values()), sum(each.step_s.values())) for each in telemetry.in_force.values()]
+    return max(sums, default=(0, 0.0))
+
+
+def distance_to_boundary(boundary: Boundary, telemetry: Telemetry) -> BoundaryDistance:
+    """Return how far this boundary is."""
+    left_s = seconds_to_boundary(boundary, telemetry)
     interval_s = telemetry.scrape_interval_s
     if left_s is None or interval_s is None:
         return BoundaryDistance.NEAR
     return BoundaryDistance.NEAR if left_s <= _NEAR_SCRAPES * interval_s + _DELIVERY_S else BoundaryDistance.FAR
 
 
-def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
+def seconds_to_boundary(boundary: Boundary, telemetry: Telemetry) -> float | None:
     """Return the expected time until new shares may take effect; ``None`` when unknown.
 
     It follows from the recent rate or, where that is faster, from the steps since the plan in force. A job that has
@@ -55,15 +84,14 @@ def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
     newest, rate = telemetry.newest, telemetry.rates.samples_per_s
     if newest is None or newest.cursor_samples is None or not newest.epoch_samples or not rate:
         return None
-    steps = sum(sum(each.steps.values()) for each in telemetry.in_force.values())
-    took_s = sum(sum(each.step_s.values()) for each in telemetry.in_force.values())
+    steps, took_s = _in_force(telemetry)
     if took_s > 0 and newest.global_batch_samples is not None:
         rate = max(rate, newest.global_batch_samples * steps / took_s)
     left = newest.epoch_samples - newest.cursor_samples
-    if plan.boundary.kind is BoundaryKind.STEPS:
+    if boundary.kind is BoundaryKind.STEPS:
         if newest.global_batch_samples is None or newest.epoch_step is None:
             return None
-        every = plan.boundary.every_steps
+        every = boundary.every_steps
         left = min(left, (every - newest.epoch_step % every) * newest.global_batch_samples)
     return left / rate
 
@@ -81,9 +109,7 @@ def trust_ratio(plan: Plan | None, telemetry: Telemetry, distance: BoundaryDista
     """
     if plan is None or distance is BoundaryDistance.FAR:
         return 1.0
-    gauges = [telemetry.gauges.get(identity_of(rank)) for rank in plan.ranks]
-    used = all(g is not None and (g.generation, g.revision) == plan.version for g in gauges)
-    return 1.0 if used else PENDING_TRUST_RATIO
+    return 1.0 if is_used(plan, telemetry) else PENDING_TRUST_RATIO
 
 
 def worth_writing(decision: SharesDecision, plan: Plan, distance: BoundaryDistance) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Parallelism, Runtime
-from heterotrain_core.contract.plan import BoundaryKind, Division, Layout, Member, Plan
+from heterotrain_core.contract.plan import Boundary, Division, Layout, Member, Plan
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
 from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
@@ -18,6 +18,7 @@ from heterotrain_planner.planning.batch import BatchRequest, decide_batch
 from heterotrain_planner.planning.fitting import MemberFits, fit_members
 from heterotrain_planner.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 
+from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.decide.plan.arrangement import Arrangement, arrangement_of
@@ -25,6 +26,7 @@ from heterotrain_operator.decide.plan.revision import (
     BoundaryDistance,
     distance_to_boundary,
     least_gain,
+    next_boundary,
     trust_ratio,
     worth_writing,
 )
@@ -39,6 +41,7 @@ class Shares:
         division: what a plan for these members carries.
         changed: whether the division is worth a new revision.
         reason: why these shares, in one or two sentences.
+        boundary: when a revision with them takes effect; ``None`` where the spec alone says it.
         batch_reason: why this global batch; empty where it was not decided.
         decision: the core's decision with all findings; ``None`` where the batch cannot be shared by the rules.
     """
@@ -47,6 +50,7 @@ class Shares:
     division: Division
     changed: bool
     reason: str
+    boundary: Boundary | None = None
     batch_reason: str = ""
     decision: SharesDecision | None = None
 
@@ -75,8 +79,9 @@ def share_out(
         ]
         return _even(len(members), arrangement, unlimited, reason="equal shares, because the runtime is Torchrun")
     current = plan if plan is not None and arrangement.matches(arrangement_of(plan)) else None
-    distance = BoundaryDistance.NEAR if current is None else distance_to_boundary(current, telemetry)
     rebalance = spec.training.rebalance
+    boundary = next_boundary(rebalance, current, telemetry)
+    distance = BoundaryDistance.NEAR if current is None else distance_to_boundary(boundary, telemetry)
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
     limits = {pool.name: pool.micro_batch_size for pool in spec.worker_pools}
     cuts = spec.parallelism.is_planned and spec.parallelism.mode is not Parallelism.AUTO
@@ -102,7 +107,8 @@ def share_out(
             current_shares=current.shares if current is not None else None,
             least_gain_ratio=least_gain(distance, chosen=rebalance.min_gain_percent / 100),
             trust_ratio=trust_ratio(current, telemetry, distance),
-            rebalance=rebalance.boundary is not BoundaryKind.NEVER,
+            rebalance=not rebalance.keeps_even,
+            probe=rebalance.boundary is not RebalanceBoundary.AUTO,
             least_members=spec.elastic_policy.min_replicas,
         ),
         fits=fits,
@@ -113,6 +119,7 @@ def share_out(
         arrangement=arrangement,
         division=decision.division,
         changed=current is None or worth_writing(decision, current, distance),
+        boundary=boundary,
         reason="; ".join(
             filter(None, (why if plan is None or batch != plan.global_batch_samples else "", decision.reason))
         ),
@@ -208,7 +215,7 @@ def _batch(
             most_samples=most,
             current_samples=planned,
             noise_samples=newest.noise_scale_samples if newest is not None else None,
-            even=spec.training.rebalance.boundary is BoundaryKind.NEVER,
+            even=spec.training.rebalance.keeps_even,
         ),
         fits=fits,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, ComputeTime
-from support.exported_counters import three_pools
+from support.exported_counters import SimulatedMembers, three_pools
 from support.fake_cluster import FakeCluster
 from support.repeat import times
 from support.simulated_training import Training
@@ -19,6 +19,7 @@ from support.simulated_training import Training
 EXCHANGE = CommunicationTime(overlapped_s=0.05, last_bucket_s=0.01, gamma=0.2)
 BATCH = 512
 STEPS = 40
+EPOCH = {"boundary": "Epoch"}
 SCRAPE_STEPS = times(gate=5, every=2)
 
 
@@ -54,7 +55,7 @@ def test_few_revisions_in_the_first_epoch_and_the_last_is_near_the_optimum() -> 
     """Each scrape could give one, but the second epoch's plan is within 2 % of the optimum in the median."""
     lost, written, refined = [], [], 0
     for seed in range(times(gate=4, every=8)):
-        training = a_training(seed=seed)
+        training = a_training(seed=seed, rebalance=EPOCH)
         training.epoch()
         lost.append(training.speeds.loss_of(training.plan.shares))
         written.append(len(training.revisions))
@@ -64,6 +65,23 @@ def test_few_revisions_in_the_first_epoch_and_the_last_is_near_the_optimum() -> 
     assert float(np.median(written)) <= 3
     assert max(written) <= 5
     assert refined > 0, "a scrape just before the boundary still improves the plan"
+
+
+def test_by_default_the_first_epoch_trains_with_learned_shares() -> None:
+    """Plain DDP keeps even shares: its step is that of the slowest pool. No step is spent on a probe."""
+    lost, saved = [], []
+    for seed in range(times(gate=4, every=60)):
+        training = a_training(seed=seed)
+        even = SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.05, seed=seed, warm_up=4.0)
+        even.run((171, 171, 170), STEPS)
+        training.epoch()
+        lost.append(training.speeds.loss_of(training.roster.plan.shares))
+        saved.append(1 - sum(training.speeds.step_seconds[:STEPS]) / sum(even.step_seconds))
+        assert not training.plan.probe
+        assert training.adopted_at % 10 == 0
+    assert float(np.median(lost)) <= 0.02
+    assert max(lost) <= 0.06
+    assert min(saved) > 0.2
 
 
 def test_a_settled_job_is_left_alone() -> None:
@@ -81,7 +99,7 @@ def test_a_settled_job_is_left_alone() -> None:
 @pytest.mark.heavy
 def test_the_prediction_is_compared_with_the_measurement() -> None:
     """Only steps at the plan's own shares count, once it has taken effect; before that, nothing is reported."""
-    training = a_training(seed=1, scrape_steps=2)
+    training = a_training(seed=1, scrape_steps=2, rebalance=EPOCH)
     training.epoch()
     assert "prediction" not in training.cluster.status
     for _ in range(3):
@@ -108,7 +126,7 @@ def test_a_baseline_reports_that_speeds_are_known_at_its_shares_only() -> None:
 
 
 def test_a_throttled_worker_is_reported_with_its_slowdown() -> None:
-    training = a_training(seed=2)
+    training = a_training(seed=2, rebalance=EPOCH)
     for _ in range(2):
         training.epoch()
     training.speeds.slow = {0: 1.8}

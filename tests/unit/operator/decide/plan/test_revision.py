@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +16,21 @@ from heterotrain_core.contract.plan import (
     Plan,
     Prediction,
 )
+from heterotrain_operator.api.training import Rebalance
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, StepsInForce, Telemetry
 from heterotrain_operator.decide.plan.revision import (
     BoundaryDistance,
     distance_to_boundary,
     least_gain,
+    next_boundary,
     seconds_to_boundary,
     worth_writing,
 )
 from heterotrain_planner.perf.model import ExchangeModel
+from heterotrain_planner.planning.boundary import FIRST_STEPS, LONGEST_S, steps_to_boundary
 from heterotrain_planner.planning.shares import SharesDecision
 from support.plans import plan_of
+from support.repeat import times
 
 COMPUTE = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.02, backward_fixed_s=0.0)
 PREDICTION = Prediction(step_s=1.0, efficiency=0.9, efficiency_ceiling=0.95, bindings=(Binding.COMPUTE,) * 2)
@@ -77,14 +82,14 @@ def telemetry_at(
     ],
 )
 def test_the_distance_to_the_boundary(boundary: Boundary, telemetry: Telemetry, expected: BoundaryDistance) -> None:
-    assert distance_to_boundary(a_plan(boundary=boundary), telemetry) is expected
+    assert distance_to_boundary(boundary, telemetry) is expected
 
 
 def test_the_time_to_the_boundary_follows_from_the_samples_before_it() -> None:
-    assert seconds_to_boundary(a_plan(), telemetry_at(6, 6, cursor=4_000)) == 60.0
-    assert seconds_to_boundary(a_plan(boundary=STEPS), telemetry_at(6, 6, cursor=4_300)) == 7.0
-    assert seconds_to_boundary(a_plan(boundary=STEPS), telemetry_at(6, 6, cursor=9_950)) == 0.5
-    assert seconds_to_boundary(a_plan(), telemetry_at(6, 6, rate=None)) is None
+    assert seconds_to_boundary(Boundary(), telemetry_at(6, 6, cursor=4_000)) == 60.0
+    assert seconds_to_boundary(STEPS, telemetry_at(6, 6, cursor=4_300)) == 7.0
+    assert seconds_to_boundary(STEPS, telemetry_at(6, 6, cursor=9_950)) == 0.5
+    assert seconds_to_boundary(Boundary(), telemetry_at(6, 6, rate=None)) is None
 
 
 def test_a_job_that_has_just_become_faster_arrives_sooner_than_its_rate_suggests() -> None:
@@ -93,7 +98,45 @@ def test_a_job_that_has_just_become_faster_arrives_sooner_than_its_rate_suggests
     for step_s, expected_s in ((0.25, 15.0), (4.0, 60.0)):
         sums = StepsInForce(version=(2, 7), steps={50: 8}, step_s={50: 8 * step_s})
         faster = replace(telemetry, in_force=dict.fromkeys(telemetry.gauges, sums))
-        assert seconds_to_boundary(a_plan(), faster) == expected_s
+        assert seconds_to_boundary(Boundary(), faster) == expected_s
+
+
+AUTO = Rebalance()
+
+
+def in_force(steps: int, step_s: float, *revisions: int) -> Telemetry:
+    """Return telemetry of members whose newest plan has been in force for so many steps."""
+    telemetry = telemetry_at(*revisions)
+    sums = StepsInForce(version=(2, revisions[0]), steps={60: steps}, step_s={60: steps * step_s})
+    return replace(telemetry, in_force=dict.fromkeys(telemetry.gauges, sums))
+
+
+def test_a_boundary_that_follows_the_job_comes_soon_at_first_and_seldom_once_shares_have_settled() -> None:
+    first = next_boundary(AUTO, None, Telemetry())
+    assert first == next_boundary(AUTO, a_plan(), in_force(3, 1.0, 7, 7)) == STEPS
+    later = [next_boundary(AUTO, a_plan(), in_force(steps, 0.1, 7, 7)).every_steps for steps in (100, 1_000, 10**6)]
+    assert later == [40, 320, 2_560], "at most half of the steps so far, and at most five minutes"
+    assert next_boundary(AUTO, a_plan(), in_force(10**6, 60.0, 7, 7)) == STEPS
+
+
+def test_a_plan_that_waits_is_refined_without_being_put_off() -> None:
+    waiting = a_plan(boundary=Boundary(kind=BoundaryKind.STEPS, every_steps=20))
+    assert next_boundary(AUTO, waiting, in_force(10_000, 0.1, 6, 7)) == waiting.boundary
+    assert next_boundary(AUTO, waiting, in_force(10_000, 0.1, 7, 7)).every_steps > 20
+
+
+@pytest.mark.parametrize("seed", range(times(gate=50, every=3_000)))
+def test_distances_are_nested_and_bounded_in_time(seed: int) -> None:
+    """The oracle asks each distance by itself: whether its boundaries are among those of all shorter ones."""
+    chance = random.Random(seed)  # noqa: S311  # the same numbers in every run
+    step_s, steps = 10 ** chance.uniform(-3, 2), chance.randrange(10**6)
+    found = steps_to_boundary(steps, step_s)
+    assert found == FIRST_STEPS or (found <= steps / 2 and found * step_s <= LONGEST_S)
+    longer = 2 * found
+    assert longer > steps / 2 or longer * step_s > LONGEST_S, "not shorter than it has to be"
+    for earlier in (chance.randrange(steps + 1) for _ in range(5)):
+        shorter = steps_to_boundary(earlier, step_s)
+        assert all(at % shorter == 0 for at in range(0, 20 * found, found)), "no boundary is lost on the way"
 
 
 def test_far_from_the_boundary_only_a_large_gain_counts() -> None:
