@@ -94,14 +94,6 @@ class Settings:
         default=False,
         metadata=_about("Give each job a NetworkPolicy: only its own workers reach its workers, others their metrics."),
     )
-    force_delete_s: float = field(
-        default=0.0,
-        metadata=_about(
-            "Seconds after the grace period until deletions of pods on lost nodes are forced; 0 for never.",
-            at_least=0,
-            at_most=86400,
-        ),
-    )
     health_port: int = field(default=8080, metadata=_about("Port of the health probes."))
     metrics_port: int = field(default=9090, metadata=_about("Port of the operator's own metrics."))
     metrics_tls_dir: Path | None = field(

@@ -170,7 +170,7 @@ def stranger(running: Running) -> Iterator[Callable[[str, int], bool]]:
 def test_a_node_that_loses_power_and_returns(running: Running) -> None:
     """Power cut, network link first: no last message gets out, the others continue, and the worker returns later.
 
-    Its pod ends nowhere, as no kubelet is left to end it: it is removed by force, as the operator is told to.
+    Its pod ends nowhere, as no kubelet is left to end it: it is removed once a person has declared the node off.
     """
     restarts, _ = charged(running)
     node, pod = spot_node.node_of_pool(running.job.cluster, "t4"), running_pod(running, "t4")
@@ -179,6 +179,7 @@ def test_a_node_that_loses_power_and_returns(running: Running) -> None:
         before = running.steps()
         running.wait_steps(before + 3, timeout_s=60)
         generation = running.job.wait_members(2, timeout_s=180).generation  # the control plane needs 12 s
+        running.job.cluster.kubectl("taint", "node", node, spot_node.OUT_OF_SERVICE)
         removed = "its pod to be removed although its node has no power"
         wait_for(lambda: running.job.pod(pod) is None, removed, timeout_s=180)
     finally:

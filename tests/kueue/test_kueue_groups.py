@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from heterotrain_core.contract.outcome import Ending
@@ -137,11 +138,11 @@ async def ready(cluster: Cluster, node: str, status: str) -> None:
     await cluster.kube._call("PATCH", path, body={"status": {"conditions": conditions}}, content_type=kind)
 
 
-async def test_a_worker_on_a_lost_node_is_replaced_once_its_deletion_is_forced(
+async def test_a_worker_on_a_lost_node_is_replaced_once_the_node_is_out_of_service(
     cluster: Cluster, queue: Queue, plane: ControlPlane, tmp_path: Path
 ) -> None:
     log = tmp_path / "operator.log"
-    operator = Operator(cluster.namespace, log, f"--kubeconfig={plane.kubeconfig}", "--force-delete-seconds=1")
+    operator = Operator(cluster.namespace, log, f"--kubeconfig={plane.kubeconfig}")
     await queue.create(3)
     node = await cluster.add_node("b")
     await cluster.add_node("a")
@@ -153,11 +154,14 @@ async def test_a_worker_on_a_lost_node_is_replaced_once_its_deletion_is_forced(
         uid = (await cluster.pods())[lost]["metadata"]["uid"]
         await ready(cluster, node, "Unknown")
         await evict(cluster, lost)
+        taint = "node.kubernetes.io/out-of-service"
+        await asyncio.to_thread(plane.kubectl, "taint", "nodes", node, f"{taint}=nodeshutdown:NoExecute")
 
         async def replaced() -> bool:
             return uid not in [each["metadata"]["uid"] for each in (await cluster.pods()).values()]
 
         await until(replaced, "nothing keeps the pod on the lost node", timeout_s=150)
+        await asyncio.to_thread(plane.kubectl, "taint", "nodes", node, f"{taint}-")
         await ready(cluster, node, "True")
         await until(lambda: placed(cluster, 3), "its replacement is admitted")
     finally:

@@ -118,24 +118,6 @@ async def test_the_checkpoint_of_a_pod_that_ends_and_is_deleted_between_two_pass
     assert kube.objects["heterotrainjobs", "ns", "job"]["status"]["lastCheckpoint"] == saved
 
 
-async def test_a_forced_deletion_leaves_the_pod_no_grace_period() -> None:
-    kube, cluster = FakeKube(), a_running_job()
-    app = an_app(kube, cluster, Clocks(lambda: 0.0, lambda: NOW_S + 60.0), force_delete_s=60.0)
-    assert app.reconciler._sources.force_delete_s == 60.0
-    body = cluster.pods["job-w0"]
-    body["metadata"]["deletionTimestamp"] = rfc3339(NOW_S)
-    del cluster.nodes[body["spec"]["nodeName"]]
-    app.store.nodes.discard(body["spec"]["nodeName"])
-    for each in cluster.pods.values():
-        app.pod_event(each, deleted=False)
-    for each in [*cluster.pods.values(), cluster.plan]:
-        kube.objects["pods" if "spec" in each else "configmaps", "ns", each["metadata"]["name"]] = each
-    app.plan_event(cluster.plan, deleted=False)
-    await app.reconciler.run_once(KEY)
-    deletions = [call for call in kube.writes if call[0].startswith("delete")]
-    assert deletions == [("delete in 0 s", "pods", "job-w0")]
-
-
 async def test_a_job_deleted_during_its_pass_is_not_an_error() -> None:
     kube = FakeKube()
     app = an_app(kube)

@@ -113,10 +113,8 @@ class FakeKube:
             merge(known[subresource], patch[subresource])
         return self._store(resource, known)
 
-    async def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_s: int | None = None
-    ) -> None:
-        self._call("delete" if grace_s is None else f"delete in {grace_s} s", resource, name)
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
+        self._call("delete", resource, name)
         found = self.objects.get((resource.plural, namespace, name))
         if found is None:
             raise NotFound(name)

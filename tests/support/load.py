@@ -39,11 +39,9 @@ class EchoKube(FakeKube):
         self.changes.append((resource.plural, copy.deepcopy(stored), False))
         return stored
 
-    async def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_s: int | None = None
-    ) -> None:
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
         gone = self.objects.get((resource.plural, namespace, name))
-        await super().delete(resource, namespace, name, uid=uid, grace_s=grace_s)
+        await super().delete(resource, namespace, name, uid=uid)
         assert gone is not None
         self.changes.append((resource.plural, gone, True))
 

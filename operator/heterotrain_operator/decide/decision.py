@@ -25,7 +25,6 @@ class Decision:
         create: pods to create.
         status: status to write; ``None`` leaves it as it is.
         remove: pods to delete, only after the status is written, because their ends are counted there.
-        force: pods on lost nodes to delete without their kubelets.
         unhold: deleted pods of a group in Kueue that only its finalizer keeps.
         end_groups: pods that have to tell Kueue that their group is over.
         release: objects to delete, if the job has them, because an inactive job must not hold them.
@@ -45,7 +44,6 @@ class Decision:
     create: tuple[dict[str, Any], ...] = ()
     status: HeteroTrainJobStatus | None = None
     remove: tuple[PodView, ...] = ()
-    force: tuple[PodView, ...] = ()
     unhold: tuple[PodView, ...] = ()
     end_groups: tuple[PodView, ...] = ()
     release: tuple[dict[str, Any], ...] = ()

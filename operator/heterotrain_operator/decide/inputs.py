@@ -42,7 +42,6 @@ class JobInputs:
         revised_often: whether new shares have to wait, because the plan was revised often lately.
         gather_s: longest time for which a ready worker waits for starting ones.
         grant: what the job may use of nodes that other jobs want, too.
-        force_delete_s: seconds after which deletions of pods on lost nodes are forced; ``None`` for never.
         held: by name, the nodes that are held down now.
         fault: an unexpected error of an earlier pass in a part that this pass leaves out, in one sentence; else empty.
         keep_plan: whether no plan is to be written, because the previous one was just refused.
@@ -75,7 +74,6 @@ class JobInputs:
     saved: SavedCheckpoint | None = None
     slots_of: Callable[[Shape], FreeSlots] | None = None
     admitted: Mapping[str, AdmittedPod] = field(default_factory=dict)
-    force_delete_s: float | None = None
     fault: str = ""
     held: Mapping[str, NodeView] = field(default_factory=dict)
     cover_of: CoverOf = lambda _: None

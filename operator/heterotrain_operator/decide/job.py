@@ -41,7 +41,6 @@ from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
 from heterotrain_operator.decide.workers.capacity import FreeSlots, free_slots, less_slots, shape_of
 from heterotrain_operator.decide.workers.failures import mismatch_delay_s, restart_delay_s
-from heterotrain_operator.decide.workers.forced import to_force
 from heterotrain_operator.decide.workers.replicas import (
     NO_REPLICAS,
     ReplicaDecision,
@@ -82,12 +81,9 @@ def decide(inputs: JobInputs) -> Decision:
         decision = _decide_active(inputs, derived, job, faults)
     else:
         decision = _decide_inactive(inputs, derived, faults)
-    # 4. Pods on lost nodes may be kept by nobody's confirmation, whatever the stage of the job's life.
-    force, force_s = to_force(derived.workers, after_s=inputs.force_delete_s, now_s=inputs.now_s)
-    again_s = _soonest(decision.again_s, force_s)
-    # 5. Likewise, Kueue keeps deleted pods of a group until they are replaced.
-    unhold = held_by_queue([worker.pod for worker in derived.workers], force)
-    return replace(decision, force=force, unhold=unhold, again_s=again_s, faults=tuple(faults.found))
+    # 4. Kueue keeps deleted pods of a group until they are replaced, whatever the stage of the job's life.
+    unhold = held_by_queue([worker.pod for worker in derived.workers])
+    return replace(decision, unhold=unhold, faults=tuple(faults.found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

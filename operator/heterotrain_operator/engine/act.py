@@ -148,7 +148,6 @@ class Actor:
         if decision.plan is not None or decision.create or decision.remove or decision.touch:
             memory.numbers_version = ""  # the next pass looks at what has been done
         removals = [partial(self._remove, pod) for pod in decision.remove]
-        removals += [partial(self._force, pod) for pod in decision.force]
         removals += [partial(self._unhold, pod) for pod in decision.unhold]
         removals += [partial(self._end_group, pod) for pod in decision.end_groups]
         await self._try("removals", memory, removals)
@@ -390,14 +389,6 @@ class Actor:
             await self._kube.delete(PODS, pod.key.namespace, pod.name, uid=pod.uid)
         except (NotFound, Conflict):
             return  # it is already gone
-
-    async def _force(self, pod: PodView) -> None:
-        """Delete a pod without its kubelet."""
-        try:
-            await self._kube.delete(PODS, pod.key.namespace, pod.name, uid=pod.uid, grace_s=0)
-        except (NotFound, Conflict):
-            return
-        log.warning("deletion forced", pod=pod.name, namespace=pod.key.namespace, node=pod.node)
 
     async def _unhold(self, pod: PodView) -> None:
         """Remove Kueue's finalizer from a deleted pod; other finalizers stay."""

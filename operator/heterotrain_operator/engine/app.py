@@ -112,7 +112,6 @@ class App:
             grant_of=self.allocator.grant_of,
             cover_of=LayoutPlanner(self.queue.add_unless_failing, threads).cover_of,
             gather_s=settings.gather_s,
-            force_delete_s=settings.force_delete_s or None,
             admitted=admitted,
         )
         self.devices = DeviceReader(kube, self.store, threads)

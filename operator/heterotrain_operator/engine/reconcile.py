@@ -73,14 +73,12 @@ class JobInputSources:
         grant_of: a job's grant of nodes for which several jobs compete.
         admitted: what admission makes of the pods of each job.
         gather_s: longest time in seconds that a ready worker waits for starting ones.
-        force_delete_s: seconds after which deletions of pods on lost nodes are forced; ``None`` for never.
     """
 
     telemetry_of: Callable[[JobView], Telemetry]
     grant_of: Callable[[JobView], JobGrant]
     cover_of: Callable[[JobKey], CoverOf]
     gather_s: float
-    force_delete_s: float | None = None
     admitted: AdmittedPods = field(default_factory=AdmittedPods)
 
 
@@ -338,7 +336,6 @@ class Reconciler:
             replan=news and due,
             revised_often=memory.revisions.wait_s(started_s) > 0,
             gather_s=self._sources.gather_s,
-            force_delete_s=self._sources.force_delete_s,
             fault=memory.logged_fault if news and not due else "",
             now_s=self._clocks.wall(),
             grant=self._sources.grant_of(job),

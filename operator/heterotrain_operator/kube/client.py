@@ -104,12 +104,8 @@ class KubeClient(Kube):
         query = {"fieldManager": keys.FIELD_MANAGER}
         return await self._call("PATCH", path, query=query, body=patch, content_type=_MERGE)
 
-    async def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_s: int | None = None
-    ) -> None:
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
         options: Body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
-        if grace_s is not None:
-            options["gracePeriodSeconds"] = grace_s
         await self._call("DELETE", resource.path(namespace, name), body=options)
 
     async def _call(

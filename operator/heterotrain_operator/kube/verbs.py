@@ -43,11 +43,6 @@ class Kube(Protocol):
         """Merge a patch into an object; ``None`` removes a field."""
         ...
 
-    async def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_s: int | None = None
-    ) -> None:
-        """Delete an object if it is still the one with this uid.
-
-        A grace period of 0 removes a pod at once, without its kubelet; ``None`` leaves it to the pod.
-        """
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
+        """Delete an object if it is still the one with this uid."""
         ...

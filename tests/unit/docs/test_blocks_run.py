@@ -107,6 +107,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
             "kubectl create quota training -n team-b "
             "--hard=requests.nvidia.com/gpu=8,count/heterotrainjobs.heterotrain.dev=20"
         ),
+        "kubectl taint nodes NODE node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
         "kubectl delete htj --all -A",
         "kubectl delete crd heterotrainjobs.heterotrain.dev",
         "kubectl delete namespace heterotrain-system",

@@ -11,6 +11,8 @@ from lab.cluster import Cluster, wait_for
 from lab.jobs import Job
 
 SPOT_NOTICE = "aws-node-termination-handler/spot-itn=true:NoSchedule"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+"""Set by a person who knows that a node is off: Kubernetes then removes its pods."""
 
 
 def node_of_pool(cluster: Cluster, pool: str) -> str:
@@ -58,8 +60,10 @@ def give_back(cluster: Cluster, node: str) -> None:
     """Power the node on and wait until it has registered again and is Ready."""
     control.power_on(node)
     wait_ready(cluster, node)
-    if _tainted(cluster, node):  # an old node object keeps its taints
-        cluster.kubectl("taint", "node", node, "aws-node-termination-handler/spot-itn-")
+    left = {each["key"] for each in (cluster.get("node", node) or {}).get("spec", {}).get("taints", [])}
+    for taint in (SPOT_NOTICE, OUT_OF_SERVICE):
+        if (key := taint.partition("=")[0]) in left:  # an old node object keeps its taints
+            cluster.kubectl("taint", "node", node, f"{key}-")
 
 
 def wait_ready(cluster: Cluster, node: str) -> None:
@@ -76,10 +80,3 @@ def is_ready(cluster: Cluster, node: str) -> bool:
     found = cluster.get("node", node)
     conditions = (found or {}).get("status", {}).get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-
-
-def _tainted(cluster: Cluster, node: str) -> bool:
-    found = cluster.get("node", node) or {}
-    return any(
-        each["key"].startswith("aws-node-termination-handler") for each in found.get("spec", {}).get("taints", [])
-    )

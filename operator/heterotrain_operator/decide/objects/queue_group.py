@@ -109,18 +109,10 @@ def places_of(job: JobView, spec: HeteroTrainJobSpec, workers: Sequence[Worker])
     return Places(free=max(0, size_of(spec) - len(taken)), reason=reason)
 
 
-def held_by_queue(pods: Sequence[PodView], forced: Sequence[PodView] = ()) -> tuple[PodView, ...]:
-    """Return the pods of groups that only Kueue's finalizer keeps: they are deleted, and nothing of them runs.
-
-    Args:
-        pods: of a job.
-        forced: those whose deletion is forced now.
-    """
-    uids = {pod.uid for pod in forced}
+def held_by_queue(pods: Sequence[PodView]) -> tuple[PodView, ...]:
+    """Return the pods of groups that only Kueue's finalizer keeps: they are deleted, and nothing of them runs."""
     return tuple(
-        pod
-        for pod in pods
-        if pod.queue_group and pod.queue_held and pod.deleting and (pod.phase_ended or not pod.node or pod.uid in uids)
+        pod for pod in pods if pod.queue_group and pod.queue_held and pod.deleting and (pod.phase_ended or not pod.node)
     )
 
 
