@@ -73,6 +73,18 @@ def test_without_observations_any_gain_may_be_false() -> None:
     assert false_positive_gain([model], now) == math.inf
 
 
+@pytest.mark.parametrize(("steps", "variation", "spread"), [(4, 0.3, 0.3), (64, 0.3, 0.3), (64, 0.02, 0.1)])
+def test_a_member_seen_at_one_share_errs_as_the_mean_of_its_steps_does(
+    steps: int, variation: float, spread: float
+) -> None:
+    """Against drawn means of its steps; steps that were alike by chance count as usual ones."""
+    model = replace(a_model(1.0, 0.01), error=None, steps=steps, variation=variation)
+    now = evaluate((SHARE,), [SplitMember(compute=model.compute or ComputeTime())])
+    assert isinstance(now, Split)
+    means = np.random.default_rng(2).normal(1.0, spread, size=(40_000, steps)).mean(axis=1)
+    assert false_positive_gain([model], now) == pytest.approx(float(np.quantile(means, 0.95)) - 1, rel=0.05)
+
+
 def test_the_threshold_falls_with_evidence_but_not_below_the_users() -> None:
     """Shares 2.5 % off stay after few noisy steps and are corrected after many, unless ``minGainPercent`` is large."""
     changed = []

@@ -44,6 +44,19 @@ def test_more_steps_bring_the_estimates_back() -> None:
     assert 0.95 < parts[-1] < 1.0
 
 
+@pytest.mark.parametrize("steps", [10, 40, 160])
+def test_what_an_estimate_keeps_makes_the_least_error(steps: int) -> None:
+    """Drawn truths and estimates whose logarithms err by twice the variance of normal steps, as real steps do."""
+    rng = np.random.default_rng(4)
+    true_M = rng.normal(np.log(0.1), 0.25, 400)
+    seen_M = true_M + rng.normal(0.0, np.sqrt(2 / (2 * steps)), 400)
+    found_M = np.log(shrunk_variations(models(np.exp(seen_M).tolist(), steps)))
+    mean = seen_M.mean()
+    kept = float(((found_M - mean) @ (seen_M - mean)) / ((seen_M - mean) @ (seen_M - mean)))
+    errors = {part: float(((mean + part * (seen_M - mean) - true_M) ** 2).mean()) for part in np.arange(0, 1.01, 0.01)}
+    assert kept == pytest.approx(min(errors, key=lambda part: errors[part]), abs=0.12)
+
+
 def test_members_without_steps() -> None:
     """They get the mean of the others; without any, the given variation stays."""
     alone = models([0.1, 0.2], 0)
