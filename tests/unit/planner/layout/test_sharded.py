@@ -23,7 +23,7 @@ from heterotrain_planner.layout.sharded import (
 )
 from scipy.optimize import linprog
 from support.repeat import times
-from unit.planner.layout.sharded_oracle import a_problem, least_step_s
+from unit.planner.layout.sharded_oracle import a_problem, least_step_s, whole_units_bytes
 
 MIB, GIB = 2**20, 2**30
 KINDS = {"a100": (1.0, 1.0, 80), "a6000": (2.4, 1.5, 48), "a10g": (4.0, 0.5, 22), "t4": (9.0, 1.0, 15)}
@@ -94,6 +94,28 @@ def test_no_division_is_faster(seed: int) -> None:
     assert least * (1 - 1e-9) <= found.step_s <= least * (1 + 1.01 * GAP_RATIO)
     assert found.bound_s <= least * (1 + 1e-9)
     assert_possible(problem, found, share)
+
+
+@pytest.mark.parametrize("gathering", list(Gathering))
+def test_every_device_has_room_for_its_shard_and_one_sample(gathering: Gathering) -> None:
+    """A device without samples runs one of weight zero in each pass, because all devices meet in the collectives."""
+    idle = 0
+    for seed in range(times(gate=150, every=20_000)):
+        problem, devices, share = a_problem(seed, most_devices=4)
+        member = sharded_member(problem, devices, share, gathering=gathering)
+        if isinstance(member, Infeasible):
+            continue
+        memory_bytes = {kind.name: kind.memory_bytes for kind in problem.kinds}
+        activation_bytes = sum(unit.activation_bytes for unit in problem.units)
+        gathered_bytes = whole_units_bytes(problem, sum(devices.values()), once=gathering is Gathering.ONCE)
+        state_bytes = problem.state_ratio * sum(unit.parameter_bytes for unit in problem.units)
+        for shard in member.layout.shards:
+            held = (
+                shard.state_ratio * state_bytes + max(1, shard.micro_batch_samples) * activation_bytes + gathered_bytes
+            )
+            assert held <= memory_bytes[shard.kind] * (1 + 1e-9), seed
+            idle += not shard.share_samples and activation_bytes > 0
+    assert idle > 20
 
 
 def test_a_sample_that_takes_a_part_of_the_room_below_the_cap_is_cheaper() -> None:
