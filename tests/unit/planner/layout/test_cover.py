@@ -60,8 +60,8 @@ def by_enumeration(menu: Menu, counts: list[int], least: int) -> float:
                     value = max(value, samples_J[column] + best(place, rest, room - floors[column], members + 1))
             return value
 
-        limits = menu.limits(np.array(counts)).tolist()
-        return best(0, tuple(counts), limits[len(counts)], 0)
+        # Each member fills at least one micro-batch, and of all members one may be filled up with a single sample.
+        return best(0, tuple(counts), menu.batch_samples + int(menu.samples_BJ.max()) - 1, 0)
 
     times = {
         float(menu.first_BJ[b, j] + n * menu.next_BJ[b, j])
@@ -98,6 +98,20 @@ def test_members_take_the_batch_in_the_least_time(seed: int) -> None:
         used = sum(number * menu.need_JK[column] for column, number in found.amounts.items())
         assert (used <= np.array(counts)).all()
         assert sum(found.amounts.values()) >= least
+
+
+def test_two_members_share_a_batch_that_does_not_fill_their_micro_batches() -> None:
+    """Ten samples in micro-batches of eight: two members with one each take half as long as one member with two."""
+    problem = a_problem(random.Random(1), kinds=1, memory=(1e5, 1e5), micro_batches=(8,), batch_samples=10)
+    problem = replace(
+        problem, kinds=(replace(problem.kinds[0], count=2, memory_bytes=10**5),), default_link=Link(), links={}
+    )
+    book = book_of(problem)
+    assert isinstance(book, Book)
+    found = cover(book, kinds=frozenset({LayoutKind.REPLICATED}))
+    assert isinstance(found, Cover)
+    assert [member.micro_batches for member in found.members] == [1, 1]
+    assert sum(member.share_samples for member in found.members) == 10
 
 
 def check(problem: Problem, book: Book, found: Cover, counts: list[int]) -> None:
@@ -199,7 +213,7 @@ def test_the_named_remedy_makes_the_model_fit() -> None:
 
 def test_a_model_that_fits_nowhere_is_refused_with_bytes_and_a_remedy() -> None:
     problem = a_problem(random.Random(1), kinds=1, units=8, most=1, memory=(500, 500))
-    answer = book_of(replace(problem, kinds=(replace(problem.kinds[0], count=2),)))
+    answer = book_of(replace(problem, kinds=(replace(problem.kinds[0], count=2, memory_bytes=10**5),)))
     assert isinstance(answer, Infeasible)
     assert "the model needs" in answer.reason
     assert "bytes" in answer.reason
