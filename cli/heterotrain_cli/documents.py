@@ -51,7 +51,8 @@ class Part(BaseModel):
     """Base of all parts of a document: no unknown fields, finite numbers, values of the right type only."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, alias_generator=_alias,
+        extra="forbid", frozen=True, defer_build=True, allow_inf_nan=False, use_attribute_docstrings=True,
+        alias_generator=_alias,
         field_title_generator=lambda name, field: field.alias or _alias(name),
     )  # fmt: skip
 

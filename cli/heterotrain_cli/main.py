@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 from heterotrain_core.version import __version__
 
 COMMANDS: Final[Mapping[str, str]] = {
-    "init": "convert.command", "validate": "cluster.submit", "submit": "cluster.submit", "wait": "cluster.submit",
+    "init": "convert.command", "validate": "cluster.validate", "submit": "cluster.submit", "wait": "cluster.submit",
     "get": "cluster.show",
     "describe": "cluster.show", "top": "cluster.show", "logs": "cluster.logs", "suspend": "cluster.change",
     "resume": "cluster.change", "restart": "cluster.change",

@@ -20,10 +20,10 @@ from heterotrain_core.uris import has_credentials
 from heterotrain_operator.cluster_state.parse import main_container
 from rich.console import Console
 
-from heterotrain_cli.cluster.api import Cluster, target_options
-from heterotrain_cli.cluster.kubeconfig import Target
+from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.logs import training_container
 from heterotrain_cli.cluster.submit import until_ended
+from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_file import JobFile, read_job_file
 from heterotrain_cli.output import TABLE, output_option, print_document

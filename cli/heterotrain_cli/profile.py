@@ -6,9 +6,10 @@ import itertools
 from functools import cached_property
 from typing import Annotated
 
+from heterotrain_core.contract.keys import MOST_SIZES
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.member import SplitMember, TableTime
-from heterotrain_planner.perf.exchange_sizes import MOST_SIZES, ExchangeSeen, MeasuredExchange, with_seen
+from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, MeasuredExchange, with_seen
 from pydantic import Field, model_validator
 
 from heterotrain_cli.documents import Document, Flag, Fraction, Integer, Name, Part, Price, Seconds, schema_config

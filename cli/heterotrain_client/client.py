@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.kubeconfig import Target
+from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_file import API_VERSION
 from heterotrain_core.contract import keys

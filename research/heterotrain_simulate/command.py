@@ -11,8 +11,8 @@ from tempfile import TemporaryFile
 import click
 from heterotrain_cli.documents import schema_option
 from heterotrain_cli.errors import InputError
-from heterotrain_cli.forecast.tables import plain_table, say
 from heterotrain_cli.output import TABLE, output_option, print_document
+from heterotrain_cli.terminal import plain_table, say
 from heterotrain_simulator.engine import simulate as run_once
 from heterotrain_simulator.published_comparison import markdown as markdown_of_rows
 from heterotrain_simulator.published_comparison import rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from heterotrain_cli.forecast.tables import plain_table, say
+from heterotrain_cli.terminal import plain_table, say
 from heterotrain_simulator.scenario import Scenario
 from rich.console import Console
 

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from heterotrain_planner.allocate.problem import JobDemand, JobPool, Objective, Pool
+from heterotrain_core.contract.choices import Objective
+from heterotrain_planner.allocate.problem import JobDemand, JobPool, Pool
 from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
 
 from heterotrain_simulator.buckets import Network, two_terms

@@ -16,8 +16,8 @@ from heterotrain_cli.bench import environment
 from heterotrain_cli.bench.ranks import Run, measure
 from heterotrain_cli.bench.result import Row, as_document, profile, table
 from heterotrain_cli.errors import InputError
-from heterotrain_cli.forecast.tables import plain_table, say
 from heterotrain_cli.output import TABLE, output_option, print_document
+from heterotrain_cli.terminal import plain_table, say
 
 MOST_WORKERS = 64
 BUSY_LOAD = 0.5

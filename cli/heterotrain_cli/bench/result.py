@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from heterotrain_core.contract.keys import MOST_SIZES
 from heterotrain_planner.perf.counters import Observation
 from heterotrain_planner.perf.exchange import fit_exchange
-from heterotrain_planner.perf.exchange_sizes import MOST_SIZES
 from heterotrain_planner.perf.fit import fit_member
 from heterotrain_planner.perf.model import FitQuality
 

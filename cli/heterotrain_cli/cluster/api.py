@@ -1,4 +1,4 @@
-"""The user's cluster: the official client with the kubeconfig that kubectl uses, in plain JSON.
+"""The user's cluster, reached as kubectl reaches it, in plain JSON.
 
 Every failure is one sentence. ``UnavailableError`` is a missing answer, ``InputError`` a refused request.
 """
@@ -10,15 +10,19 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
-from typing import Any, Final, TypeVar
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import urlencode
 
-import click
+import urllib3
 from heterotrain_core.contract import keys
+from heterotrain_core.version import __version__
 from heterotrain_operator.api.text import quoted
 
-from heterotrain_cli.cluster.kubeconfig import Target, load
+from heterotrain_cli.cluster.credentials import LoginError
+from heterotrain_cli.cluster.kubeconfig import load
 from heterotrain_cli.cluster.refusals import refusal, said
+from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.errors import ChangedError, InputError, UnavailableError
 
 TIMEOUT_S: Final = 30
@@ -33,20 +37,6 @@ _FIRST_ERROR = 400
 """The first HTTP status that is an error."""
 _ROOT = f"/apis/{keys.GROUP}/{keys.VERSION}"
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def target_options(command: _F) -> _F:
-    """Add the options that select cluster and namespace to a command, with kubectl's names."""
-    for option in (
-        click.option(
-            "--kubeconfig", metavar="FILE", help="Access to the cluster  [default: $KUBECONFIG, ~/.kube/config]"
-        ),
-        click.option("--context", metavar="NAME", help="Context of the kubeconfig  [default: its current one]"),
-        click.option("-n", "--namespace", metavar="NAME", help="Namespace of the job  [default: the context's]"),
-    ):
-        command = option(command)
-    return command
 
 
 class Cluster:
@@ -65,13 +55,10 @@ class Cluster:
             read_tries: how often a read is sent until it is answered.
 
         Raises:
-            UnavailableError: there is no usable kubeconfig, or the official client is not installed.
+            UnavailableError: there is no usable kubeconfig.
         """
-        configuration, namespace = load(target)
-        configuration.retries = False
-        self.namespace = namespace
+        self._access, self.namespace = load(target)
         self._timeout_s, self._read_tries = timeout_s, read_tries
-        self._client = import_module("kubernetes.client").ApiClient(configuration)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -266,14 +253,27 @@ class Cluster:
 
     def _send(
         self, method: str, path: str, *, query: Mapping[str, str], timeout_s: float | None, body: Any = None
-    ) -> Any:
-        """Return the raw response, whose body has not been read."""
+    ) -> urllib3.BaseHTTPResponse:
+        """Return the response, whose body has not been read.
+
+        Raises:
+            LoginError: the program that logs the user in fails.
+        """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        request = self._client.param_serialize(
-            method, path, query_params=list(query.items()), body=body, auth_settings=["BearerToken"],
-            header_params={"Accept": "application/json, */*", "Content-Type": kind},
+        headers = {"Accept": "application/json, */*", "Content-Type": kind, "User-Agent": f"heterotrain/{__version__}"}
+        if authorization := self._access.authorization():
+            headers["Authorization"] = authorization
+        return self._access.connections.request(
+            method, f"{self._access.server}{path}{'?' if query else ''}{urlencode(query)}", headers=headers,
+            body=None if body is None else json.dumps(body).encode(), preload_content=False, redirect=False,
+            timeout=urllib3.Timeout(connect=self._timeout_s, read=timeout_s),
         )  # fmt: skip
-        return self._client.call_api(*request, _request_timeout=timeout_s).response
+
+
+def cluster_for(namespace: str | None, target: Mapping[str, Any]) -> Cluster:
+    """Return the cluster with the namespace of the option, else that of the file, else the context's."""
+    chosen = Target(**target)
+    return Cluster(replace(chosen, namespace=chosen.namespace or namespace))
 
 
 @contextmanager
@@ -283,11 +283,11 @@ def _no_answer() -> Iterator[None]:
     Raises:
         UnavailableError: there was one.
     """
-    from urllib3.exceptions import HTTPError  # noqa: PLC0415  # comes with the client
-
     try:
         yield
-    except (HTTPError, OSError) as error:
+    except LoginError as error:
+        raise UnavailableError(f"no access to the cluster ({error}): log in to it again") from error
+    except (urllib3.exceptions.HTTPError, OSError) as error:
         raise UnavailableError(
             f"the cluster does not answer ({said(str(error))}): check it with kubectl cluster-info"
         ) from error

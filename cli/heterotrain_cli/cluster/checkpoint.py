@@ -15,9 +15,9 @@ from heterotrain_core.contract import keys
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import CheckpointStatus
 
-from heterotrain_cli.cluster.api import Cluster, target_options
-from heterotrain_cli.cluster.kubeconfig import Target
+from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.names import job_argument
+from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 

@@ -8,7 +8,6 @@ from typing import Any
 from heterotrain_cli.cluster.api import event_time
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.view import JobView, cost_until_end
-from heterotrain_cli.job_file import JobFile
 
 
 def description_document(view: JobView, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -26,23 +25,6 @@ def description_document(view: JobView, events: Sequence[Mapping[str, Any]]) -> 
         "costUntilEnd": cost_until_end(view),
         "events": [_event(each) for each in events],
         "status": view.body.get("status") or {},
-    }
-
-
-def validation_document(job: JobFile | None, *, on_cluster: bool, mistake: str | None = None) -> dict[str, Any]:
-    """Return what ``heterotrain validate`` says: of a valid job, or of one with a mistake, whose names may be unknown.
-
-    Args:
-        job: the valid job; ``None`` with a mistake.
-        on_cluster: whether the API server was asked, too.
-        mistake: one sentence; ``None`` for a valid job.
-    """
-    return {
-        "valid": mistake is None,
-        "mistake": mistake,
-        "name": None if job is None else job.name,
-        "namespace": None if job is None else job.namespace,
-        "checkedByCluster": on_cluster,
     }
 
 

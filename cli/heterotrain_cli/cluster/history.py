@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from heterotrain_core.contract import metrics as names
-from heterotrain_operator.api.text import quoted
 from numpy.typing import NDArray
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.refusals import said
+from heterotrain_cli.cluster.prometheus import answer_of
 from heterotrain_cli.cluster.view import JobView
-from heterotrain_cli.errors import InputError, UnavailableError
+from heterotrain_cli.errors import UnavailableError
 
 Arrays = dict[str, NDArray[np.float64]]
 MOST_READINGS: Final = 100_000
-TIMEOUT_S: Final = 30
 MOST_POINTS: Final = 10_000
 """Prometheus refuses ranges with more than 11,000 points."""
 
-_SERVICE: Final = re.compile(r"[a-z0-9.-]+/[a-z0-9.-]+:[a-z0-9-]+")
-QUERY_RANGE: Final = "/api/v1/query_range"
 _SERIES: Final = {
     "epoch": names.EPOCH,
     "step": names.STEP,
@@ -102,34 +93,3 @@ def from_prometheus(cluster: Cluster, where: str, view: JobView, *, every_s: flo
         except (KeyError, TypeError, ValueError) as error:
             raise UnavailableError(f"the answer of Prometheus at {where} cannot be read") from error
     return as_arrays(rows[time_s] for time_s in sorted(rows))
-
-
-def answer_of(cluster: Cluster, where: str, query: Mapping[str, str], *, path: str = QUERY_RANGE) -> dict[str, Any]:
-    """Return the answer of Prometheus to a query.
-
-    Args:
-        cluster: through whose API server a service is reached.
-        where: as in ``from_prometheus``.
-        query: parameters.
-        path: of the request.
-
-    Raises:
-        InputError: the address has neither of its two forms.
-        UnavailableError: there is none.
-    """
-    if not where.startswith(("http://", "https://")):
-        if not _SERVICE.fullmatch(where):
-            raise InputError(
-                f"--prometheus {quoted(where)} is neither a URL such as http://prometheus:9090 nor "
-                "NAMESPACE/SERVICE:PORT"
-            )
-        return cluster.proxied(where, path, query)
-    url = f"{where.rstrip('/')}{path}?{urllib.parse.urlencode(query)}"
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:  # noqa: S310  # the scheme is checked above
-            found: dict[str, Any] = json.load(reply)
-            return found
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise UnavailableError(
-            f"Prometheus at {where} does not answer ({said(str(error))}): check the address"
-        ) from error

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import click
 
-from heterotrain_cli.cluster.api import Cluster, target_options
-from heterotrain_cli.cluster.kubeconfig import Target
+from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.names import complete_workers, job_argument
+from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 

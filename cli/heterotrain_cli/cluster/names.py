@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.kubeconfig import Target
+from heterotrain_cli.cluster.target import Target
 
 LIMIT_S: Final = 2.0
 """Longest wait for an answer: a shell does not react meanwhile."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from heterotrain_core.contract import metrics as names
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.history import answer_of
+from heterotrain_cli.cluster.prometheus import answer_of
 from heterotrain_cli.errors import UnavailableError
 
 WINDOW: Final = "1m"

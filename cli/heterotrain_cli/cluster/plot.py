@@ -9,11 +9,11 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from heterotrain_cli.cluster.api import Cluster, target_options
+from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.history import Arrays, from_prometheus
-from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.layout_picture import draw_layout, layout_of
 from heterotrain_cli.cluster.names import job_argument
+from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.errors import InputError
 

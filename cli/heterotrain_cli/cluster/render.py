@@ -28,7 +28,7 @@ from heterotrain_cli.cluster.view import (
     short,
     trained,
 )
-from heterotrain_cli.forecast.tables import plain_table
+from heterotrain_cli.terminal import plain_table
 
 COLOURS = {
     "Running": "green", "Succeeded": "green", "Failed": "red", "Invalid": "red", "Degraded": "yellow",

@@ -6,17 +6,16 @@ import time
 from typing import Any
 
 import click
-from rich.live import Live
 
-from heterotrain_cli.cluster.api import Cluster, target_options
+from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.documents import description_document
-from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.phases import phases_of
 from heterotrain_cli.cluster.render import console, description, jobs_table
+from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.view import view_of
-from heterotrain_cli.forecast.tables import say
 from heterotrain_cli.output import TABLE, output_option, print_document
+from heterotrain_cli.terminal import say
 
 _LEAST_INTERVAL_S = 0.2
 
@@ -110,6 +109,8 @@ def top(*, name: str, interval: float, prometheus: str | None, **target: Any) ->
             has_ended, page = look()
             screen.print(page)
         return
+    from rich.live import Live  # noqa: PLC0415  # `get` needs none
+
     with Live(page, console=screen, auto_refresh=False, screen=True, transient=False) as live:
         try:
             while not has_ended:

@@ -1,4 +1,4 @@
-"""``heterotrain validate``, ``submit`` and ``wait``."""
+"""``heterotrain submit`` and ``wait``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import click
 from heterotrain_core.uris import job_folder
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from heterotrain_cli.cluster.api import Cluster, target_options
+from heterotrain_cli.cluster.api import Cluster, cluster_for
 from heterotrain_cli.cluster.diagnosis import findings
-from heterotrain_cli.cluster.documents import validation_document
-from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.names import complete_jobs, job_argument
+from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, trained, view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_file import read_job_file
@@ -29,35 +26,6 @@ JOB_FAILED: Final = 3
 LINE_S: Final = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 LOOK_S: Final = 1.0
-
-
-@click.command()
-@click.argument("path", metavar="JOB.YAML")
-@click.option("--cluster", "on_cluster", is_flag=True, help="Let the cluster's API server check it, too (dry run).")
-@output_option
-@target_options
-def validate(*, path: str, on_cluster: bool, output: str, **target: Any) -> None:
-    """Check a job without running it; says what is wrong and what to do.
-
-    \b
-    Examples:
-      heterotrain validate job.yaml
-      heterotrain validate job.yaml --cluster -o json
-
-    Exit status: 0 for a valid job; 1 without an answer from the cluster; 2 for a mistake.
-    """  # noqa: D301  # click reads the character \b
-    try:
-        job = read_job_file(path)
-        if on_cluster:
-            _cluster_for(job.namespace, target).create(job.body, dry_run=True)
-    except InputError as error:
-        if output != TABLE:
-            print_document(validation_document(None, on_cluster=on_cluster, mistake=error.message), output)
-        raise
-    if output != TABLE:
-        print_document(validation_document(job, on_cluster=on_cluster), output)
-        return
-    click.echo(f"job {job.name} is valid")
 
 
 @click.command()
@@ -87,7 +55,7 @@ def submit(*, path: str, waits: bool, timeout: float | None, earlier: str | None
     if timeout is not None and not waits:
         raise click.UsageError("--timeout needs --wait")
     job = read_job_file(path)
-    cluster = _cluster_for(job.namespace, target)
+    cluster = cluster_for(job.namespace, target)
     made = cluster.create(job.body if earlier is None else continued(job.body, earlier, cluster.find(earlier)))
     name = str(made["metadata"]["name"])
     click.echo(f"job {name} is created in namespace {cluster.namespace}", err=output != TABLE)
@@ -159,12 +127,6 @@ def progress_line(view: JobView) -> str:
     return ", ".join(parts)
 
 
-def _cluster_for(namespace: str | None, target: Mapping[str, Any]) -> Cluster:
-    """Return the cluster with the namespace of the option, else that of the file, else the context's."""
-    chosen = Target(**target)
-    return Cluster(replace(chosen, namespace=chosen.namespace or namespace))
-
-
 def until_ended(
     cluster: Cluster,
     name: str,
@@ -186,6 +148,8 @@ def until_ended(
         InputError: there is no such job.
         UnavailableError: the cluster does not answer, or the time has passed.
     """
+    from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415  # `validate` needs none
+
     bars = console is not None and (console.is_terminal or console.is_jupyter)
     began_s, lined_s = time.monotonic(), float("-inf")
     columns = (TextColumn("{task.fields[job]}"), BarColumn(), TextColumn("{task.description}"))

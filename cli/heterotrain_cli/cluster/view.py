@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from heterotrain_operator.api.conditions import ConditionType
-from heterotrain_operator.api.reading import read_status
+from heterotrain_operator.api.reading_status import read_status
 from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
 
 UNKNOWN = "–"

@@ -21,10 +21,11 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from heterotrain_core.contract.choices import Objective
 from heterotrain_core.contract.hiccups import Hiccups
 from heterotrain_core.split.member import TableTime
 from heterotrain_core.split.step_time import Timing
-from heterotrain_planner.allocate.problem import JobDemand, JobPool, Objective
+from heterotrain_planner.allocate.problem import JobDemand, JobPool
 from heterotrain_planner.allocate.thinning import combine
 from heterotrain_planner.allocate.unlisted import MOST_COUNTED, most_net_score
 from heterotrain_planner.allocate.value import MOST_VALUES, Floats, Ints, limits

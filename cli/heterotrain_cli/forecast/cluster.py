@@ -19,7 +19,7 @@ from heterotrain_planner.perf.expected_maximum import common_variation
 from heterotrain_planner.perf.model import compute_s
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.kubeconfig import Target
+from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.forecast.job import Job
 

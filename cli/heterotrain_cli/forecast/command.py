@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from heterotrain_cli.cluster.api import target_options
+from heterotrain_cli.cluster.target import target_options
 from heterotrain_cli.documents import STANDARD_INPUT, read_document, schema_option
 from heterotrain_cli.forecast.batch import as_document, forecast_batch
 from heterotrain_cli.forecast.tables import show_batch
@@ -125,7 +125,7 @@ def _of_job(
     epoch: int | None,
 ) -> Any:
     # The operator's package takes time to load, and a bare profile does not need it.
-    from heterotrain_cli.cluster.kubeconfig import Target  # noqa: PLC0415  # loads slowly
+    from heterotrain_cli.cluster.target import Target  # noqa: PLC0415  # loads slowly
     from heterotrain_cli.forecast.report import JobReport, report_from_cluster, report_from_profile  # noqa: PLC0415  # loads slowly
 
     if cluster and profile_path is not None:

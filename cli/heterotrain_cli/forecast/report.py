@@ -13,14 +13,15 @@ from heterotrain_operator.api.reading import SpecError, read_spec
 from heterotrain_planner.allocate.distance import Distance
 from rich.console import Console
 
-from heterotrain_cli.cluster.kubeconfig import Target
+from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.documents import place, read_document
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.allocations import AllocationForecast, JobForecast, PoolForecast, forecast_job
 from heterotrain_cli.forecast.cluster import RunningJob, exchange, read_running_job, with_measured_speeds
 from heterotrain_cli.forecast.job import Job, job_of, read_job, with_profile
-from heterotrain_cli.forecast.tables import headline, noise_line, plain_table, say
+from heterotrain_cli.forecast.tables import headline, noise_line
 from heterotrain_cli.profile import Profile
+from heterotrain_cli.terminal import plain_table, say
 
 _SHOWN_ALTERNATIVES = 8
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

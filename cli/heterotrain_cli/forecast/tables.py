@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from heterotrain_cli.forecast.batch import BatchForecast, MemberForecast
 from heterotrain_cli.profile import Profile
+from heterotrain_cli.terminal import plain_table, say
 
 
 def show_batch(console: Console, profile: Profile, batch_samples: int, found: BatchForecast) -> None:
@@ -38,18 +37,6 @@ def show_batch(console: Console, profile: Profile, batch_samples: int, found: Ba
         per_million = per_hour * 1e6 / found.samples_per_s / 3600
         missing = "" if len(priced) == len(profile.members) else " (members without a price counted as free)"
         say(console, f"{per_hour:.2f} an hour, {per_million:.2f} for a million samples{missing}")
-
-
-def plain_table(first: str) -> Table:
-    """Return a table without frames, for copy and paste, with the first column ``first``."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(first, no_wrap=True)
-    return table
-
-
-def say(console: Console, line: str) -> None:
-    """Print one line without wrapping, markup or colours for numbers."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def headline(batch_samples: int, step_s: float, samples_per_s: float, efficiency: float) -> str:

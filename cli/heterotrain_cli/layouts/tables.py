@@ -7,8 +7,8 @@ from itertools import groupby
 from heterotrain_planner.layout.result import Cover, Infeasible, Member
 from rich.console import Console
 
-from heterotrain_cli.forecast.tables import plain_table, say
 from heterotrain_cli.layouts.forecast import LayoutForecast, draw
+from heterotrain_cli.terminal import plain_table, say
 
 _GIB = 1024**3
 

@@ -85,3 +85,19 @@ class OnDivergence(Choice):
     """Training goes on; a warning and a metric report it."""
     RESYNC = "Resync"
     """One rank sends its state to the others, and training goes on."""
+
+
+class Objective(Choice):
+    """The quantity that a job maximises."""
+
+    THROUGHPUT = "Throughput"
+    """Samples per second."""
+    GOODPUT = "Goodput"
+    """Samples per second at the best batch, weighted by how much each sample contributes there."""
+    COST = "Cost"
+    """Goodput per price: the cheapest samples."""
+    DEADLINE = "Deadline"
+    """Done in time at the lowest price (without prices: with the fewest workers).
+
+    Samples per second where the deadline is out of reach, or while the remaining work is not known.
+    """

@@ -94,3 +94,7 @@ def disruption_budget_name(job: str) -> str:
 def worker_name(job: str, index: int) -> str:
     """Return the name of the worker pod with this index."""
     return f"{job}-w{index}"
+
+
+MOST_SIZES: Final = 16
+"""Numbers of members of which a job's status keeps the exchange, the newest ones."""

@@ -15,12 +15,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from heterotrain_operator.api.crd import NAME_RULE, crd
 from heterotrain_operator.api.explain import KINDS, explain, hint, remedy, shown
 from heterotrain_operator.api.reading import SpecError, beyond_rules
-from heterotrain_operator.api.schema import PRESERVE, broken_rules
-from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.api.schema import PRESERVE, broken_rules, structural
+from heterotrain_operator.api.v1alpha1 import NAME_RULE, HeteroTrainJobSpec
 
+_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 _METADATA = (
     "name", "generateName", "namespace", "labels", "annotations", "finalizers", "ownerReferences", "uid",
     "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds",
@@ -42,13 +42,12 @@ def read_new_job(body: Mapping[str, Any]) -> HeteroTrainJobSpec:
     Raises:
         SpecError: the API server would refuse the job; one sentence with the place and what to do.
     """
-    schema = _schema()
-    if unknown := next((str(name) for name in body if name not in schema["properties"]), ""):
-        raise SpecError(f"{unknown} is not a field: {hint(unknown, schema['properties'])}")
+    if unknown := next((str(name) for name in body if name not in _FIELDS), ""):
+        raise SpecError(f"{unknown} is not a field: {hint(unknown, _FIELDS)}")
     _check_metadata(body.get("metadata"))
     if body.get("spec") is None:
         raise SpecError("spec is missing")
-    admitted = _admitted(body["spec"], schema["properties"]["spec"], "spec")
+    admitted = _admitted(body["spec"], _schema(), "spec")
     try:
         spec = HeteroTrainJobSpec.model_validate(admitted)
     except ValidationError as error:
@@ -66,8 +65,7 @@ def job_name(metadata: Mapping[str, Any]) -> str:
 
 @cache
 def _schema() -> dict[str, Any]:
-    found: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    return found
+    return structural(HeteroTrainJobSpec)
 
 
 def _check_metadata(metadata: Any) -> None:

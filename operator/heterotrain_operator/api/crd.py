@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
 import yaml
 from heterotrain_core.contract import keys
 
-from heterotrain_operator.api.schema import Rule, structural
+from heterotrain_operator.api.schema import structural
 from heterotrain_operator.api.status import HeteroTrainJobStatus
-from heterotrain_operator.api.types import MAX_NAME_LENGTH
-from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.api.v1alpha1 import NAME_RULE, HeteroTrainJobSpec
 
 HEADER = "# Made by `make crds` from operator/heterotrain_operator/api; do not edit.\n"
-
-NAME_RULE = Rule(
-    admits=lambda name: len(name) <= MAX_NAME_LENGTH and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) is not None,
-    cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-    message="metadata.name has to start with a letter, contain only a-z, 0-9 and '-', end with a letter or digit, "
-    f"and have at most {MAX_NAME_LENGTH} characters",
-)
 
 COLUMNS = (
     ("State", "string", ".status.state", 0, "Summary in one word."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, cast
 
-from heterotrain_planner.perf.exchange_sizes import MOST_SIZES
+from heterotrain_core.contract.keys import MOST_SIZES
 from pydantic import Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from heterotrain_operator.api.schema import PRESERVE, Model

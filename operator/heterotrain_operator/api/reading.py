@@ -16,9 +16,7 @@ from heterotrain_operator.api.explain import explain
 from heterotrain_operator.api.lean import share_parts
 from heterotrain_operator.api.parallelism import problem_with_links
 from heterotrain_operator.api.schema import Model, broken_rules
-from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.text import quoted
-from heterotrain_operator.api.tolerant import read_tolerantly
 from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec
 
 
@@ -55,11 +53,6 @@ def _inexact_choices(model: Model, given: Any, path: str) -> Iterator[str]:
             for index, (item, part) in enumerate(zip(value, raw, strict=False)):
                 if isinstance(item, Model):
                     yield from _inexact_choices(item, part, f"{at}[{index}]")
-
-
-def read_status(body: Mapping[str, Any]) -> HeteroTrainJobStatus:
-    """Return the job's status; values of another version that this one cannot read are left out."""
-    return share_parts(read_tolerantly(HeteroTrainJobStatus, body.get("status") or {}))
 
 
 def managed_by_us(spec: HeteroTrainJobSpec) -> bool:

@@ -47,7 +47,10 @@ class Model(BaseModel):
     Class arguments: ``rules`` of this object; ``preserve=True`` keeps fields that the schema does not name.
     """
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+    # Validators are built when they are first used: a command that reads no spec, or no status, needs none of them.
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore", defer_build=True
+    )
     rules: ClassVar[tuple[Rule, ...]] = ()
     preserves_unknown: ClassVar[bool] = False
 

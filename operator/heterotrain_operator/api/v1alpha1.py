@@ -6,13 +6,13 @@ explain``, and the API server enforces the limits and rules. Every field here is
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from heterotrain_core import uris
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.choices import Choice, Runtime
+from heterotrain_core.contract.choices import Choice, Objective, Runtime
 from heterotrain_core.contract.choices import Parallelism as ParallelismMode
-from heterotrain_planner.allocate.problem import Objective
 from pydantic import Field, WithJsonSchema
 
 from heterotrain_operator.api.failures import FailurePolicy
@@ -25,11 +25,13 @@ from heterotrain_operator.api.template import PodTemplate
 from heterotrain_operator.api.training import (
     Training,
 )
-from heterotrain_operator.api.types import (
-    MAX_BATCH,
-    MAX_POOLS,
-    MAX_RANKS,
-    Timestamp,
+from heterotrain_operator.api.types import MAX_BATCH, MAX_NAME_LENGTH, MAX_POOLS, MAX_RANKS, Timestamp
+
+NAME_RULE = Rule(
+    admits=lambda name: len(name) <= MAX_NAME_LENGTH and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) is not None,
+    cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    message="metadata.name has to start with a letter, contain only a-z, 0-9 and '-', end with a letter or digit, "
+    f"and have at most {MAX_NAME_LENGTH} characters",
 )
 
 MANAGED_BY_US = f"{keys.GROUP}/operator"

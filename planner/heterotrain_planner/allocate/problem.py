@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from heterotrain_core.contract.choices import Choice
+from heterotrain_core.contract.choices import Objective
 from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.member import SplitMember
@@ -16,22 +16,6 @@ from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
 
 Size = int | tuple[int, ...]
 """Capacity of a node, or need of a worker: accelerators, or several resources in one order for the whole pool."""
-
-
-class Objective(Choice):
-    """The quantity that a job maximises."""
-
-    THROUGHPUT = "Throughput"
-    """Samples per second."""
-    GOODPUT = "Goodput"
-    """Samples per second at the best batch, weighted by how much each sample contributes there."""
-    COST = "Cost"
-    """Goodput per price: the cheapest samples."""
-    DEADLINE = "Deadline"
-    """Done in time at the lowest price (without prices: with the fewest workers).
-
-    Samples per second where the deadline is out of reach, or while the remaining work is not known.
-    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

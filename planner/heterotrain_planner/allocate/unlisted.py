@@ -22,11 +22,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from heterotrain_core.contract.choices import Objective
 from heterotrain_core.split.step_time import Timing
 from numpy.typing import NDArray
 
 from heterotrain_planner.allocate.noise import noise_ceilings
-from heterotrain_planner.allocate.problem import JobDemand, Objective, Pool
+from heterotrain_planner.allocate.problem import JobDemand, Pool
 from heterotrain_planner.allocate.thinning import combine
 from heterotrain_planner.allocate.value import (
     IN_TIME,

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from heterotrain_core.contract.choices import Objective
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.split.level import real_levels
 from heterotrain_core.split.member import SplitMember, member_problem
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from heterotrain_planner.allocate.deadline import in_time, needed_s
 from heterotrain_planner.allocate.noise import noise_ceilings
-from heterotrain_planner.allocate.problem import JobDemand, Objective, Pool
+from heterotrain_planner.allocate.problem import JobDemand, Pool
 from heterotrain_planner.allocate.risk import losses_per_s
 from heterotrain_planner.allocate.thinning import Limit, combine, thin
 from heterotrain_planner.perf.exchange_sizes import MeasuredExchange

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+from heterotrain_core.contract.keys import MOST_SIZES
 from heterotrain_core.contract.plan import CommunicationTime
 from numpy.typing import NDArray
 
@@ -25,8 +26,6 @@ from heterotrain_planner.perf.counters import LONGEST_STEP_S, SHORTEST_STEP_S
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MOST_SIZES = 16
-"""Numbers of members of which the exchange is kept, the newest ones."""
 _MOVED_RATIO = 0.03
 """Relative change of a measurement from which it replaces the one before: every change values the job again."""
 _ERROR_RATIO = 0.03

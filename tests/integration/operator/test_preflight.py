@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from heterotrain_cli.cluster.api import Cluster as Api
-from heterotrain_cli.cluster.kubeconfig import Target
+from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.job_file import read_job_file
 from heterotrain_cli.preflight import FAILED, checking_job
 from heterotrain_core.contract.outcome import Ending

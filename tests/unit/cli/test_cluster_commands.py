@@ -473,7 +473,7 @@ def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     assert refused("get", status=1).startswith("no access to a cluster (there is no file ")
     (tmp_path / "nowhere").write_text("{}")
-    assert refused("get", status=1).startswith('no access to a cluster ("Invalid kube-config')
+    assert refused("get", status=1).startswith("no access to a cluster (the kubeconfig has no current context")
 
 
 REST = "): set KUBECONFIG, or give --kubeconfig and --context"
@@ -487,7 +487,10 @@ REST = "): set KUBECONFIG, or give --kubeconfig and --context"
         (b"- 1\n", "the kubeconfig is not complete: "),
         (b"just text\n", "the kubeconfig is not complete: "),
         (b"clusters: 3\ncontexts: 3\nusers: 3\ncurrent-context: c\n", "the kubeconfig is not complete: "),
-        (b"current-context: c\ncontexts: [{name: c, context: {cluster: x}}]\nclusters: []\n", '"Invalid kube-config'),
+        (
+            b"current-context: c\ncontexts: [{name: c, context: {cluster: x}}]\nclusters: []\n",
+            "no address of the cluster x",
+        ),
         (None, ": Is a directory)"),
     ],
     ids=str,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from heterotrain_cli.cluster import api
-from heterotrain_cli.cluster.kubeconfig import Target
 from heterotrain_cli.cluster.layout_picture import layout_of
+from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.main import main
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Layout, LayoutKind, Plan

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from heterotrain_cli.cluster import api
-from heterotrain_cli.cluster.kubeconfig import Target
+from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import Refused, decode_plan

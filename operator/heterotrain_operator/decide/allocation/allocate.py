@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from heterotrain_core.contract.choices import Objective
 from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_planner.allocate.problem import JobDemand, Objective, Pool, Size
+from heterotrain_planner.allocate.problem import JobDemand, Pool, Size
 from heterotrain_planner.allocate.propose import propose
 from heterotrain_planner.allocate.rate_cache import RateCache
 from heterotrain_planner.allocate.value import timed

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from heterotrain_core.contract.choices import Objective
 from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_planner.allocate.problem import Grant, Objective, Proposal, Size
+from heterotrain_planner.allocate.problem import Grant, Proposal, Size
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from heterotrain_core.contract.choices import Objective
 from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.member import SplitMember
 from heterotrain_planner.allocate.distance import Distance
-from heterotrain_planner.allocate.problem import Objective
 from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, MeasuredExchange
 
 from heterotrain_operator.api.reading import most_workers

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.keys import MOST_SIZES
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_planner.perf.exchange_sizes import MOST_SIZES, ExchangeSeen, MeasuredExchange, exchange_s, with_seen
+from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, MeasuredExchange, exchange_s, with_seen
 
 
 class Network(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.keys import MOST_SIZES
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Plan
 from heterotrain_operator.api.internal_status import InternalPool
 from heterotrain_operator.api.status import HeteroTrainJobStatus
@@ -14,7 +15,7 @@ from heterotrain_operator.decide.grants.grant import ThroughputModel
 from heterotrain_operator.decide.grants.persisted import compute_time, exchange_of, persisted_grant, speed_of
 from heterotrain_operator.prom.history import Speed, TelemetryHistory
 from heterotrain_operator.prom.snapshot import Snapshot
-from heterotrain_planner.perf.exchange_sizes import MOST_SIZES, ExchangeSeen
+from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
 from heterotrain_planner.planning.evidence import MemberEvidence
 from heterotrain_planner.planning.fitting import fit_members
 from support.plans import plan_of
