@@ -12,11 +12,15 @@ from lab.cluster import REPOSITORY
 
 PATH: Final = REPOSITORY / "docs/fields.md"
 CRD: Final = REPOSITORY / "crds/heterotrain.dev_heterotrainjobs.yaml"
+AS_IN_KUBERNETES: Final = ("template", "tolerations", "resources")
+"""Fields whose inside readers know."""
 _ABOUT = """# Fields of a HeteroTrainJob
 
 Generated from the CRD by `make chart-files`. `kubectl explain htj.spec --recursive` shows the same. []: in each item of
 a list; .*: under each name. A field in bold is required where its parent is given. [api.md](api.md) has the
-conventions, and [operations.md](operations.md) the conditions.
+conventions, and [operations.md](operations.md) the conditions. `template`, `tolerations` and `resources`
+are as in a PodTemplateSpec of Kubernetes. `kubectl explain htj.spec.template.spec` has what the operator adds to a
+template, and what it refuses.
 """
 _HEAD = """
 ## {title}
@@ -43,7 +47,8 @@ def _rows(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
         shown = f"**`{own}`**" if name in required else f"`{own}`"
         default = f"`{json.dumps(field['default'])}`" if _is_plain(field.get("default")) else ""
         yield f"| {shown} | {_type(field)} | {default} | {field.get('description', '').replace('|', chr(92) + '|')} |"
-        yield from _below(own, field)
+        if name not in AS_IN_KUBERNETES:
+            yield from _below(own, field)
 
 
 def _below(path: str, field: Mapping[str, Any]) -> Iterator[str]:
