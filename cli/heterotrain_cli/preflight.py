@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 from heterotrain_core.contract import env
 from heterotrain_core.uris import has_credentials
-from heterotrain_operator.cluster_state.parse import main_container
+from heterotrain_operator.cluster_state.containers import main_container
 from rich.console import Console
 
 from heterotrain_cli.cluster.api import Cluster

@@ -12,10 +12,12 @@ from heterotrain_operator.cluster_state.parse import (
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.objects.objects import build_service
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.memory import MANY_CONFLICTS
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import Conflict
+from support.fake_cluster import JOB_UID
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, condition, labelled_config_map, many_workers, with_service
+from support.operator_app import KEY, an_app, condition, failing, labelled_config_map, many_workers, with_service
 
 
 async def test_a_foreign_pod_with_a_worker_s_name_costs_the_job_no_worker() -> None:
@@ -168,3 +170,41 @@ async def test_a_foreign_object_with_equal_values_is_not_taken_over() -> None:
     conditions = kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]
     message = next(each["message"] for each in conditions if each["type"] == "Scheduled")
     assert "exists and does not belong to this job" in message
+
+
+async def test_a_worker_that_lost_its_label_costs_the_job_no_worker_and_is_reported() -> None:
+    """Somebody isolates a pod by its label, to look into it: the job controls it, and does not see it any more."""
+    kube = FakeKube()
+    now_s = 0.0
+    app = an_app(kube, many_workers(3), Clocks(monotonic=lambda: now_s))
+    isolated = {"name": "job-w0", "namespace": "ns", "uid": "x", "labels": {"debug": "yes"}}
+    isolated["ownerReferences"] = [{"uid": JOB_UID, "kind": "HeteroTrainJob", "name": "job", "controller": True}]
+    kube.objects["pods", "ns", "job-w0"] = {"kind": "Pod", "metadata": isolated}
+    await app.reconciler.run_once(KEY)
+    await app.reconciler.run_once(KEY)
+    words = "pod job-w0 is this job's but lacks the label heterotrain.dev/job: give it back, or delete the pod"
+    assert words in condition(kube, "Scheduled")[1]
+    now_s = 21.0
+    await app.reconciler.run_once(KEY)
+    assert {key[2] for key in kube.objects if key[0] == "pods"} == {"job-w0", "job-w1", "job-w2", "job-w3"}
+
+
+async def test_the_status_is_written_although_a_later_write_conflicts() -> None:
+    kube = FakeKube()
+    app = an_app(kube, many_workers(3))
+    kube.fail = failing("create", "pods", Conflict("stale"))
+    assert await app.reconciler.handle(KEY) != "ok"
+    assert condition(kube, "Accepted")[0] == "Valid"
+
+
+async def test_a_conflict_that_repeats_is_reported_until_a_pass_succeeds() -> None:
+    kube = FakeKube()
+    app = an_app(kube, with_service())
+    kube.fail = failing("apply", "services", Conflict("stale words"))
+    for _ in range(MANY_CONFLICTS + 1):
+        assert await app.reconciler.handle(KEY) == "conflict"
+    assert condition(kube, "Reconciling")[1].endswith("writes conflict again and again: stale words")
+    kube.fail = lambda *_: None
+    for _ in range(2):
+        assert await app.reconciler.handle(KEY) == "ok"
+    assert "conflict" not in condition(kube, "Reconciling")[1]

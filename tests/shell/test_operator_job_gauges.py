@@ -93,7 +93,8 @@ def test_wanted_and_granted_workers_are_exported_while_a_job_waits_and_removed_w
         return {name: value for name, value in found.items() if not name.endswith(("_running", "_available"))}
 
     name = "heterotrain_operator_{}_workers".format
-    assert values() == {name("max"): 4, name("min"): 2, name("granted"): 0, name("placed"): 0}
+    rows = {"heterotrain_operator_disruptions_in_a_row": 0}
+    assert values() == {name("max"): 4, name("min"): 2, name("granted"): 0, name("placed"): 0, **rows}
     cluster.grant = JobGrant(limits={"a": 3}, reason="grows")
     cluster.settle()
     cluster.schedule().run().settle()

@@ -8,17 +8,22 @@ from dataclasses import dataclass
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import WorkerStatus
 
-from heterotrain_cli.cluster.view import JobView, number
+from heterotrain_cli.cluster.view import JobView, duration, number, seconds_since
 
 _DONE = ("Finished", "Left")
 """States of workers that ended as they should."""
 GOOD_FRACTION = 0.9
 """Of the ceiling: an efficiency above it is not called slow."""
+SLOW_FRACTION = 0.8
+"""Of the ceiling: an efficiency below it is a problem, also while speeds are still being learned."""
+WAITED_S = 60
+"""Seconds after which a job that does not train waits for something that somebody may have to do."""
 PATIENCE_S = 30
 """Seconds after which an operator that has not answered is a problem."""
 _BAD_WHEN_FALSE = (
     ConditionType.ACCEPTED, ConditionType.TEMPLATE_APPLIED, ConditionType.SCHEDULED, ConditionType.TELEMETRY_AVAILABLE,
-    ConditionType.PREFLIGHT_PASSED, ConditionType.CHECKPOINT_HEALTHY,
+    ConditionType.PREFLIGHT_PASSED, ConditionType.CHECKPOINT_HEALTHY, ConditionType.PROGRESSING,
+    ConditionType.NUMERICALLY_SOUND,
 )  # fmt: skip
 _BAD_WHEN_TRUE = (
     ConditionType.STALLED, ConditionType.RESTARTING, ConditionType.DEGRADED, ConditionType.WORKERS_LIMITED,
@@ -59,8 +64,21 @@ def findings(view: JobView) -> tuple[Finding, ...]:
         name = view.body["metadata"]["name"]
         found.append(Finding(f"suspended: `heterotrain resume {name}` continues it", is_problem=False))
     elif not any(each.is_problem for each in found):
-        found.append(Finding("nothing is wrong", is_problem=False))
+        found.append(_waits(view) or Finding("nothing is wrong", is_problem=False))
     return tuple(found)
+
+
+def _waits(view: JobView) -> Finding | None:
+    """Return for how long a job has not trained, and what its status says; ``None`` where it trains, or is new."""
+    running = view.condition(ConditionType.RUNNING)
+    if running is None or running.status == "True":
+        return None
+    waited_s = seconds_since(running.last_transition_time, view.now)
+    if waited_s is None or waited_s < WAITED_S:
+        return None
+    said = view.status.reason or running.message or running.reason
+    where = "see `kubectl describe pod` of its workers" if view.status.workers else "see `kubectl describe htj`"
+    return Finding(f"it has not trained for {duration(waited_s)}: {said}; {where}")
 
 
 def _conditions(view: JobView) -> list[Finding]:
@@ -88,9 +106,12 @@ def _speed(view: JobView) -> list[Finding]:
     if efficiency is None or status.state not in ("Running", "Degraded"):
         return []
     learned = view.condition(ConditionType.SPEEDS_LEARNED)
-    if learned is not None and learned.status != "True":
-        return [Finding(f"speeds are still being learned: {learned.message or learned.reason}", is_problem=False)]
     best = ceiling or 1.0
+    if learned is not None and learned.status != "True":
+        slow = efficiency < SLOW_FRACTION * best
+        busy = f"the workers are only {100 * efficiency:.0f} % busy while " if slow else ""
+        words = f"{busy}speeds are still being learned: {learned.message or learned.reason}"
+        return [Finding(words, is_problem=slow)]
     if efficiency >= GOOD_FRACTION * best:
         text = (
             f"the workers are {100 * efficiency:.0f} % busy; the measured noise of step times allows {100 * best:.0f} %"

@@ -20,6 +20,15 @@ from heterotrain_operator.api.reading import SpecError, read_spec
 from heterotrain_operator.api.reading_status import read_status
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.announcements import announcement_of
+from heterotrain_operator.cluster_state.containers import (
+    end_of,
+    have_all_ended,
+    is_creating,
+    main_container,
+    ready_since,
+    trouble_beside,
+    why_waiting,
+)
 from heterotrain_operator.cluster_state.devices import from_annotation
 from heterotrain_operator.cluster_state.quantity import pod_requests, quantities
 from heterotrain_operator.cluster_state.views import (
@@ -37,7 +46,6 @@ from heterotrain_operator.cluster_state.views import (
 )
 
 _REQUEST_CHARS = 16
-DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 AVOIDS_ANNOTATION = f"{keys.GROUP}/avoids"
 """Nodes that the operator has excluded for a pod, because they were held down; separated by commas."""
@@ -176,10 +184,10 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         return None
     valid = index.isdecimal()
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
-    ready = conditions.get("Ready") or {}
     scheduled = conditions.get("PodScheduled") or {}
     refused = scheduled if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable" else {}
-    waiting = _waiting(spec, status, annotations)
+    waiting = why_waiting(spec, status, annotations)
+    is_ready, since = ready_since(spec, status, annotations)
     started = {
         each["name"]
         for each in status.get("containerStatuses") or ()
@@ -202,8 +210,8 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         created_s=seconds(metadata.get("creationTimestamp")),
         deleting="deletionTimestamp" in metadata,
         deletion_s=seconds(metadata.get("deletionTimestamp")),
-        ready=ready.get("status") == "True",
-        ready_since_s=seconds(ready.get("lastTransitionTime")),
+        ready=is_ready,
+        ready_since_s=seconds(since),
         gated=scheduled.get("status") == "False" and scheduled.get("reason") == "SchedulingGated",
         gates=tuple(
             share_text(str(gate.get("name") or "")) for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]
@@ -216,14 +224,15 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         queue_group=share_text(str(labels.get(QUEUE_GROUP) or "")),
         queue_held=QUEUE_FINALIZER in (metadata.get("finalizers") or ()),
         queue_final=annotations.get(QUEUE_RETRIABLE) == "false",
-        creating=_creating(spec, status, annotations),
+        creating=is_creating(spec, status, annotations),
         refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
         unschedulable=share_text(refused.get("message") or refused.get("reason") or ""),
         unschedulable_since_s=seconds(refused.get("lastTransitionTime")),
         scheduled_s=seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else 0.0,
-        waiting_reason=share_text(waiting.get("reason") or ""),
-        waiting_message=waiting.get("message") or "",
-        ended=_ended(spec, status, annotations),
+        waiting_reason=share_text(waiting[0]),
+        waiting_message=waiting[1],
+        ended=_ended(end_of(spec, status, annotations)),
+        trouble_beside=trouble_beside(spec, status, annotations),
         disruption=_disruption(conditions, status),
         requests=share_amounts({**pod_requests(spec), **from_annotation(annotations.get(DEVICES_ANNOTATION, ""))}),
         priority=int(spec.get("priority") or 0),
@@ -233,7 +242,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
             for volume in spec.get("volumes") or ()
         ),
         fatal_probes=_fatal_probes(spec, annotations),
-        all_ended=_all_ended(spec, status),
+        all_ended=have_all_ended(spec, status),
         image=share_text(_image(spec, annotations)),
         conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
@@ -262,13 +271,6 @@ def _conditions(found: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str]
 def _ranks(text: str) -> int:
     """Return the number of ranks in an annotation; 1 for an invalid one."""
     return int(text) if len(text) <= len(str(MAX_NUM_PROC_PER_WORKER)) and text.isdecimal() and int(text) else 1
-
-
-def main_container(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> str:
-    """Return the name of the container that trains: the annotated default container, else the first."""
-    names = [container["name"] for container in spec.get("containers") or ()]
-    chosen = annotations.get(DEFAULT_CONTAINER, "")
-    return chosen if chosen in names else (names[0] if names else "")
 
 
 def _image(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> str:
@@ -330,55 +332,17 @@ def _departed(body: Mapping[str, Any]) -> tuple[Departed, ...]:
         return ()
 
 
-def _main_status(
-    spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapping[str, str]
-) -> Mapping[str, Any] | None:
-    name = main_container(spec, annotations)
-    return next((each for each in status.get("containerStatuses") or () if each["name"] == name), None)
-
-
-def _creating(spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapping[str, str]) -> bool:
-    """Return whether the training container of a bound pod was not created yet, for no reason that the pod names."""
-    if not spec.get("nodeName") or status.get("phase") not in (None, "", "Pending"):
-        return False
-    main = _main_status(spec, status, annotations)
-    waiting = ((main or {}).get("state") or {}).get("waiting") or {}
-    return main is None or waiting.get("reason") in ("ContainerCreating", "PodInitializing")
-
-
-def _waiting(spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapping[str, str]) -> Mapping[str, Any]:
-    main = _main_status(spec, status, annotations)
-    for each in (*(status.get("initContainerStatuses") or ()), *([main] if main else [])):
-        waiting: Mapping[str, Any] = (each.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
-            return waiting
-    return {}
-
-
-def _ended(spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapping[str, str]) -> Ended | None:
-    main = _main_status(spec, status, annotations) or {}
-    state = (main.get("state") or {}).get("terminated")
-    if state is None:
-        # A final failure of an init container ends the pod, too, and has more details than the pod's phase.
-        failed = (
-            (each.get("state") or {}).get("terminated") or {} for each in status.get("initContainerStatuses") or ()
-        )
-        state = next((each for each in failed if each.get("exitCode", 0) != 0), None)
-        if state is None or status.get("phase") != "Failed":
-            return None
+def _ended(found: tuple[str, Mapping[str, Any]] | None) -> Ended | None:
+    if found is None:
+        return None
+    init_container, state = found
     return Ended(
         exit_code=state.get("exitCode", -1),
         reason=state.get("reason") or "",
         message=state.get("message") or "",
         finished_s=seconds(state.get("finishedAt")),
+        init_container=init_container,
     )
-
-
-def _all_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    ended = {
-        each["name"] for each in status.get("containerStatuses") or () if (each.get("state") or {}).get("terminated")
-    }
-    return bool(ended) and ended >= {container["name"] for container in spec.get("containers") or ()}
 
 
 def _disruption(conditions: Mapping[str, Mapping[str, Any]], status: Mapping[str, Any]) -> str:

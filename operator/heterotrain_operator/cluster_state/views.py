@@ -78,12 +78,13 @@ class ValidJob(JobView):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How the training container ended; ``message`` is its termination message."""
+    """How the training container ended, or else the init container of this name; ``message`` is its last words."""
 
     exit_code: int
     reason: str
     message: str
     finished_s: float
+    init_container: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,7 @@ class PodView:
         unschedulable: the scheduler's message if it found no node; empty otherwise.
         scheduled_s: when the scheduler gave it a node; 0 without one.
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
+        trouble_beside: which container beside the training one waits or has failed, and why; empty without one.
         plan_version: version of the plan in the pod's annotation.
         requests: resources that the scheduler reserves for the pod.
         priority: of its PriorityClass; 0 without one.
@@ -162,6 +164,7 @@ class PodView:
     waiting_reason: str = ""
     waiting_message: str = ""
     ended: Ended | None = None
+    trouble_beside: str = ""
     disruption: str = ""
     requests: Mapping[str, float] = field(default_factory=dict)
     priority: int = 0

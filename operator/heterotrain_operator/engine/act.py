@@ -39,8 +39,9 @@ from heterotrain_operator.decide.status.events import workers_created
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.engine.owned import controls, has_all, left_by_predecessor, name_in_use, without_label
 from heterotrain_operator.engine.publisher import Publisher
-from heterotrain_operator.kube.errors import Conflict, NotFound, Rejected
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected
 from heterotrain_operator.kube.merge_patch import merge_patch
 from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, POD_GROUP, PODS, SECRETS, Resource, resource_of
 from heterotrain_operator.kube.verbs import Kube
@@ -120,38 +121,36 @@ class Actor:
         objects += [partial(self._release, job, body, memory) for body in decision.release]
         plan = [partial(self._write_plan, job, decision.plan)] if decision.plan is not None else []
         made = [partial(self._make_secret, job, memory)] if decision.secret else []
-        _, planned, secret = await _all(
+        answers = await asyncio.gather(
             self._try("objects", memory, objects),
             self._try("plan", memory, plan) if plan else _nothing_to_do(),
             self._try("secret", memory, made) if made else _nothing_to_do(),
+            return_exceptions=True,
         )
-        # 2. Patch the pods so that their kubelets deliver the plan.
-        if not planned:
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if isinstance(answers[1], BaseException):
+            raise answers[1]
+        if not answers[1]:
             return 0.0  # the rest assumes this plan (the status names its version): decide again without it
         if not plan and memory.may_try("plan", now_s=started_s):
             memory.refusals.pop("plan", None)
-        touched = await self._try(
-            "touch", memory, [partial(self._touch, pod, decision.plan_version) for pod in decision.touch]
-        )
-        if touched and decision.plan is not None:
-            self._metrics.plan_delivery_seconds.observe(self._clocks.monotonic() - started_s)
-        # 3. Create pods, which mount the job's secret; a refusal stands until the next attempt.
-        if decision.create and not secret:
-            pass  # its refusal is in the status
-        elif decision.create:
-            creations = [partial(self._create, job, pod, memory, created) for pod in decision.create]
-            await self._try("pods", memory, creations, first_batch=FIRST_BATCH)
-        elif memory.may_try("pods", now_s=started_s) or not decision.active:  # the job wants no pods
-            memory.refusals.pop("pods", None)
-        # 4. Update the status, then remove pods.
+        # 2. Patch the pods so that their kubelets deliver the plan, and create pods, which mount the job's secret.
+        try:
+            if not failures:
+                await self._deliver(job, decision, memory, created, with_secret=answers[2] is True, started_s=started_s)
+        except KubeError as error:  # the status has to show what is the case, whatever else fails
+            failures.append(error)
+        # 3. Update the status; only then the rest.
         memory.numbers_wait_s = await self.write_status(job, decision.status, memory)
+        if failures:
+            raise failures[0]
         if decision.plan is not None or decision.create or decision.remove or decision.touch:
             memory.numbers_version = ""  # the next pass looks at what has been done
         removals = [partial(self._remove, pod) for pod in decision.remove]
         removals += [partial(self._unhold, pod) for pod in decision.unhold]
         removals += [partial(self._end_group, pod) for pod in decision.end_groups]
         await self._try("removals", memory, removals)
-        # 5. Hand Events over, and delete an expired job.
+        # 4. Hand Events over, and delete an expired job.
         events = [*([workers_created(created)] if created else []), *decision.events]
         for event in events:
             self._publisher.add(job, event)
@@ -160,6 +159,30 @@ class Actor:
         refused = {step: refusal.message for step, refusal in memory.refusals.items()}
         report_s = self._status_interval_s if refused != before else None
         return min((each for each in (report_s, decision.again_s) if each is not None), default=None)
+
+    async def _deliver(
+        self,
+        job: JobView,
+        decision: Decision,
+        memory: JobMemory,
+        created: list[str],
+        *,
+        with_secret: bool,
+        started_s: float,
+    ) -> None:
+        """Patch pods for the newest plan, and create pods; a refusal stands until the next attempt."""
+        touched = await self._try(
+            "touch", memory, [partial(self._touch, pod, decision.plan_version) for pod in decision.touch]
+        )
+        if touched and decision.plan is not None:
+            self._metrics.plan_delivery_seconds.observe(self._clocks.monotonic() - started_s)
+        if decision.create and not with_secret:
+            pass  # its refusal is in the status
+        elif decision.create:
+            creations = [partial(self._create, job, pod, memory, created) for pod in decision.create]
+            await self._try("pods", memory, creations, first_batch=FIRST_BATCH)
+        elif memory.may_try("pods", now_s=started_s) or not decision.active:  # the job wants no pods
+            memory.refusals.pop("pods", None)
 
     async def _try(
         self, step: str, memory: JobMemory, calls: Sequence[_Call], *, first_batch: int | None = None
@@ -202,12 +225,12 @@ class Actor:
         except NotFound:
             await self._apply_new(resource, body)
         else:
-            if _left_by_predecessor(job, found):
+            if left_by_predecessor(job, found):
                 raise Conflict(f"{metadata['name']} belongs to a deleted job of the same name")
-            if not _controls(job, found):
-                raise _name_in_use(body)
+            if not controls(job, found):
+                raise name_in_use(body)
             # A body that has changed since may lack a field that it had.
-            if body["kind"] in memory.applied or not _has_all(found, body):
+            if body["kind"] in memory.applied or not has_all(found, body):
                 await self._kube.apply(resource, body)  # overwrite edits of the operator's fields
         memory.applied[body["kind"]] = digest
 
@@ -235,7 +258,7 @@ class Actor:
         resource, metadata = resource_of(body), body["metadata"]
         with suppress(NotFound, Conflict):
             found = await self._kube.get(resource, metadata["namespace"], metadata["name"])
-            if _controls(job, found):
+            if controls(job, found):
                 uid = found["metadata"]["uid"]
                 await self._kube.delete(resource, metadata["namespace"], metadata["name"], uid=uid)
         memory.applied[body["kind"]] = _RELEASED
@@ -256,10 +279,10 @@ class Actor:
             await self._kube.create(SECRETS, body)
         except Conflict:
             found = await self._kube.get(SECRETS, body["metadata"]["namespace"], body["metadata"]["name"])
-            if _left_by_predecessor(job, found):
+            if left_by_predecessor(job, found):
                 raise Conflict(f"{body['metadata']['name']} belongs to a deleted job of the same name") from None
-            if not _controls(job, found):
-                raise _name_in_use(body) from None
+            if not controls(job, found):
+                raise name_in_use(body) from None
 
     async def _write_plan(self, job: JobView, body: dict[str, Any]) -> None:
         if "resourceVersion" in body["metadata"]:
@@ -283,10 +306,10 @@ class Actor:
         """
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         found = await self._kube.get(CONFIG_MAPS, namespace, name)
-        if _left_by_predecessor(job, found):
+        if left_by_predecessor(job, found):
             raise Conflict(f"{name} belongs to a deleted job of the same name")
-        if not _controls(job, found):
-            raise _name_in_use(body)
+        if not controls(job, found):
+            raise name_in_use(body)
         if parse_plan_object(found) is None:  # without its labels, no watch delivers it
             found = await self._kube.merge(
                 CONFIG_MAPS, namespace, name, {"metadata": {"labels": body["metadata"]["labels"]}}
@@ -310,9 +333,10 @@ class Actor:
             answer = await self._kube.create(PODS, pod)
         except Conflict:
             found = await self._kube.get(PODS, metadata["namespace"], metadata["name"])
-            if not _controls(job, found) and "deletionTimestamp" not in found["metadata"]:
+            ours = controls(job, found) and (found["metadata"].get("labels") or {}).get(keys.LABEL_JOB) == job.key.name
+            if not ours and "deletionTimestamp" not in found["metadata"]:
                 memory.taken_indices.add(int(metadata["labels"][keys.LABEL_WORKER_INDEX]))  # the next one has another
-                raise _name_in_use(pod) from None
+                raise (without_label(pod) if controls(job, found) else name_in_use(pod)) from None
             raise
         created.append(metadata["name"])
         if (view := parse_pod(answer)) is not None:
@@ -406,51 +430,8 @@ class Actor:
             await self._kube.merge(PODS, pod.key.namespace, pod.name, patch)
 
 
-async def _all(*steps: Awaitable[bool]) -> list[bool]:
-    """Wait for all steps; then raise the first error."""
-    answers = await asyncio.gather(*steps, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-    return [bool(answer) for answer in answers]
-
-
 async def _nothing_to_do() -> bool:
     return True
-
-
-def _controls(job: JobView, body: Mapping[str, Any]) -> bool:
-    """Return whether the job controls an object."""
-    owners = body["metadata"].get("ownerReferences") or ()
-    return any(each["uid"] == job.uid and each.get("controller") for each in owners)
-
-
-def _has_all(found: Any, wanted: Any) -> bool:
-    """Return whether an object has all fields of another one with the same values; it may have more."""
-    if isinstance(wanted, Mapping):
-        return isinstance(found, Mapping) and all(
-            name in found and _has_all(found[name], wanted[name]) for name in wanted
-        )
-    if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(_has_all, found, wanted))
-    return bool(found == wanted)
-
-
-def _left_by_predecessor(job: JobView, body: Mapping[str, Any]) -> bool:
-    """Return whether an object belongs to a deleted job of the same name: the garbage collector will delete it."""
-    owners = body["metadata"].get("ownerReferences") or ()
-    return any(
-        each.get("controller") and (each["kind"], each["name"]) == (keys.KIND, job.key.name) and each["uid"] != job.uid
-        for each in owners
-    )
-
-
-def _name_in_use(body: Mapping[str, Any]) -> Rejected:
-    kind, name = body["kind"], body["metadata"]["name"]
-    return Rejected(
-        f"a {kind} named {name} exists and does not belong to this job: delete or rename it, or rename the job",
-        status_code=409,
-    )
 
 
 def _without_messages(status: Mapping[str, Any]) -> list[dict[str, Any]]:

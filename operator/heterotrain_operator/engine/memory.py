@@ -18,6 +18,10 @@ LONGEST_REFUSAL_S = 160.0
 """The pause doubles with each further refusal, up to this many seconds."""
 
 
+MANY_CONFLICTS = 5
+"""Passes in a row that end by a conflict, from which on it is no coincidence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """The API server's answer to a write that it refused, and when it is tried again."""
@@ -58,6 +62,7 @@ class JobMemory:
         planning_took_s: seconds of processor time of the last decision on new telemetry.
         shapes: what a worker of each pool needs of a node.
         shapes_for: generation of the spec, and what admission adds, that ``shapes`` come from.
+        conflicts: passes in a row that a conflict ended.
         relearns: whether an earlier leader had the pods accepted, so that what admission adds is not known yet.
     """
 
@@ -88,6 +93,14 @@ class JobMemory:
     shapes: tuple[Shape, ...] = ()
     shapes_for: tuple[int, Mapping[str, AdmittedPod]] | None = None
     relearns: bool = False
+    conflicts: int = 0
+
+    def conflicted(self, message: str, now_s: float) -> bool:
+        """Count a pass that ended by a conflict; return whether so many have in a row that the status has to say so."""
+        self.conflicts += 1
+        if self.conflicts >= MANY_CONFLICTS:
+            self.refuse("conflicts", f"writes conflict again and again: {message}", now_s=now_s)
+        return self.conflicts == MANY_CONFLICTS
 
     def may_try(self, step: str, *, now_s: float) -> bool:
         """Return whether a step may be tried: it was not refused, or its pause is over."""

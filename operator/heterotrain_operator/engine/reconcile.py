@@ -146,8 +146,12 @@ class Reconciler:
         """Reconcile a job, give its key back to the queue and return the result; an error concerns this key alone."""
         try:
             again_s = await self.run_once(key)
-        except Conflict:
+        except Conflict as error:
             # The object has changed meanwhile: the watch will deliver the change shortly.
+            if (memory := self._memories.get(key)) is not None and memory.conflicted(
+                str(error), self._clocks.monotonic()
+            ):
+                log.warning("writes conflict again and again", job=key.name, namespace=key.namespace, error=str(error))
             self._queue.failed(key)
             return "conflict"
         except Throttled as error:
@@ -167,6 +171,9 @@ class Reconciler:
         if again_s is not None:
             self._queue.add_after(key, again_s)
         memory = self._memories.get(key)
+        if memory is not None:
+            memory.conflicts = 0
+            memory.refusals.pop("conflicts", None)
         return "bug" if memory is not None and memory.logged_fault else "ok"
 
     async def _report_failed_pass(self, key: JobKey, error: Exception) -> None:

@@ -179,7 +179,15 @@ def test_describe_tells_why_a_job_is_slow(stub: ApiStub) -> None:
         ),
         (
             {"state": "Running", "efficiency": 0.5, "conditions": [condition("SpeedsLearned", "False", "Learning")]},
+            [("the workers are only 50 % busy while speeds are still being learned: Learning", True)],
+        ),
+        (
+            {"state": "Running", "efficiency": 0.9, "conditions": [condition("SpeedsLearned", "False", "Learning")]},
             [("speeds are still being learned: Learning", False), ("nothing is wrong", False)],
+        ),
+        (
+            {"state": "Running", "conditions": [condition("Progressing", "False", "AllWait", "no step for 10 min")]},
+            [("Progressing is false (AllWait): no step for 10 min", True)],
         ),
         ({}, [(f"the operator has not answered yet: {CHECK}", True)]),
     ],
@@ -187,6 +195,19 @@ def test_describe_tells_why_a_job_is_slow(stub: ApiStub) -> None:
 def test_findings(status: dict[str, Any], expected: list[tuple[str, bool]]) -> None:
     found = findings(view_of(job(**status), NOW))
     assert [(each.what, each.is_problem) for each in found] == expected
+
+
+@pytest.mark.parametrize(("now", "waits"), [("2026-11-22T10:00:59+00:00", False), ("2026-11-22T10:06:00+00:00", True)])
+def test_a_job_that_waits_for_a_minute_has_a_problem(now: str, waits: bool) -> None:
+    """Whatever keeps it: the operator may know no word for it."""
+    running = condition("Running", "False", "WaitingForWorkers", "0 workers are ready")
+    running["lastTransitionTime"] = "2026-11-22T10:00:00Z"
+    view = view_of(
+        job(state="Starting", reason="0 workers are ready", conditions=[running]), datetime.fromisoformat(now)
+    )
+    (found,) = findings(view)
+    assert found.is_problem is waits
+    assert ("it has not trained for 6 min: 0 workers are ready" in found.what) is waits
 
 
 def test_a_new_job_is_not_a_problem() -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heterotrain_operator.api.pools import WorkerPool
-from heterotrain_operator.cluster_state.parse import main_container
+from heterotrain_operator.cluster_state.containers import main_container
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.objects.pod_source import PodSource
 from heterotrain_operator.decide.objects.pods import template_of

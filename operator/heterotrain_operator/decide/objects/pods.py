@@ -16,15 +16,14 @@ from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.containers import DEFAULT_CONTAINER, main_container
 from heterotrain_operator.cluster_state.devices import to_annotation
 from heterotrain_operator.cluster_state.parse import (
     AVOIDS_ANNOTATION,
-    DEFAULT_CONTAINER,
     DEVICES_ANNOTATION,
     RANKS_ANNOTATION,
     RESTART_ANNOTATION,
     TEMPLATE_ANNOTATION,
-    main_container,
 )
 from heterotrain_operator.cluster_state.quantity import parse_quantity, pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
@@ -219,6 +218,9 @@ def build_pod(
     spec["tolerations"] = _tolerations(spec, pool)
     if avoid:
         spec["affinity"] = _avoiding(spec.get("affinity") or {}, avoid)
+    # The last words of a script that writes no message: its traceback, or what an init container did not find.
+    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     main = _container(spec, main_name)
     main["resources"] = _resources(main, pool)
     own = _environment(job, ranks=ranks, settings=settings, main=main)

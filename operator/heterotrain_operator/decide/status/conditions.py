@@ -29,13 +29,22 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 _MISMATCH = Cause.VERSION_MISMATCH.value
 _REPEATED = "DisruptedRepeatedly"
 _MOST_NAMED = 3
+_LASTING = frozenset(
+    {
+        *(ConditionType.PROGRESSING, ConditionType.PREFLIGHT_PASSED, ConditionType.CHECKPOINT_HEALTHY),
+        *(ConditionType.NUMERICALLY_SOUND, ConditionType.PLAN_APPLIED, ConditionType.SPEEDS_LEARNED),
+        *(ConditionType.STRAGGLER_DETECTED, ConditionType.MEMORY_SHORT, ConditionType.TELEMETRY_AVAILABLE),
+        *(ConditionType.LAYOUT_PLANNED, ConditionType.TEMPLATE_APPLIED),
+    }
+)
+"""What the workers have shown: after the end of the job, the last answer stands."""
 _LATE_CHECKPOINTS = 2
 _CHECKPOINT_SLACK_S = 60.0
 
 
 def condition_values(context: JobContext) -> tuple[ConditionValue, ...]:
     """Return every condition of the job."""
-    return (
+    values = (
         _accepted(context),
         _suspended(context),
         template_condition(context),
@@ -53,6 +62,17 @@ def condition_values(context: JobContext) -> tuple[ConditionValue, ...]:
         ended_condition(context, ConditionType.FAILED),
         *_summary(context),
     )
+    if context.life.stage not in ENDED_STAGES:
+        return values
+    return tuple(_last_answer(context, each) if each.type in _LASTING else each for each in values)
+
+
+def _last_answer(context: JobContext, now: ConditionValue) -> ConditionValue:
+    before = find_condition(context.job.status.conditions, now.type)
+    if before is None or (now.holds is not None and now.reason != "NotTraining"):
+        return now
+    holds = {"True": True, "False": False}.get(before.status)
+    return ConditionValue(type=now.type, holds=holds, reason=before.reason, message=before.message)
 
 
 def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
@@ -144,6 +164,8 @@ def _running(context: JobContext) -> ConditionValue:
     if context.runs:
         count = len(context.training)
         message = f"{count} workers train" if count > 1 else "1 worker trains" if count else context.life.message
+        beside = next((w for w in context.workers if w.state is WorkerState.READY and w.reason), None)
+        message += f"; {beside.pod.name}: {beside.reason}" if beside is not None else ""
         return ConditionValue(type=kind, holds=True, reason="Training", message=message)
     if context.life.stage is not Stage.ACTIVE:
         return ConditionValue(type=kind, holds=False, reason=context.life.stage.value, message=context.life.message)

@@ -127,8 +127,8 @@ def assess_worker(pod: PodView, nodes: Mapping[str, NodeView], *, trained: bool 
     if node.state is NodeState.LEAVING:
         return Worker(pod=pod, state=WorkerState.LEAVING, reason=node.reason)
     if pod.ready:
-        return Worker(pod=pod, state=WorkerState.READY)
-    return Worker(pod=pod, state=WorkerState.STARTING, reason=why_starting(pod))
+        return Worker(pod=pod, state=WorkerState.READY, reason=pod.trouble_beside)
+    return Worker(pod=pod, state=WorkerState.STARTING, reason=why_starting(pod) or pod.trouble_beside)
 
 
 def _assess_end(
@@ -202,11 +202,11 @@ def _failed_probe(pod: PodView) -> str:
 
 def _assess_unexplained_end(pod: PodView, ended: Ended, *, trained: bool) -> tuple[WorkerState, str]:
     """Return the state after an unannounced end on a healthy node, without an outcome."""
+    init = f"init container {ended.init_container}: " if ended.init_container else ""
     if ended.reason == "OOMKilled":
-        return (
-            WorkerState.FAILED,
-            "it used more memory than its limit (OOMKilled): raise resources.limits.memory or use smaller batches",
-        )
+        smaller = "" if init else " or use smaller batches"
+        words = "it used more memory than its limit (OOMKilled): raise resources.limits.memory"
+        return WorkerState.FAILED, f"{init}{words}{smaller}"
     if ended.reason in _LOST_TRACK:
         return WorkerState.DISRUPTED, f"its node lost track of it ({ended.reason}), as after a reboot"
     if ended.exit_code in (_SIGKILL_EXIT, _SIGTERM_EXIT):
@@ -218,7 +218,5 @@ def _assess_unexplained_end(pod: PodView, ended: Ended, *, trained: bool) -> tup
         return (WorkerState.FAILED, _NO_OUTCOME) if trained else (WorkerState.FINISHED, _PLAIN)
     lines = ended.message.strip().splitlines()
     last_line = f": {lines[-1]}" if lines else ""
-    return (
-        WorkerState.FAILED,
-        f"exit code {ended.exit_code}{f' ({ended.reason})' if ended.reason not in ('', 'Error') else ''}{last_line}",
-    )
+    reason = f" ({ended.reason})" if ended.reason not in ("", "Error") else ""
+    return WorkerState.FAILED, f"{init}exit code {ended.exit_code}{reason}{last_line}"

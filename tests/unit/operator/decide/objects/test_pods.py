@@ -184,7 +184,7 @@ def test_the_annotated_container_trains_and_sidecars_are_left_alone() -> None:
         "spec": {"containers": [side, {"name": "main", "image": "image"}]},
     }
     first, second = built(template)["spec"]["containers"]
-    assert first == side
+    assert first == {**side, "terminationMessagePolicy": "FallbackToLogsOnError"}
     assert second["readinessProbe"]["httpGet"]["path"] == keys.READY_PATH
 
 
