@@ -22,10 +22,7 @@ _HIDDEN = (
 
 
 def job_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:
-    """Return the URI of a job's own folder below that of its checkpoints.
-
-    Jobs that share a volume must not read each other's checkpoints, and a name may be used again.
-    """
+    """Return the URI of a job's own folder below that of its checkpoints; names alone may be used again."""
     return f"{uri.rstrip('/')}/{namespace}-{name}-{uid}"
 
 

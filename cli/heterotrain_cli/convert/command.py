@@ -14,7 +14,7 @@ from heterotrain_operator.api.reading import SpecError
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.api.types import MAX_BATCH
 
-from heterotrain_cli.convert.draft import GPU, Draft, DraftPool, plain_name
+from heterotrain_cli.convert.draft import CONTAINER, GPU, Draft, DraftPool, PoolPod, plain_name
 from heterotrain_cli.convert.example import write_example
 from heterotrain_cli.convert.launching import RUN
 from heterotrain_cli.convert.sources import draft_of
@@ -24,7 +24,7 @@ from heterotrain_cli.errors import InputError
 
 @click.command()
 @click.argument("script", required=False, metavar="[SCRIPT.PY]")
-@click.option("--from", "source", metavar="FILE", help="PyTorchJob, TrainJob, RayJob or SkyPilot task, as YAML.")
+@click.option("--from", "source", metavar="FILE", help="PyTorchJob, TrainJob, MPIJob, RayJob or SkyPilot task.")
 @click.option("--example", "with_example", is_flag=True, help="Write a script and its job into the folder digits.")
 @click.option("--name", metavar="NAME", help="Name of the job  [default: that of the source]")
 @click.option("--image", metavar="IMAGE", help="Image of the workers.")
@@ -81,9 +81,8 @@ def init(
     if name is not None:
         draft.name = name
     if image is not None:
-        for container in draft.pod["containers"]:
-            if container.get("name") == draft.container:
-                container["image"] = image
+        for each in draft.pools:
+            each.pod.main["image"] = image
     body = draft.body(batch=batch, epochs=epochs, steps=steps)
     try:
         read_new_job(body)
@@ -91,7 +90,7 @@ def init(
         raise InputError(f"the source gives a job with a mistake: {error}") from error
     if batch is not None:
         draft.notes.append("the script has to use heterotrain: docs/from-ddp.md")
-    for note in draft.notes:
+    for note in dict.fromkeys(draft.notes):
         click.echo(f"note: {note}", err=True)
     click.echo(yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110), nl=False)
 
@@ -115,12 +114,7 @@ _Dumper.add_representer(str, _text)
 def _from_file(source: str) -> Draft:
     where = place(source)
     documents = [each for each in parse_documents(read_text(source), where=where) if isinstance(each, Mapping)]
-    known = [each for each in documents if each.get("kind") in ("PyTorchJob", "TrainJob", "RayJob")]
-    if len(known) > 1:
-        raise InputError(f"{where}: holds {len(known)} jobs: give one at a time")
-    if not documents:
-        raise InputError(f"{where}: holds no manifest: give a PyTorchJob, TrainJob, RayJob or SkyPilot task")
-    return draft_of((known or documents)[0], where=where)
+    return draft_of(documents, where=where)
 
 
 def _answer(question: str, *, needed: bool = False) -> str:
@@ -160,16 +154,17 @@ def _from_script(script: str, image: str | None, pools: tuple[str, ...], gpus: i
     asked = pools or tuple(
         (_answer("Pools of nodes and most workers in each [gpu=1]") or "gpu=1").replace(",", " ").split()
     )
-    draft = Draft(name=Path(script).stem, command=[RUN, script])
+    draft = Draft(name=Path(script).stem)
     for text in asked:
         name, equals, count = text.partition("=")
         if not equals or not count.isdecimal() or int(count) < 1:
             raise InputError(f"{text} is not of the form POOL=N, such as a100=2")
         resources: dict[str, Any] = {"limits": {GPU: gpus}} if gpus else {}
         selector = {"heterotrain.dev/pool": plain_name(name)}
+        main = {"name": CONTAINER, "image": chosen, "command": [RUN, script]}
+        pod = PoolPod(spec={"containers": [main]})
         draft.pools.append(
-            DraftPool(name=plain_name(name), most=int(count), resources=resources, node_selector=selector)
+            DraftPool(name=plain_name(name), most=int(count), resources=resources, node_selector=selector, pod=pod)
         )
-    draft.pod = {"containers": [{"name": draft.container, "image": chosen}]}
     draft.least, draft.most = 1, sum(pool.most for pool in draft.pools)
     return draft
