@@ -23,12 +23,11 @@ from heterotrain.data.loader_process import WorkerInit, Workers
 from heterotrain.data.main_guard import check_main_guard, main_line
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, UsageError
-from heterotrain.evaluation import Measure, means, measured, sums
+from heterotrain.evaluation import Measure, evaluated_in_stages, means, measured, part_of, sums
 from heterotrain.identity import Identity, Mode
 from heterotrain.job_setup import membership_of
 from heterotrain.layouts.stage import Method, Stage
 from heterotrain.membership.devices import take_device
-from heterotrain.membership.roster import parts_of_member
 from heterotrain.model_setup import ModelSetup, WrapOptions
 from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.mesh.exchange import Purpose
@@ -36,7 +35,6 @@ from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
 from heterotrain.preflight import in_job
 from heterotrain.state import admission
-from heterotrain.state.admission import plain_numbers
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import seed_step
@@ -44,6 +42,7 @@ from heterotrain.steps.hooks import EpochHook, Hooks, StepsHook
 from heterotrain.steps.leadership import LeaderHook, Leadership
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
+from heterotrain.steps.phases import Phases
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
 from heterotrain.stop_signals import StopSignals
@@ -102,6 +101,7 @@ class Job:
             shards=identity.local_world_size if parallelism is Parallelism.SHARDED else 1,
             clock=clock,
         )
+        self._phases = Phases(config)
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
             checkpoints=checkpoints, numerics=self._numerics, report=self._report,
@@ -309,6 +309,8 @@ class Job:
         worker_init_fn: WorkerInit | None = None,
         lockstep: bool = False,
         readers: str = "one",
+        epochs: int | None = None,
+        steps: int | None = None,
     ) -> Iterator[Step]:
         """Yield steps until every epoch is committed; a step that fails through no fault of the script is repeated.
 
@@ -327,13 +329,17 @@ class Job:
                 single samples with weight zero (``step.is_padding``).
             readers: of a data set that can only be iterated: ``one`` rank reads it and sends each rank its samples, or
                 ``all`` ranks read all of it and keep their part.
+            epochs: of a phase of the training, which this call trains; a later call trains the next phase, with data of
+                its own. The last one may leave it out, and trains the rest.
+            steps: the same in a training by steps. The epoch ends with the last one.
 
         Raises:
             UsageError: there is nothing to train, or the data cannot be read this way.
         """
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
-        check_free()
+        if self._loop.active_group is None:
+            check_free()
         processes = Workers(
             count=admission.whole_number("workers", workers, least=0),
             prefetch_factor=admission.whole_number("prefetch_factor", prefetch_factor, least=1),
@@ -348,11 +354,14 @@ class Job:
         source = source_of(
             dataset, collate=collate, shuffle=shuffle, seed=self.config.seed, one_reader=readers == "one"
         )
-        self._record.data = fingerprint(source)
+        phase = self._phases.begin(epochs=epochs, steps=steps)
+        self._record.data, self._record.phase = fingerprint(source), phase.number
+        if self._training.earlier is None:  # else the state is that of a phase to come
+            self._phases.check_data((source.order, self._record.data), self._training.progress)
         self._training.order = source.order
         self._stop_signals.begin()
         try:
-            yield from self._loop.steps(source, workers=processes, lockstep=lockstep)
+            yield from self._loop.steps(source, workers=processes, lockstep=lockstep, phase=phase)
         except (
             GeneratorExit
         ):  # the script left the loop, often by an exception; under torchrun it may still communicate
@@ -368,7 +377,8 @@ class Job:
             self._loop.leave_early()
             raise
         finally:
-            self._stop_signals.end()
+            if not self._loop.is_between_phases:
+                self._stop_signals.end()
 
     def report(self, **values: float) -> None:
         """Export values (numbers, or tensors with one element) as metrics; the lowest rank also logs them.
@@ -407,16 +417,11 @@ class Job:
             collate: makes a batch from a list of samples; torch's own by default.
 
         Raises:
-            UsageError: ``batch_samples`` is below 1.
+            UsageError: ``batch_samples`` is below 1, or this is a DataLoader or a stream.
         """
-        admission.whole_number("batch_samples", batch_samples, least=1)
-        active_group = self._loop.active_group
-        parts: tuple[tuple[int, int], ...] = ((0, len(dataset)),)
-        if active_group is not None:
-            parts = parts_of_member(active_group.roster, active_group.rank, len(dataset))
-        for ids in batches.batches_of(parts, batch_samples):
-            batch = batches.fetch(dataset, ids or range(1), collate)  # an empty one needs a sample for its shape
-            yield batches.to_device(batch if ids else batches.emptied(batch), self.device)
+        return part_of(
+            self._loop.active_group, dataset, batch_samples=batch_samples, collate=collate, device=self.device
+        )
 
     def evaluate(
         self, dataset: batches.MapDataset, measure: Measure, *, batch_samples: int = 64,
@@ -446,16 +451,11 @@ class Job:
             parts = self.part(dataset, batch_samples=batch_samples, collate=collate)
             with torch.no_grad():
                 return means(group, sums(measured(model, batch, measure) for batch in parts))
-        admission.whole_number("batch_samples", batch_samples, least=1)
-        active_group = self._loop.require_group()
-        own = parts_of_member(active_group.roster, active_group.rank, len(dataset))
-        ids = list(batches.batches_of(own, batch_samples))
-        values = part.evaluate(
-            lambda index: batches.to_device(batches.fetch(dataset, ids[index], collate), self.device), len(ids),
-            lambda output, targets: plain_numbers("job.evaluate", measure(output, targets)),
-            method=Method(autocast=self._numerics.precision.autocast),
+        method = Method(autocast=self._numerics.precision.autocast)
+        return evaluated_in_stages(
+            part, self._loop.require_group(), dataset, measure,
+            batch_samples=batch_samples, collate=collate, device=self.device, method=method,
         )  # fmt: skip
-        return means(group, sums((len(rows), each) for rows, each in zip(ids, values, strict=False)))
 
     def finish(self, reason: str) -> None:
         """End the training successfully after the current step, on all ranks; one of them is enough.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.evaluation import means, measured, rows_of, sums
+from heterotrain.evaluation import means, measured, part_of, rows_of, sums
+from torch.utils.data import DataLoader
 
 
 def test_means_are_weighted_by_samples() -> None:
@@ -37,3 +40,15 @@ def test_values_of_a_batch_are_plain_numbers() -> None:
 )
 def test_the_first_tensor_with_rows_gives_their_number(batch: object, rows: int) -> None:
     assert rows_of(batch) == rows
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (DataLoader([1, 2]), "pass loader.dataset"),
+        (iter([1, 2]), r"list_iterator has none: put its samples into a list"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        next(part_of(None, data, batch_samples=2, collate=None, device=torch.device("cpu")))

@@ -39,6 +39,8 @@ class RunRecord:
     def __init__(self, identity: Identity, config: TrainingConfig) -> None:
         self.data: str | None = None
         """Fingerprint of the data set that this process reads; ``None`` when it has none."""
+        self.phase = 0
+        """Phase of the training in which it is read."""
         self._identity = identity
         self._config = config
         self._plans: list[dict[str, Any]] = []
@@ -46,12 +48,13 @@ class RunRecord:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history and the fingerprint of the data."""
-        return {"plans": list(self._plans), "left_out": self._left_out, "data": self.data}
+        return {"plans": list(self._plans), "left_out": self._left_out, "data": self.data, "phase": self.phase}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Restore a history; log a warning when its data set differs from the current one."""
         self._plans, self._left_out = list(state["plans"]), state["left_out"]
-        if state["data"] is not None and self.data is not None and state["data"] != self.data:
+        same = state.get("phase", 0) == self.phase
+        if same and state["data"] is not None and self.data is not None and state["data"] != self.data:
             _log.warning(
                 "the data set is not the one that training started with (fingerprint %s, before %s): "
                 "epochs no longer cover the same samples",

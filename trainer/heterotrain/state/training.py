@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ class Training:
         stream: where a data set that can only be iterated can be read from, encoded; empty where nothing is known.
         prepared: a step of a divided model that this rank can finish, but does not know whether the others can.
         confirmed: number and confirmation of the last step of a divided model that this rank has applied.
+        is_past: whether the script's present loop has nothing left to train at a position: then a state that comes is
+            kept as it is, until ``settle`` in the loop of its phase.
         has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
     """
 
@@ -53,6 +55,7 @@ class Training:
     has_state: bool = False
     on_restore: list[Callable[[int], object]] = field(default_factory=list)
     begin: Callable[[], None] = lambda: None
+    is_past: Callable[[Progress], bool] = lambda _progress: False
     own_layout: Layout | None = None
     prepared: PreparedStep | None = None
     confirmed: tuple[int, Confirmation] | None = None
@@ -149,6 +152,10 @@ class Training:
         Raises:
             UsageError: it belongs to another model or script, or to an epoch in another order.
         """
+        progress = Progress(**state["progress"])
+        if self.is_past(progress):
+            self.earlier, self.progress, self.has_state = Earlier(flatten(state), None), progress, True
+            return
         self._check_order(state)
         kinds = [type(optimizer).__name__ for optimizer in self.optimizers]
         if state.get("kinds", kinds) != kinds:
@@ -182,13 +189,21 @@ class Training:
                 ) from error
         for name, saved in state["extras"].items():
             self.extras[name].load_state_dict(saved)
-        self.progress = Progress(**state["progress"])
+        self.progress = progress
         self.stream = state.get("stream", b"")  # older checkpoints have none
         self.has_state, self.earlier = True, None
 
     def restore_flat(self, flat: Flat) -> None:
         """Restore a transferred state."""
         self.restore(unflatten(flat))
+
+    def settle(self) -> None:
+        """Restore a state that came in an earlier phase of the script, now that this is the loop of its phase."""
+        if self.earlier is not None:
+            flat, stopped = self.earlier.flat, self.progress.stopped
+            self.earlier, self.is_past = None, lambda _progress: False
+            self.restore_flat(flat)
+            self.progress = replace(self.progress, stopped=stopped)
 
     def _freeze(self, trained: frozenset[str]) -> None:
         """Freeze and thaw parameters, so that the same ones are trained as on the rank that the state comes from."""

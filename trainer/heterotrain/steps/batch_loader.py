@@ -23,6 +23,7 @@ from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import micro_batch_samples, rounds_of, slice_of_rank, step_shares
 from heterotrain.state.training import Training
+from heterotrain.steps.phases import Phase
 from heterotrain.steps.stream_exchange import StreamExchange
 from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import Report
@@ -46,6 +47,7 @@ class BatchLoader:
         report: Report,
         workers: Workers,
         training: Training,
+        phase: Phase,
     ) -> None:
         """Start the processes that load samples ahead; without any, the training process loads them.
 
@@ -57,6 +59,7 @@ class BatchLoader:
         self._source = source
         self._stream = StreamExchange(source, training) if isinstance(source, Streamed) else None
         self._config = config
+        self._phase = phase
         self._device = device
         self._report = report
         self._prefetcher: Prefetcher | None = None
@@ -173,6 +176,7 @@ class BatchLoader:
             batch, ends_epoch = self._source.extent(epoch, cursor, wanted)
         else:
             batch, ends_epoch = self._stream.extent(active_group, progress, wanted, shares_of)
+        ends_epoch = ends_epoch or self._phase.ends_with(progress.steps)
         shares = shares_of(batch)
         start, stop = slice_of_rank(roster, shares, active_group.rank)
         member = active_group.member
@@ -202,6 +206,6 @@ class BatchLoader:
                 start += size
             empty = 0 if task.micro_batches else empty + 1
             progress, begin = self.advanced(progress, task), 0
-            if progress.epoch >= self._config.epochs:
+            if not self._phase.has_epoch(progress):
                 return
             task = self._task(active_group, progress, cap_samples)

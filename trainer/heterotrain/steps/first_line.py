@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from heterotrain.data.progress import Progress
+from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import Roster
+
+_log = logging.getLogger(__name__)
+
+
+def say_where_it_begins(
+    active_group: ActiveGroup, progress: Progress, *, device: torch.device, limit: str, epoch_samples: int | None,
+    is_over: bool,
+) -> None:  # fmt: skip
+    """Log the first line, on the lowest rank; ``is_over``: an earlier run has finished the training."""
+    if active_group.rank == 0 and is_over:
+        _log.warning(nothing_left(progress))
+    elif active_group.rank == 0:
+        _log.info(first_line(active_group.roster, device=device, limit=limit, epoch_samples=epoch_samples))
 
 
 def first_line(roster: Roster, *, device: torch.device, limit: str, epoch_samples: int | None) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 import torch
@@ -16,7 +14,6 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.checkpoints.manager import CheckpointManager
-from heterotrain.checkpoints.manifest import new_mark
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.clock import Clock
 from heterotrain.data.loader_process import Workers
@@ -30,9 +27,8 @@ from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.usable_memory import usable_bytes
 from heterotrain.membership.interface import ActiveGroup, Membership
-from heterotrain.network.control import AFTER, BEFORE, Slot, StepDecision
+from heterotrain.network.control import BEFORE, StepDecision
 from heterotrain.network.group import Group
-from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
@@ -40,15 +36,18 @@ from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import SEEDS, Attempts, seed_step
+from heterotrain.steps.ballot import Ballot
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.data_agreement import DataAgreement
 from heterotrain.steps.departure import Departure
+from heterotrain.steps.ending import End
 from heterotrain.steps.final_check import check_result
-from heterotrain.steps.first_line import first_line, nothing_left
+from heterotrain.steps.first_line import say_where_it_begins
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.hooks import Hooks
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.own_member import OwnMember
+from heterotrain.steps.phases import Phase
 from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain.steps.reducers import Reducers
 from heterotrain.steps.replicas import Replicas
@@ -58,7 +57,8 @@ from heterotrain.steps.step import Step
 from heterotrain.steps.step_records import StepRecords
 from heterotrain.steps.summed_loss import SummedLosses
 from heterotrain.steps.task import Task
-from heterotrain.steps.vote import exchange_votes, read_loss
+from heterotrain.steps.usage import refuse_update
+from heterotrain.steps.vote import confirm, exchange_votes
 from heterotrain.telemetry.report import Report
 from heterotrain.termination_message import TerminationMessage
 
@@ -91,23 +91,21 @@ class Loop:
         micro_batch_samples: int | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._clock = clock
+        self._clock, operated = clock, identity.mode is Mode.OPERATED
         self.shutdown = Shutdown(
             config=config,
             training=training,
             membership=membership,
             checkpoints=checkpoints,
             termination_message=termination_message,
-            operated=identity.mode is Mode.OPERATED,
+            operated=operated,
             clock=clock,
         )
         self._formations = Formations(
             membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints,
             observer=observer, report=report,
         )  # fmt: skip
-        self._departure = Departure(
-            self.shutdown, grace_s=config.grace_s, operated=identity.mode is Mode.OPERATED, clock=clock
-        )  # fmt: skip
+        self._departure = Departure(self.shutdown, grace_s=config.grace_s, operated=operated, clock=clock)
         self.reducers = Reducers(training, numerics)
         self.exchanges = ScriptExchanges(self._formations)
         self.draws: UnitDraws | None = None
@@ -133,7 +131,10 @@ class Loop:
         self._lockstep = False
         self._summed = SummedLosses()
         self._exchanges = False
-        self._all_end = False
+        self._end = End(self.shutdown, training, config)
+        self._phase = Phase()
+        self._joined: ActiveGroup | None = None
+        self._is_new_phase = False
         self._first_steps: int | None = None
         self._data: DataAgreement | None = None
         self._is_over = False
@@ -141,6 +142,10 @@ class Loop:
         self._step_s = 0.0
         self._replicas = replicas
         self._hooks = hooks
+        self._ballot = Ballot(
+            training=training, checkpoints=checkpoints, numerics=numerics, observer=observer, replicas=replicas,
+            shutdown=self.shutdown,
+        )  # fmt: skip
         self.records = StepRecords(
             training=training, numerics=numerics, observer=observer, report=report, record=record, replicas=replicas,
             attempts=self._attempts, epochs=config.epochs, steps=config.steps, prices_per_hour=identity.prices_per_hour,
@@ -151,9 +156,8 @@ class Loop:
         self.own_member = self.pipeline = member
         self.spare_memory = member.spare_memory
         self._formations.wants = member.wants
-        self._formations.room_bytes = lambda: usable_bytes(
-            torch.device("cpu"), ranks=self._identity.local_world_size
-        )  # fmt: skip
+        ranks = self._identity.local_world_size
+        self._formations.room_bytes = lambda: usable_bytes(torch.device("cpu"), ranks=ranks)
 
     @property
     def active_group(self) -> ActiveGroup | None:
@@ -168,55 +172,48 @@ class Loop:
         """
         return self._formations.require()
 
-    def steps(self, source: Source, *, workers: Workers, lockstep: bool = False) -> Iterator[Step]:
-        """Yield steps until everything is committed.
+    @property
+    def is_between_phases(self) -> bool:
+        """Whether the last loop has ended with its phase, and the training goes on."""
+        return self._phase.is_past(self._training.progress) and not self._end.is_reached
+
+    def steps(
+        self, source: Source, *, workers: Workers, lockstep: bool = False, phase: Phase | None = None
+    ) -> Iterator[Step]:
+        """Yield steps until everything of the phase is committed.
 
         Args:
             source: the data set.
             workers: processes that load samples ahead.
             lockstep: whether every rank gets the same number of micro-batches.
+            phase: of the training; all of it by default.
 
         Raises:
-            UsageError: the training has ended.
+            UsageError: as ``Phase.may_begin``.
         """
-        if self._first_steps is not None and self._is_done():
-            raise UsageError(
-                "job.steps was called again after the end of the training, so there is nothing to train. A job has one "
-                "loop: for phases with other samples, count the epochs of all phases and pass a data set with len() "
-                "and read(epoch, start, stop), which returns the samples of that epoch's phase; or call "
-                "heterotrain.init for each phase, outside a job"
-            )
-        self._lockstep, self._is_over = lockstep, False
-        self._loader = BatchLoader(
-            source, config=self._config, device=self._device, identity=self._identity, report=self._report,
-            workers=workers, training=self._training,
-        )  # fmt: skip
-        if self._identity.mode is not Mode.ALONE:
-            self._data = DataAgreement(source, seed=self._config.seed)
-        self.before_first_formation(self._loader)
-        self._report.gauges({names.READY: 1.0})  # from now on peers may wait for this rank, because its loaders are up
+        if not self._begin(source, workers=workers, lockstep=lockstep, phase=phase or Phase()):
+            return
         while True:
             try:
                 self._follow()
                 active_group = self.active_group or self._form()
-                if self._replicas.resync(active_group):
-                    self.records.expect_schedules()
-                if self._hooks_follow(self._training.progress):
-                    self._checkpoints.write_before_hooks(active_group, self._training)
-                if self._hooks.finish_step(self):
-                    self._observer.evaluated()
-                if self._hooks.finish_epoch(self):
-                    self._observer.evaluated()
-                    self._agree_on_end(active_group.group)
-                self._note_end(alone=active_group.group is None)
-                if self._is_done():
+                if self._phase.is_past(self._training.progress) and self._joined is not active_group:
+                    return  # a rank that resumes or joins goes on to its phase
+                if self.is_between_phases:
+                    self._checkpoints.write_final(active_group, self._training)
+                    return
+                self._join(active_group)
+                self._call_hooks(active_group)
+                if self.is_between_phases:
+                    continue
+                if self._end.is_reached:
                     self.records.progress_display.clear()
                     self._check_result(active_group)
                     self.shutdown.conclude(active_group, loss=self._numerics.losses.last_finite)
                     self._is_over = True
                     return
                 self._checkpoints.maybe_write(active_group, self._training)
-                step = self._prepare(active_group, self._loader)
+                step = self._prepare(active_group, self._require_loader())
             except PeerLost as lost:
                 self._leave_broken(lost)
                 continue
@@ -233,23 +230,45 @@ class Loop:
                 self._repeat(step)
             self._exchanges = step.has_exchanged
 
+    def _begin(self, source: Source, *, workers: Workers, lockstep: bool, phase: Phase) -> bool:
+        """Prepare for the script's loop; return whether there may be anything to train in it."""
+        self._phase, self._is_new_phase = phase, True
+        over = self._first_steps is not None and self._end.is_reached
+        if not phase.may_begin(is_over=over, is_divided=self.own_member is not None):
+            return False
+        self._lockstep, self._is_over = lockstep, False
+        self._training.is_past = phase.is_past
+        self._loader = BatchLoader(
+            source, config=self._config, device=self._device, identity=self._identity, report=self._report,
+            workers=workers, training=self._training, phase=phase,
+        )  # fmt: skip
+        if self._identity.mode is not Mode.ALONE:
+            self._data = DataAgreement(source, seed=self._config.seed)
+        self.before_first_formation(self._loader)
+        self._report.gauges({names.READY: 1.0})  # from now on peers may wait for this rank, because its loaders are up
+        return True
+
+    def _call_hooks(self, active_group: ActiveGroup) -> None:
+        """Call the hooks that are due, and agree on whether they have ended the training.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+        """
+        if self._replicas.resync(active_group):
+            self.records.expect_schedules()
+        if self._hooks_follow(self._training.progress):
+            self._checkpoints.write_before_hooks(active_group, self._training)
+        if self._hooks.finish_step(self):
+            self._observer.evaluated()
+        if self._hooks.finish_epoch(self):
+            self._observer.evaluated()
+            self._end.agree(active_group.group)
+        self._end.note(alone=active_group.group is None)
+
     def finish(self, reason: str) -> None:
         """End the training after the current step, or the last one where none runs."""
         running = self._open is not None and self._open.is_open and not self._open.committed
         self.shutdown.end_after(reason, steps=self._training.progress.steps + int(running))
-
-    def _agree_on_end(self, group: Group | None) -> None:
-        """End the training on all ranks if a hook after an epoch has ended it on one; they call those hooks alike."""
-        if group is not None:
-            rows = group.gather_now([self.shutdown.ends(self._training.progress.steps)])
-            self._all_end = any(row[0] for row in rows)
-
-    def _note_end(self, *, alone: bool) -> None:
-        if self._all_end or (alone and self.shutdown.ends(self._training.progress.steps) == BEFORE):
-            self._training.progress = replace(
-                self._training.progress, stopped=True, asked_epochs=self._config.epochs,
-                asked_steps=self._config.steps or 0,
-            )  # fmt: skip
 
     def _withdraws(self, step: Step) -> bool:
         """Return whether this rank, whose script has ended the training, tells the others without computing the step.
@@ -276,12 +295,24 @@ class Loop:
     def _form(self) -> ActiveGroup:
         active_group = self._formations.enter()
         if active_group is None:
-            if self._is_done():
+            if self._end.is_reached:
                 raise NotNeeded
             self.shutdown.leave(self._formations.last_membership)
         self._log_late_commit(active_group)
+        self._joined = None
+        return active_group
+
+    def _join(self, active_group: ActiveGroup) -> None:
+        """Prepare what this rank needs to train in a formation that is new, or with the data of a new phase."""
+        if self._joined is active_group and not self._is_new_phase:
+            return
+        self._training.settle()
         if self._data is not None and active_group.group is not None:
             self._data.check(active_group.group, self.fail)
+        if self._joined is active_group:
+            self._is_new_phase = False
+            self.records.expect_schedules()
+            return
         self._observer.formation_began()
         self._numerics.form(active_group.group)
         if self.own_member is not None:
@@ -294,19 +325,11 @@ class Loop:
         self.records.expect_schedules()
         if self._first_steps is None:
             self._first_steps = self._training.progress.steps
-            self._say_where_it_begins(active_group)
-        return active_group
-
-    def _say_where_it_begins(self, active_group: ActiveGroup) -> None:
-        if active_group.rank == 0 and self._is_done():
-            _log.warning(nothing_left(self._training.progress))
-        elif active_group.rank == 0:
-            samples = self._require_loader().epoch_samples
-            limit = f"steps: {self._config.steps}" if self._config.steps else f"epochs: {self._config.epochs}"
-            _log.info(first_line(active_group.roster, device=self._device, limit=limit, epoch_samples=samples))
-
-    def _is_done(self) -> bool:
-        return self._training.progress.is_over(epochs=self._config.epochs, steps=self._config.steps)
+            say_where_it_begins(
+                active_group, self._training.progress, device=self._device, limit=self._end.limit,
+                epoch_samples=self._require_loader().epoch_samples, is_over=self._end.is_reached,
+            )  # fmt: skip
+        self._joined, self._is_new_phase = active_group, False
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -333,7 +356,7 @@ class Loop:
         if self._training.prepared is None:  # else it may still be finished, by ``membership.late``
             self._attempts.undo()
         if isinstance(step.failure, PeerLost):
-            self._uncommitted, self._all_end = step, False
+            self._uncommitted, self._end.all_end = step, False
             self._leave_broken(step.failure)
         elif isinstance(step.failure, torch.OutOfMemoryError):
             self._attempts.use_less_memory(step, self.spare_memory)
@@ -369,16 +392,9 @@ class Loop:
     # -- the context of a step (StepContext) -------------------------------------------------------------------------
 
     def check_update(self, *_arguments: object) -> None:
-        """Refuse an optimizer's step that ``step.apply`` has not called: it would come on top of that.
-
-        Raises:
-            UsageError: the script has called ``optimizer.step`` inside ``with step:``.
-        """
+        """Refuse an optimizer's step that ``step.apply`` has not called."""
         if self._open is not None and self._open.is_open and not self._open.updates:
-            raise UsageError(
-                f"step {self._open.number}: call step.apply(optimizer) in place of optimizer.step(), so that all ranks "
-                "update their weights or none does"
-            )
+            refuse_update(self._open.number)
 
     def enter(self, step: Step) -> None:
         """Prepare for a step's forward passes: random numbers, and copies of what a failed attempt has to restore."""
@@ -477,29 +493,19 @@ class Loop:
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        active_group, reducer, observer = self._formations.require(), self.reducers.require(), self._observer
+        active_group, reducer = self._formations.require(), self.reducers.require()
         held = self._formations.newest(active_group)
         hooks_follow = self._hooks_follow(self._require_loader().advanced(self._training.progress, step.task))
         asked = self._departure.is_asked(active_group)
         waits = asked and not hooks_follow and self._departure.waits(active_group, next_s=self._step_s)
-        state = self._numerics.forward_state
-        buckets = len(reducer.buckets)  # the same in every rank's slot, even if layers were frozen since the last step
-        slot = Slot(
-            vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
-            plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=asked and not waits, waiting=waits,
-            weight=step.weight, loss_sum=read_loss(step.loss_sum, active_group.group),
-            checkpoint=self._checkpoints.proposes(active_group, self._training, before_hooks=hooks_follow),
-            mark=new_mark() if active_group.rank == 0 else 0,  # only the lowest rank's mark is read
-            plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
-            fingerprint=math.nan if step.passes else self._replicas.fingerprint,  # compared in the first pass
-            buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
-            signature=reducer.signature, more=step.more, unused=reducer.unused, parameters=reducer.parameters,
-            changed=state.is_active and state.has_news, summed=step.summed.code,
-            ends=self.shutdown.ends(step.number),
+        slot = self._ballot.slot(
+            step, active_group, reducer, held,
+            ok=ok, leaving=asked and not waits, waiting=waits, hooks_follow=hooks_follow,
         )  # fmt: skip
+        state = self._numerics.forward_state
         decision, held = exchange_votes(active_group, reducer, state, slot, held, job_uid=self._identity.job_uid)
         self._formations.agreed(active_group, held)
-        self._all_end = decision.ends == BEFORE or (decision.ends == AFTER and decision.committed and not step.more)
+        self._end.voted(decision, more=step.more)
         if decision.committed:
             try:
                 self._replicas.judge(decision.fingerprints, active_group)
@@ -523,24 +529,17 @@ class Loop:
             PeerLost: the group broke meanwhile.
         """
         active_group, reducer = self._formations.require(), cast("PieceReducer", self.reducers.require())
-        group = cast("Group", active_group.group)
-        row = [float(reducer.is_finite()), reducer.owned_squared()]
-        if finish is not None:
 
-            def late(confirmation: Confirmation) -> None:
-                finish(confirmation)
-                self._uncommitted = None
-                self._record_step(step, decision, active_group)
-                self._committed = None  # the formation that it would change is over
-                self._training.confirmed = step.number, confirmation
-                _log.info("step %d is applied late: all ranks had been able to finish it", step.number)
+        def late(confirmation: Confirmation) -> None:
+            cast("Callable[[Confirmation], None]", finish)(confirmation)
+            self._uncommitted = None
+            self._record_step(step, decision, active_group)
+            self._committed = None  # the formation that it would change is over
+            self._training.confirmed = step.number, confirmation
+            _log.info("step %d is applied late: all ranks had been able to finish it", step.number)
 
-            self._training.prepared = PreparedStep(step.number, finish=late, drop=self._attempts.undo)
-        rows = group.gather_now(row, Purpose.CONFIRM)
-        confirmation = Confirmation(math.fsum(row[1] for row in rows), is_finite=all(row[0] for row in rows))
-        if finish is not None:
-            self._training.prepared, self._training.confirmed = None, (step.number, confirmation)
-        return confirmation
+        prepared = PreparedStep(step.number, finish=late, drop=self._attempts.undo) if finish is not None else None
+        return confirm(cast("Group", active_group.group), reducer, self._training, prepared)
 
     def commit(self, step: Step, decision: StepDecision) -> None:
         """Record a step that all ranks finished: progress, logs, schedulers, telemetry and changes of membership."""
@@ -548,9 +547,8 @@ class Loop:
 
     def _record_step(self, step: Step, decision: StepDecision, active_group: ActiveGroup) -> None:
         self._step_s = self._clock() - self._began_s
-        self.records.committed(
-            step, decision, active_group, self._require_loader(), is_divided=self.reducers.is_divided
-        )  # fmt: skip
+        divided = self.reducers.is_divided
+        self.records.committed(step, decision, active_group, self._require_loader(), is_divided=divided)
         self._committed = active_group, decision
 
     def non_finite(self, what: str, action: Action) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 from heterotrain.errors import UsageError
 
@@ -101,3 +102,15 @@ def check_same_pass(*, step: int, same: bool) -> None:
 
 def _micro_batches(count: int) -> str:
     return f"{count} micro-batch" + ("" if count == 1 else "es")
+
+
+def refuse_update(step: int) -> NoReturn:
+    """Refuse ``optimizer.step`` inside ``with step:``: it would come on top of that of ``step.apply``.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        f"step {step}: call step.apply(optimizer) in place of optimizer.step(), so that all ranks update their weights "
+        "or none does"
+    )

@@ -1,0 +1,54 @@
+"""Whether the training is over: because everything is committed, or because a rank's script has ended it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from heterotrain_core.contract.config import TrainingConfig
+
+from heterotrain.network.control import AFTER, BEFORE, StepDecision
+from heterotrain.network.group import Group
+from heterotrain.state.training import Training
+from heterotrain.steps.shutdown import Shutdown
+
+
+class End:
+    """The end of the training, on which all ranks agree.
+
+    Attributes:
+        all_end: whether all ranks end it with the last committed step.
+    """
+
+    def __init__(self, shutdown: Shutdown, training: Training, config: TrainingConfig) -> None:
+        self.all_end = False
+        self._shutdown = shutdown
+        self._training = training
+        self._config = config
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether nothing is left to train."""
+        return self._training.progress.is_over(epochs=self._config.epochs, steps=self._config.steps)
+
+    @property
+    def limit(self) -> str:
+        """What ends the training, for people."""
+        return f"steps: {self._config.steps}" if self._config.steps else f"epochs: {self._config.epochs}"
+
+    def voted(self, decision: StepDecision, *, more: bool) -> None:
+        """Note what all ranks have voted in a step; ``more``: another pass of it follows."""
+        self.all_end = decision.ends == BEFORE or (decision.ends == AFTER and decision.committed and not more)
+
+    def agree(self, group: Group | None) -> None:
+        """End the training on all ranks if a hook after an epoch has ended it on one; they call those hooks alike."""
+        if group is not None:
+            rows = group.gather_now([self._shutdown.ends(self._training.progress.steps)])
+            self.all_end = any(row[0] for row in rows)
+
+    def note(self, *, alone: bool) -> None:
+        """Note in the progress that the script has ended the training, if it has; ``alone``: there is no other rank."""
+        if self.all_end or (alone and self._shutdown.ends(self._training.progress.steps) == BEFORE):
+            self._training.progress = replace(
+                self._training.progress, stopped=True, asked_epochs=self._config.epochs,
+                asked_steps=self._config.steps or 0,
+            )  # fmt: skip
