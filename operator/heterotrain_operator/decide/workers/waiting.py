@@ -5,10 +5,10 @@ Their words name the cause, but not always what to do about it. Words that are n
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from heterotrain_operator.cluster_state.views import PodView
+from heterotrain_operator.decide.workers.scheduler_words import next_step
 
 MAX_WORDS = 400
 """Characters of foreign words; the next step has to fit the same message."""
@@ -30,20 +30,6 @@ _REASONS: Final = {
     "FailedCreatePodSandBox": "look at the network plugin of the node",
     "NetworkNotReady": "look at the network plugin of the node",
 }
-# Parts of the scheduler's message, a pattern and a text; the first pair that it contains, in lower case.
-_UNSCHEDULABLE: Final = (
-    ("persistentvolumeclaim", "not found", "create the claim that spec.template names"),
-    ("unbound immediate persistentvolumeclaims", "", "see `kubectl describe pvc`: nothing provides its volume"),
-    ("volume node affinity conflict", "", "its volume is where no such node is: use a volume of the pool's zone"),
-    ("volume", "already used", "use a claim with ReadWriteMany or ReadOnlyMany: several workers mount it"),
-    # Claims of devices (DRA): only the scheduler knows the devices.
-    ("cannot allocate all claims", "", "its nodes have too few free devices: add nodes, or lower maxReplicas"),
-    ("device class", "not exist", "create the DeviceClass that its claim names, by installing the device's driver"),
-    ("resourceclaim", "", "see `kubectl get resourceclaims`: a claim or its ResourceClaimTemplate is missing"),
-    (r"insufficient \S+/", "", "its nodes have too few free devices: add nodes, or lower the pool's limits"),
-    ("insufficient", "", ""),  # of cores or memory: the operator's own words follow
-    ("untolerated taint", "", "add a toleration to the pool"),
-)
 _KUEUE = "kueue.x-k8s.io/"
 
 
@@ -52,8 +38,7 @@ def why_waiting(pod: PodView) -> str:
     if pod.gated:
         return _gates(pod.gates)
     words = pod.unschedulable[:MAX_WORDS]
-    lower = words.lower()
-    step = next((step for first, second, step in _UNSCHEDULABLE if re.search(first, lower) and second in lower), "")
+    step = next_step(pod.unschedulable)
     return f"{words}: {step}" if words and step else words
 
 
