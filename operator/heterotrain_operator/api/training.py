@@ -44,13 +44,6 @@ class Rebalance(
         le=1_000_000,
         description="Steps between two changes of shares. Only with boundary: Steps. Example: 200.",
     )
-    min_gain_percent: int = Field(
-        default=1,
-        ge=0,
-        le=100,
-        description="Shares change only if the predicted step time falls by at least this many percent. Uncertain "
-        "measurements raise the threshold. Example: 1.",
-    )
 
     @property
     def keeps_even(self) -> bool:
@@ -91,13 +84,6 @@ class Communication(
     compression: Compression = Field(
         default=Compression.NONE,
         description="Number format of gradients on the wire. FP16 and BF16 halve the traffic and round the gradients.",
-    )
-    bucket_mib: int = Field(
-        default=25,
-        alias="bucketMiB",
-        ge=1,
-        le=1024,
-        description="Gradients are exchanged in buckets. A bucket is sent when it holds this many MiB. Example: 25.",
     )
 
 

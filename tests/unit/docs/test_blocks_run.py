@@ -101,7 +101,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         "kubectl get htj digits -w",
         "kubectl get htj decoder -o jsonpath='{.status.plan.layout}'",
         "kubectl explain htj.spec --recursive",
-        "kubectl explain htj.spec.training.rebalance.minGainPercent",
+        "kubectl explain htj.spec.training.rebalance.boundary",
         "kubectl scale htj/digits --replicas=4",
         (
             "kubectl create quota training -n team-b "

@@ -68,7 +68,6 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         parallelism=_of_workers(spec),
         backend=training.communication.backend,
         compression=training.communication.compression,
-        bucket_mib=training.communication.bucket_mib,
         on_non_finite=training.on_non_finite,
         on_divergence=training.on_divergence,
         grace_s=grace_s,

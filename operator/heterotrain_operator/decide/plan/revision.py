@@ -18,6 +18,8 @@ from heterotrain_operator.api.training import Rebalance, RebalanceBoundary
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.arrangement import identity_of
 
+LEAST_GAIN_RATIO = 0.01
+"""Least fraction of a step that new shares have to save; uncertain measurements raise it."""
 FAR_GAIN_RATIO = 0.1
 """Least fraction of a step that new shares have to save far from the boundary."""
 PENDING_TRUST_RATIO = 0.3
@@ -96,9 +98,9 @@ def seconds_to_boundary(boundary: Boundary, telemetry: Telemetry) -> float | Non
     return left / rate
 
 
-def least_gain(distance: BoundaryDistance, *, chosen: float) -> float:
-    """Return the least fraction of a step that new shares have to save; ``chosen`` is the user's ``minGainPercent``."""
-    return max(chosen, FAR_GAIN_RATIO) if distance is BoundaryDistance.FAR else chosen
+def least_gain(distance: BoundaryDistance) -> float:
+    """Return the least fraction of a step that new shares have to save."""
+    return FAR_GAIN_RATIO if distance is BoundaryDistance.FAR else LEAST_GAIN_RATIO
 
 
 def trust_ratio(plan: Plan | None, telemetry: Telemetry, distance: BoundaryDistance) -> float:

@@ -105,7 +105,7 @@ def share_out(
             members=fits.evidence,
             former=fits.former,
             current_shares=current.shares if current is not None else None,
-            least_gain_ratio=least_gain(distance, chosen=rebalance.min_gain_percent / 100),
+            least_gain_ratio=least_gain(distance),
             trust_ratio=trust_ratio(current, telemetry, distance),
             rebalance=not rebalance.keeps_even,
             probe=rebalance.boundary is not RebalanceBoundary.AUTO,

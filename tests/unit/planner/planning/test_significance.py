@@ -85,8 +85,8 @@ def test_a_member_seen_at_one_share_errs_as_the_mean_of_its_steps_does(
     assert false_positive_gain([model], now) == pytest.approx(float(np.quantile(means, 0.95)) - 1, rel=0.05)
 
 
-def test_the_threshold_falls_with_evidence_but_not_below_the_users() -> None:
-    """Shares 2.5 % off stay after few noisy steps and are corrected after many, unless ``minGainPercent`` is large."""
+def test_the_threshold_falls_with_evidence_but_not_below_the_least_gain() -> None:
+    """Shares 2.5 % off stay after few noisy steps and are corrected after many, unless the least gain is large."""
     changed = []
     for scrapes in (1, 30):
         cluster = SimulatedMembers(truth=three_pools(), variation=0.08, seed=3)

@@ -126,7 +126,7 @@ def test_the_fixed_configuration_comes_from_the_spec() -> None:
             "learningRateWarmupSamples": 4000,
             "onNonFinite": "Skip",
             "onDivergence": "Resync",
-            "communication": {"backend": "Gloo", "compression": "FP16", "bucketMiB": 4},
+            "communication": {"backend": "Gloo", "compression": "FP16"},
         },
         elasticPolicy={"minReplicas": 1, "peerTimeoutSeconds": 10},
         checkpoint={"uri": "file:///x", "intervalSeconds": 120, "maxToKeep": 5, "maxAgeSeconds": 5400},
@@ -136,7 +136,7 @@ def test_the_fixed_configuration_comes_from_the_spec() -> None:
     assert (config.epochs, config.seed, config.precision, config.base_batch_samples) == (7, 3, "BF16", 100)
     assert config.learning_rate_warmup_samples == 4000
     assert (config.on_non_finite, config.on_divergence) == ("Skip", "Resync")
-    assert (config.backend, config.compression, config.bucket_mib) == ("Gloo", "FP16", 4)
+    assert (config.backend, config.compression) == ("Gloo", "FP16")
     assert (config.checkpoint_uri, config.checkpoint_interval_s, config.checkpoint_max_to_keep) == (
         "file:///x",
         120.0,
