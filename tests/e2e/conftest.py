@@ -115,6 +115,8 @@ class Jobs:
         disk: str = "",
         other_image: str = "",
         uid: int | None = None,
+        training_script: Path = OPEN_ENDED,
+        edit: Callable[[dict[str, Any]], None] = lambda _: None,
         **changes: Any,
     ) -> Running:
         """Apply an example job; with ``epochs=None`` it trains until the test calls ``stop``.
@@ -122,7 +124,8 @@ class Jobs:
         Open-ended jobs, and those with ``paces_s`` by pool, wait for each sample; others compute.
         ``disk`` is the size of a disk of each pod's own for checkpoints, such as 64Ki; by default they share a folder.
         ``other_image`` is a pool with an image, a command and a variable of its own. ``uid`` is the pods' user, in
-        group 0, as OpenShift chooses it.
+        group 0, as OpenShift chooses it. ``training_script`` is that of a job with paces, and ``edit`` changes the
+        manifest before it is applied.
         """
         cluster = Cluster(environment=self._installed.environment, namespace=f"e2e-{self._base}{namespace}")
         if not any(job.cluster.namespace == cluster.namespace for job in self._jobs):
@@ -148,7 +151,7 @@ class Jobs:
             pool["resources"]["requests"]["cpu"] = REQUEST
         give_paces(manifest, paces_s or {})
         if is_paced:
-            replace_script(cluster, manifest, OPEN_ENDED)
+            replace_script(cluster, manifest, training_script)
         if uid is not None:
             manifest["spec"]["template"]["spec"]["securityContext"] = {
                 "runAsUser": uid, "runAsGroup": 0, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"},
@@ -157,6 +160,7 @@ class Jobs:
             give_disk(manifest, disk)
         if other_image:
             give_image(cluster, manifest, other_image)
+        edit(manifest)
         cluster.apply(manifest)
         job = Job(cluster, name)
         self._jobs.append(job)

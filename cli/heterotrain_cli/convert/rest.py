@@ -100,6 +100,9 @@ def _lines(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, each in value.items():
             yield from _lines(each, f"{path}.{name}")
+    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        for number, each in enumerate(value):
+            yield from _lines(each, f"{path}[{number}]")
     elif value not in (None, "", []):
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         yield f"{path}: {text[:_MOST_CHARACTERS]}{' …' if len(text) > _MOST_CHARACTERS else ''}"
