@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ This installation has no extra, so it has none of the commands. Install what you
 
 def main() -> None:
     """Run the command; without its packages, end with help or one sentence instead of a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal of ASCII shows a question mark for a dash
     try:
         from heterotrain_cli.main import main as command  # noqa: PLC0415  # this import is what may fail
     except ModuleNotFoundError as error:

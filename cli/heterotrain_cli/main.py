@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 from heterotrain_core.version import __version__
 
+INTERRUPTED: Final = 130
+"""Exit status after Ctrl-C, as shells have it."""
 COMMANDS: Final[Mapping[str, str]] = {
     "init": "convert.command", "validate": "cluster.validate", "submit": "cluster.submit", "wait": "cluster.submit",
     "get": "cluster.show",
@@ -61,6 +63,14 @@ class Commands(click.Group):
             return None
         found: click.Command = getattr(import_module(f"heterotrain_cli.{COMMANDS[cmd_name]}"), cmd_name)
         return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; Ctrl-C ends it with one word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            raise SystemExit(INTERRUPTED) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # as above
         """Write the list of commands into the help."""

@@ -187,10 +187,24 @@ def delete(*, name: str, yes: bool, **target: Any) -> None:
     """  # noqa: D301  # click reads the character \b
     cluster = Cluster(Target(**target))
     state = str((cluster.job(name).get("status") or {}).get("state") or "new")
-    if not yes:
-        click.confirm(f"Delete job {name} in namespace {cluster.namespace} ({state})?", abort=True)
+    if not yes and not _confirmed(f"Delete job {name} in namespace {cluster.namespace} ({state})?"):
+        click.echo(f"job {name} is kept", err=True)
+        raise SystemExit(1)
     cluster.delete(name)
     click.echo(f"job {name} is deleted")
+
+
+def _confirmed(question: str) -> bool:
+    """Ask on standard error.
+
+    Raises:
+        InputError: there is nobody to answer.
+    """
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort as error:
+        click.echo(err=True)
+        raise InputError("nobody answers: say --yes to delete without a question") from error
 
 
 def why_ended(body: Mapping[str, Any], *, name: str, change: str) -> str:

@@ -63,6 +63,35 @@ def as_arrays(rows: Iterable[Mapping[str, float]]) -> Arrays:
     return {name: np.array([row.get(name, math.nan) for row in every]) for name in found}
 
 
+def shares_of(cluster: Cluster, where: str, view: JobView, *, every_s: float) -> dict[str, Arrays]:
+    """Return times and mean shares of each worker, in samples of a step, over all its ranks.
+
+    Args and errors are those of ``from_prometheus``.
+    """
+    begin_s, end_s, step_s = _span(view, every_s)
+    own = f'{{{names.LABEL_JOB_UID}="{view.body["metadata"]["uid"]}"}}[{max(60.0, 2 * step_s):.0f}s]'
+    by = f"{names.LABEL_WORKER}, {names.LABEL_LOCAL_RANK}"
+    samples, steps = (f"sum by ({by}) (increase({series}{own}))" for series in (names.SAMPLES, names.STEPS))
+    query = f"sum by ({names.LABEL_WORKER}) ({samples} / ({steps} > 0))"
+    asked = {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:.3f}"}
+    try:
+        return {
+            str(series["metric"][names.LABEL_WORKER]): as_arrays(
+                {"time_s": float(time_s), "share": float(value)} for time_s, value in series["values"]
+            )
+            for series in answer_of(cluster, where, asked)["data"]["result"]
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnavailableError(f"the answer of Prometheus at {where} cannot be read") from error
+
+
+def _span(view: JobView, every_s: float) -> tuple[float, float, float]:
+    """Return begin, end and distance of the points of a job's history, in seconds."""
+    end_s = view.now.timestamp()
+    begin_s = end_s - (view.age_s or 0.0)
+    return begin_s, end_s, max(every_s, (end_s - begin_s) / MOST_POINTS)
+
+
 def from_prometheus(cluster: Cluster, where: str, view: JobView, *, every_s: float) -> Arrays:
     """Return the job's history as Prometheus has it.
 
@@ -75,9 +104,7 @@ def from_prometheus(cluster: Cluster, where: str, view: JobView, *, every_s: flo
     Raises:
         UnavailableError: there is no answer that can be read.
     """
-    end_s = view.now.timestamp()
-    begin_s = end_s - (view.age_s or 0.0)
-    step_s = max(every_s, (end_s - begin_s) / MOST_POINTS)
+    begin_s, end_s, step_s = _span(view, every_s)
     uid = str(view.body["metadata"]["uid"])
     rows: dict[float, dict[str, float]] = {}
     own = f'{{{names.LABEL_JOB_UID}="{uid}"}}'

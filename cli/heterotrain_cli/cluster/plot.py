@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.history import Arrays, from_prometheus
+from heterotrain_cli.cluster.history import Arrays, from_prometheus, shares_of
 from heterotrain_cli.cluster.layout_picture import draw_layout, layout_of
 from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.target import Target, target_options
@@ -20,6 +21,9 @@ from heterotrain_cli.errors import InputError
 FORMATS = (".png", ".svg", ".pdf")
 MOST_ROWS = 8
 _OWN = {"loss": "loss", "samples_per_second": "samples/s", "global_batch_size": "batch (samples)"}
+_FROM_ZERO = frozenset({"samples_per_second", "global_batch_size"})
+_MOST_NAMED = 16
+"""Workers that the legend names."""
 _NOT_DRAWN = frozenset({"time_s", "epoch", "step", "samples", "noise_scale_samples"})
 
 
@@ -34,7 +38,7 @@ _NOT_DRAWN = frozenset({"time_s", "epoch", "step", "samples", "noise_scale_sampl
               help="Draw the stages of members instead: units over workers, time of each pass, bubbles.")  # fmt: skip
 @target_options
 def plot(*, name: str, output: str, prometheus: str, every: float, layout: bool, **target: Any) -> None:
-    """Draw loss, throughput, batch and the script's own metrics of a job over time, or its layout.
+    """Draw loss, throughput, batch, shares and the script's own metrics of a job over time, or its layout.
 
     \b
     Examples:
@@ -52,10 +56,11 @@ def plot(*, name: str, output: str, prometheus: str, every: float, layout: bool,
         drawn = draw_layout(layout_of(cluster, prometheus, name), Path(output))
         click.echo(f"{output}: {drawn}")
         return
-    arrays = from_prometheus(cluster, prometheus, view_of(cluster.job(name)), every_s=every)
+    view = view_of(cluster.job(name))
+    arrays = from_prometheus(cluster, prometheus, view, every_s=every)
     if not arrays or not len(arrays["time_s"]):
         raise InputError(f"Prometheus has no measurements of job {name}: check that it scrapes the workers")
-    draw(name, arrays, Path(output))
+    draw(name, arrays, Path(output), shares_of(cluster, prometheus, view, every_s=every))
     click.echo(f"{output}: {len(arrays['time_s'])} points")
 
 
@@ -70,8 +75,14 @@ def with_throughput(arrays: Arrays) -> Arrays:
     return {**arrays, "samples_per_second": rate}
 
 
-def draw(name: str, arrays: Arrays, output: Path) -> None:
-    """Write a picture with one row for each metric.
+def draw(name: str, arrays: Arrays, output: Path, shares: Mapping[str, Arrays]) -> None:
+    """Write a picture with one row for each metric, and one with the shares of all workers.
+
+    Args:
+        name: of the job.
+        arrays: its metrics over time.
+        output: the file.
+        shares: by worker, times and samples of a step.
 
     Raises:
         InputError: the file cannot be written.
@@ -82,16 +93,35 @@ def draw(name: str, arrays: Arrays, output: Path) -> None:
     own = [key for key in _OWN if key in every]
     rows = [*own, *sorted(key for key in every if key not in _OWN and key not in _NOT_DRAWN)][:MOST_ROWS]
     minutes = (every["time_s"] - every["time_s"][0]) / 60
-    figure = Figure(figsize=(9, 1 + 1.8 * max(1, len(rows))), layout="constrained")
-    axes = figure.subplots(max(1, len(rows)), sharex=True, squeeze=False)[:, 0]
+    count = max(1, len(rows) + bool(shares))
+    figure = Figure(figsize=(9, 1 + 1.8 * count), layout="constrained")
+    axes = figure.subplots(count, sharex=True, squeeze=False)[:, 0]
     for axis, key in zip(axes, rows, strict=False):
         known = ~np.isnan(every[key])
         axis.plot(minutes[known], every[key][known], marker="." if known.sum() < 50 else "")  # noqa: PLR2004  # few points
         axis.set_ylabel(_OWN.get(key, key))
         axis.grid(alpha=0.3)
+        if key in _FROM_ZERO:
+            axis.set_ylim(bottom=0)
+    if shares:
+        _draw_shares(axes[len(rows)], shares, begin_s=float(every["time_s"][0]))
     axes[0].set_title(name)
     axes[-1].set_xlabel("minutes")
     try:
         figure.savefig(output)
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror}") from error
+
+
+def _draw_shares(axis: Any, shares: Mapping[str, Arrays], *, begin_s: float) -> None:
+    """Draw a line for each worker, with gaps where it did not train."""
+    times_s = np.unique(np.concatenate([each["time_s"] for each in shares.values()]))
+    for worker, each in shares.items():
+        share = np.full(len(times_s), np.nan)
+        share[np.searchsorted(times_s, each["time_s"])] = each["share"]
+        axis.plot((times_s - begin_s) / 60, share, label=worker, drawstyle="steps-post")
+    axis.set_ylabel("share (samples)")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    if len(shares) <= _MOST_NAMED:
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")

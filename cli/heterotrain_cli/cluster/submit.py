@@ -18,7 +18,7 @@ from heterotrain_cli.cluster.names import complete_jobs, job_argument
 from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, trained, view_of
 from heterotrain_cli.errors import InputError, UnavailableError
-from heterotrain_cli.job_file import read_job_file
+from heterotrain_cli.job_check import read_checked_job
 from heterotrain_cli.output import TABLE, output_option, print_document
 
 JOB_FAILED: Final = 3
@@ -54,7 +54,7 @@ def submit(*, path: str, waits: bool, timeout: float | None, earlier: str | None
     """  # noqa: D301  # click reads the character \b
     if timeout is not None and not waits:
         raise click.UsageError("--timeout needs --wait")
-    job = read_job_file(path)
+    job = read_checked_job(path)
     cluster = cluster_for(job.namespace, target)
     made = cluster.create(job.body if earlier is None else continued(job.body, earlier, cluster.find(earlier)))
     name = str(made["metadata"]["name"])

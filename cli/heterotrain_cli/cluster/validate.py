@@ -8,7 +8,8 @@ import click
 
 from heterotrain_cli.cluster.target import target_options
 from heterotrain_cli.errors import InputError
-from heterotrain_cli.job_file import JobFile, read_job_file
+from heterotrain_cli.job_check import notes, read_checked_job
+from heterotrain_cli.job_file import JobFile
 from heterotrain_cli.output import TABLE, output_option, print_document
 
 
@@ -28,7 +29,7 @@ def validate(*, path: str, on_cluster: bool, output: str, **target: Any) -> None
     Exit status: 0 for a valid job; 1 without an answer from the cluster; 2 for a mistake.
     """  # noqa: D301  # click reads the character \b
     try:
-        job = read_job_file(path)
+        job = read_checked_job(path)
         if on_cluster:
             from heterotrain_cli.cluster.api import cluster_for  # noqa: PLC0415  # a connection needs more than a file
 
@@ -40,6 +41,8 @@ def validate(*, path: str, on_cluster: bool, output: str, **target: Any) -> None
     if output != TABLE:
         print_document(validation_document(job, on_cluster=on_cluster), output)
         return
+    for note in notes(job):
+        click.echo(f"note: {note}", err=True)
     click.echo(f"job {job.name} is valid")
 
 
@@ -57,4 +60,5 @@ def validation_document(job: JobFile | None, *, on_cluster: bool, mistake: str |
         "name": None if job is None else job.name,
         "namespace": None if job is None else job.namespace,
         "checkedByCluster": on_cluster,
+        "notes": [] if job is None else list(notes(job)),
     }

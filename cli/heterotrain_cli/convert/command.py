@@ -88,11 +88,19 @@ def init(
         read_new_job(body)
     except SpecError as error:
         raise InputError(f"the source gives a job with a mistake: {error}") from error
-    if batch is not None:
+    if batch is not None and not _uses_heterotrain(script):
         draft.notes.append("the script has to use heterotrain: docs/from-ddp.md")
     for note in dict.fromkeys(draft.notes):
         click.echo(f"note: {note}", err=True)
     click.echo(yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110), nl=False)
+
+
+def _uses_heterotrain(script: str | None) -> bool:
+    """Return whether a script that is here imports the library; one that is only in the image is not known."""
+    try:
+        return script is not None and "heterotrain" in Path(script).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 class _Dumper(yaml.SafeDumper):
@@ -123,13 +131,13 @@ def _answer(question: str, *, needed: bool = False) -> str:
     Standard output is the job alone: ``click.prompt`` of click 8.1 to 8.3 writes a space there.
 
     Raises:
-        Abort: the input has ended.
+        InputError: the input has ended.
     """
     while True:
         click.echo(f"{question}: ", nl=False, err=True)
         line = sys.stdin.readline()
         if not line:
-            raise click.Abort
+            raise InputError("the answers have ended: give --image and --pool as options, and --batch with --epochs")
         if line.strip() or not needed:
             return line.strip()
 

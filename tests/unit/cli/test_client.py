@@ -408,10 +408,13 @@ def test_plot_draws_what_prometheus_has(stub: ApiStub, tmp_path: Path) -> None:
     series: dict[str, list[list[Any]]] = {
         "heterotrain_loss{": [[60.0, "0.5"], [120.0, "0.25"]],
         "heterotrain_committed_samples{": [[60.0, "600"], [120.0, "1800"], [180.0, "1700"]],
+        "heterotrain_samples_total{": [[60.0, "32"], [120.0, "40"]],
     }
 
     def answer(query: str) -> dict[str, Any]:
-        found = [{"metric": {}, "values": values} for name, values in series.items() if name in query]
+        found = [
+            {"metric": {"worker": "digits-w0"}, "values": values} for name, values in series.items() if name in query
+        ]
         return {"status": "success", "data": {"resultType": "matrix", "result": found}}
 
     with prometheus(answer) as where:
@@ -420,6 +423,8 @@ def test_plot_draws_what_prometheus_has(stub: ApiStub, tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         assert result.stdout == f"{picture}: 3 points\n"
         assert picture.read_text().startswith("<?xml")
+        assert "<!-- share (samples) -->" in picture.read_text()
+        assert "<!-- digits-w0 -->" in picture.read_text()
         arrays = HeteroTrainClient().job("digits").metrics(prometheus=where)
         np.testing.assert_array_equal(with_throughput(arrays)["samples_per_second"], [np.nan, 20.0, np.nan])
         for change, sentence in (

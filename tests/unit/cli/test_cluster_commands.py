@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -543,6 +543,7 @@ def test_numbers() -> None:
     ]  # fmt: skip
 
 
+MOUNT = {"name": "d", "mountPath": "/d"}
 JOB_FILE = """
 apiVersion: heterotrain.dev/v1alpha1
 kind: HeteroTrainJob
@@ -648,3 +649,67 @@ def test_a_training_by_steps_shows_its_steps() -> None:
     }  # fmt: skip
     assert trained(view_of(body)) == ("step", "1,200 of 5,000")
     assert trained(view_of({**body, "spec": {}})) == ("epoch", "3 of 1")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda spec: spec["template"]["spec"]["containers"][0].pop("image"), "container trainer has no image"),
+        (
+            lambda spec: spec["template"]["spec"]["containers"][0].update(volumeMounts=[MOUNT]),
+            "container trainer mounts the volume d, but spec.template.spec.volumes is empty: add it there",
+        ),
+        (
+            lambda spec: spec["workerPools"][0].update(
+                template={"spec": {"volumes": [{"name": "x", "emptyDir": {}}],
+                                   "containers": [{"name": "trainer", "volumeMounts": [MOUNT]}]}}
+            ),
+            "pool a100: container trainer mounts the volume d, but spec.template.spec.volumes has x",
+        ),
+        (
+            lambda spec: spec.update(objective="Deadline", deadline="2020-01-01T00:00:00Z"),
+            "spec.deadline 2020-01-01T00:00:00+00:00 has passed: give a later time",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_pods_would_meet_is_a_mistake_of_the_file(
+    tmp_path: Path, stub: ApiStub, change: Callable[[Any], Any], sentence: str
+) -> None:
+    body = yaml.safe_load(JOB_FILE)
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(body))
+    assert told("validate", str(file)) == "job digits is valid\n"
+    change(body["spec"])
+    file.write_text(yaml.safe_dump(body))
+    for command in ("validate", "submit"):
+        assert sentence in refused(command, str(file))
+    assert [method for method, *_ in stub.requests] == []
+
+
+def test_more_workers_than_the_pools_hold_are_noted(tmp_path: Path) -> None:
+    body = yaml.safe_load(JOB_FILE)
+    body["spec"]["elasticPolicy"]["maxReplicas"] = 9
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(body))
+    result = run("validate", str(file))
+    assert (result.exit_code, result.stdout) == (0, "job digits is valid\n")
+    assert (
+        result.stderr
+        == "note: spec.elasticPolicy.maxReplicas is 9, but the pools hold 2 workers: no more than these run\n"
+    )
+    (note,) = json.loads(told("validate", str(file), "-o", "json"))["notes"]
+    assert note in result.stderr
+
+
+def test_nobody_to_ask_is_a_sentence_and_ctrl_c_a_word(stub: ApiStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused_last("delete", "digits") == "Error: nobody answers: say --yes to delete without a question"
+    assert f"{JOBS}/digits" in stub.objects
+    monkeypatch.setattr(api.Cluster, "jobs", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    result = run("get")
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+
+
+def refused_last(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    return result.stderr.splitlines()[-1]

@@ -191,13 +191,13 @@ def test_a_file_that_cannot_be_converted_is_refused_in_one_sentence(tmp_path: Pa
     assert result.stderr.count("\n") == 1
 
 
-def test_a_needed_answer_is_asked_for_again_and_the_end_of_the_input_aborts() -> None:
+def test_a_needed_answer_is_asked_for_again_and_the_end_of_the_input_is_a_sentence() -> None:
     asked = init("train.py", "--pool", "a100=2", "--batch", "512", input="\n\nmy/training\n")
     assert asked.exit_code == 0, asked.stderr
     assert asked.stderr.count("Image of the workers") == 3
     ended = init("train.py", "--pool", "a100=2", "--batch", "512", input="\n")
-    assert (ended.exit_code, ended.stdout) == (1, "")
-    assert "Aborted" in ended.stderr
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr.endswith("ended: give --image and --pool as options, and --batch with --epochs\n")
 
 
 def test_the_example_is_written_once_and_its_job_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,3 +210,11 @@ def test_the_example_is_written_once_and_its_job_is_valid(tmp_path: Path, monkey
     assert again.exit_code == 2
     assert again.stderr == "Error: digits exists already: remove it, or run this in another folder\n"
     assert init("--example", "train.py").exit_code == 2
+
+
+def test_a_script_that_uses_heterotrain_gets_no_note_to_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ("train.py", "--image", "i", "--pool", "a=1", "--batch", "8")
+    for text, noted in (("import heterotrain", False), ("import torch", True)):
+        Path("train.py").write_text(text)
+        assert ("has to use heterotrain" in init(*line).stderr) == noted

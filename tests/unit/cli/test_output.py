@@ -117,7 +117,7 @@ def test_validate(stub: ApiStub, tmp_path: Path, output: str) -> None:
     found = read(good.stdout, output)
     assert set(found) == promised("validate")
     assert found == {
-        "valid": True, "mistake": None, "name": "digits", "namespace": "ml", "checkedByCluster": False,
+        "valid": True, "mistake": None, "name": "digits", "namespace": "ml", "checkedByCluster": False, "notes": [],
     }  # fmt: skip
     stub.refusals[("POST", JOBS)] = [(422, "the quota is used up")]
     bad = run("validate", job_file(tmp_path, BODY), "--cluster", "-o", output)

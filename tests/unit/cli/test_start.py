@@ -17,6 +17,7 @@ import yaml
 from support.api_stub import ApiStub, serve
 
 ROOT = Path(__file__).parents[3]
+SOURCES = os.pathsep.join(str(ROOT / part) for part in ("core", "planner", "operator", "cli"))
 JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
 PROGRAM = """
 import atexit, json, sys
@@ -41,7 +42,11 @@ JOB = {
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Iterator[Path]:
-    with serve(ApiStub(objects={f"{JOBS}/digits": JOB}, lists={JOBS: [JOB]}), tmp_path, namespace="ml") as found:
+    with serve(
+        ApiStub(objects={f"{JOBS}/digits": JOB}, lists={JOBS: [JOB], "/api/v1/namespaces/ml/events": []}),
+        tmp_path,
+        namespace="ml",
+    ) as found:
         yield found
 
 
@@ -58,12 +63,22 @@ def test_a_command_loads_what_it_uses(
     tmp_path: Path, kubeconfig: Path, command: str, most: int, not_needed: set[str]
 ) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
-    sources = os.pathsep.join(str(ROOT / part) for part in ("core", "planner", "operator", "cli"))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONPATH": sources},
+        env={**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONPATH": SOURCES},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     loaded = json.loads((tmp_path / "loaded.json").read_text())
     assert sorted({*loaded} & (NEVER | not_needed)) == []
     assert len(loaded) <= most
+
+
+def test_a_terminal_of_ascii_gets_question_marks_instead_of_a_traceback(kubeconfig: Path, tmp_path: Path) -> None:
+    code = "from heterotrain_cli.entry import main; main()"
+    for command in ("get", "describe digits"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command.split()], capture_output=True, text=True, check=False,
+            env={**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONPATH": SOURCES, "PYTHONIOENCODING": "ascii"},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert "digits" in done.stdout
