@@ -43,8 +43,6 @@ class TrainingConfig:
         checkpoint_uri: where checkpoints go (``file:///…`` or any fsspec URI); ``None`` keeps none.
         checkpoint_interval_s: seconds between durable checkpoints.
         checkpoint_max_to_keep: number of newest checkpoints that are kept.
-        checkpoint_max_age_s: age beyond which a checkpoint is not kept, unless it is the newest; ``None`` sets no
-            limit.
         checkpoint_resume_from: where to continue while the job has no checkpoint of its own: URI of a folder, or name
             of a job of the same namespace; ``None`` to begin.
         grace_s: seconds between SIGTERM and SIGKILL.
@@ -67,7 +65,6 @@ class TrainingConfig:
     checkpoint_uri: str | None = None
     checkpoint_interval_s: float = 600.0
     checkpoint_max_to_keep: int = 3
-    checkpoint_max_age_s: float | None = None
     checkpoint_resume_from: str | None = None
     grace_s: float = 30.0
     peer_timeout_s: float = 3.0
@@ -111,6 +108,7 @@ def decode_config(text: str) -> TrainingConfig:
     if not isinstance(raw, dict):
         raise ValueError(f"the training configuration has to be a JSON object, not {type(raw).__name__}")
     known = {field.name for field in fields(TrainingConfig)}
+    raw = {name: value for name, value in raw.items() if name in known or value is not None}  # null asks for nothing
     unknown = sorted(set(raw) - known)
     unknown += [
         f"{name}: {raw[name]}" for name, kind in _CHOICES.items() if name in raw and not _knows(kind, raw[name])

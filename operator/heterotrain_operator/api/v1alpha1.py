@@ -79,13 +79,6 @@ class Checkpoint(
     max_to_keep: int = Field(
         default=3, ge=1, le=1000, description="Number of checkpoints to keep; older ones are deleted. Example: 3."
     )
-    max_age_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        le=3_600_000_000,
-        description="Checkpoints older than this many seconds are deleted, except the newest. Unset: age does not "
-        "matter. Example: 86400.",
-    )
     resume_from: str | None = Field(
         default=None,
         min_length=1,

@@ -108,8 +108,9 @@ def test_an_older_image_reads_the_configuration_of_a_job_without_new_settings() 
 
 
 def test_this_image_reads_the_configuration_of_the_operator_before() -> None:
-    old = stored("config")
-    found = decode_config(json.dumps(old))
+    """A setting that this image no longer has is null there: the job does not ask for it."""
+    found = decode_config(json.dumps(stored("config")))
+    old = {name: value for name, value in stored("config").items() if hasattr(found, name) or value is not None}
     assert {field.name: getattr(found, field.name) for field in fields(found) if field.name in old} == old
     assert decode_config(encode_config(found)) == found
 
@@ -120,7 +121,7 @@ def test_no_default_of_a_setting_has_changed() -> None:
     written = {"epochs", "base_batch_samples", "seed", "grace_s", "peer_timeout_s"}  # always from the spec
     for name, value in stored("config").items():
         if name not in written:
-            assert getattr(plain, name) == value, name
+            assert getattr(plain, name, None) == value, name
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,7 @@ def test_no_default_of_a_setting_has_changed() -> None:
         ({"precision": "FP4"}, "precision: FP4"),
         ({"on_divergence": "Pray"}, "Pray"),
         ({"encryption": "TLS"}, "encryption"),
+        ({"checkpoint_max_age_s": 60.0}, "checkpoint_max_age_s"),
     ],
 )
 def test_a_setting_that_the_image_lacks_names_the_image_to_change(

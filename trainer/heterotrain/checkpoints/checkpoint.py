@@ -58,16 +58,13 @@ MOST_JSON_BYTES = 1 << 30
 class CheckpointFolder:
     """The checkpoints of one job."""
 
-    def __init__(
-        self, uri: str | Path, *, max_to_keep: int, max_age_s: float | None = None, shared: bool = False
-    ) -> None:
-        """Keep the newest ``max_to_keep`` checkpoints, none older than ``max_age_s``; the newest always stays.
+    def __init__(self, uri: str | Path, *, max_to_keep: int, shared: bool = False) -> None:
+        """Keep the newest ``max_to_keep`` checkpoints, at least one.
 
         ``shared``: whether others may write to the folder above this one, so that it must not be a symbolic link.
         """
         self.storage = Storage(str(uri), shared=shared)
         self._max_to_keep = max(1, max_to_keep)
-        self._max_age_s = max_age_s
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -175,7 +172,7 @@ class CheckpointFolder:
         )  # fmt: skip
         self.storage.put(label.manifest, [encode_manifest(manifest)])
         try:
-            self._prune(now_s)
+            self._prune()
         except Exception as error:  # noqa: BLE001  # any error of a store's library: the checkpoint itself is complete
             _log.warning("old checkpoints could not be removed: %s", error)
         return manifest
@@ -304,19 +301,14 @@ class CheckpointFolder:
             _log.warning("checkpoint manifest %s is skipped: %s", name, error)
             return None
 
-    def _prune(self, now_s: float) -> None:
+    def _prune(self) -> None:
         """Remove checkpoints that need not be kept, and files that failed writers have left behind."""
         found = self.manifests()
         last_hooks: dict[tuple[int, int], tuple[int, int]] = {}
         for each in found:
             last_hooks[each.order] = max(each.hooks, last_hooks.get(each.order, each.hooks))
         outdated = tuple(each.stem for each in found if each.hooks < last_hooks[each.order])
-        newest = [each for each in found if each.stem not in outdated][: self._max_to_keep]
-        kept = [
-            manifest
-            for index, manifest in enumerate(newest)
-            if index == 0 or self._max_age_s is None or now_s - manifest.written_unix_s <= self._max_age_s
-        ]
+        kept = [each for each in found if each.stem not in outdated][: self._max_to_keep]
         needed = {name for manifest in kept for name in manifest.files}
         self.storage.remove(
             name

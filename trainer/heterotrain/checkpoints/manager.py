@@ -78,7 +78,6 @@ class CheckpointManager:
             self._folder = CheckpointFolder(
                 job_folder_uri(config.checkpoint_uri, identity),
                 max_to_keep=config.checkpoint_max_to_keep,
-                max_age_s=config.checkpoint_max_age_s,
                 shared=identity.mode is Mode.OPERATED,
             )
             if not identity.rank:  # under torchrun the lowest rank writes, and others may be on other hosts

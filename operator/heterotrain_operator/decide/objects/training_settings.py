@@ -80,5 +80,4 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         checkpoint_uri=checkpoint.uri,
         checkpoint_interval_s=checkpoint.interval_seconds,
         checkpoint_max_to_keep=checkpoint.max_to_keep,
-        checkpoint_max_age_s=checkpoint.max_age_seconds,
     )

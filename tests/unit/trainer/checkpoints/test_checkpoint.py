@@ -109,16 +109,6 @@ def test_the_newest_few_are_kept(place: str) -> None:
     assert loaded_step(folder) == 4
 
 
-def test_old_ones_are_removed_by_age_but_never_the_newest(place: str) -> None:
-    """A user who returns after weeks finds at least one."""
-    folder = CheckpointFolder(place, max_to_keep=9, max_age_s=100.0)
-    for step, now_s in ((1, 0.0), (2, 50.0), (3, 120.0)):
-        written(folder, step, now_s=now_s)
-    assert [manifest.step for manifest in folder.manifests()] == [3, 2]
-    written(folder, 4, now_s=1000.0)
-    assert [manifest.step for manifest in folder.manifests()] == [4]
-
-
 def test_files_of_dead_writers_are_removed_with_age(tmp_path: Path) -> None:
     """Incomplete files older than the kept checkpoints are removed; those of a possibly live writer stay."""
     folder = CheckpointFolder(tmp_path, max_to_keep=1)

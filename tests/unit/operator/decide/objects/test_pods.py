@@ -129,7 +129,7 @@ def test_the_fixed_configuration_comes_from_the_spec() -> None:
             "communication": {"backend": "Gloo", "compression": "FP16"},
         },
         elasticPolicy={"minReplicas": 1, "peerTimeoutSeconds": 10},
-        checkpoint={"uri": "file:///x", "intervalSeconds": 120, "maxToKeep": 5, "maxAgeSeconds": 5400},
+        checkpoint={"uri": "file:///x", "intervalSeconds": 120, "maxToKeep": 5},
     )
     value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.CONFIG)
     config = decode_config(value)
@@ -142,7 +142,6 @@ def test_the_fixed_configuration_comes_from_the_spec() -> None:
         120.0,
         5,
     )
-    assert config.checkpoint_max_age_s == 5400.0
     assert (config.grace_s, config.peer_timeout_s) == (90, 10.0)
 
 
