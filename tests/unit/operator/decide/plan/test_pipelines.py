@@ -433,7 +433,7 @@ def test_a_pipeline_s_speed_is_not_kept_as_that_of_a_worker() -> None:
     alike = {"a": profile("a", units_that_fit=4)}
     cluster = a_cluster(pool("a", maxReplicas=2), profiles=alike).start()
     assert plan_of(cluster).members[0].compute is not None
-    assert cluster.status["internal"]["pools"] == [{"name": "a", "exhaustedTries": 0}]
+    assert cluster.status["internal"]["pools"] == [{"name": "a", "exhaustedTries": 0, "exhaustedWhy": ""}]
 
 
 @pytest.mark.parametrize("seed", range(times(gate=5, every=50)))
