@@ -113,22 +113,22 @@ def pod_sources(job: ValidJob, workers: Iterable[Worker]) -> PodSources:
     running = {worker.pod.pool for worker in workers if runs(worker)}
     kept = unpacked(job.status.internal.common_parts or "") if running else {}
     held = [name for name in sorted(running) if name in kept and name in wanted and kept[name] != wanted[name]]
-    in_force = {**wanted, **(kept if held else {})}
-    in_force = {name: in_force[name] for name in wanted}
+    in_force = {name: kept.get(name, each) if held else each for name, each in wanted.items()}
+    digests = {pool.name: _digest(job, pool, wanted[pool.name]) for pool in pools}
     sources = {
         pool.name: PodSource(
             template=_with_common(template_of(job, pool), in_force[pool.name]),
             settings=in_force[pool.name]["settings"],
-            digest=_digest(job, pool, in_force[pool.name]),
+            digest=_digest(job, pool, in_force[pool.name]) if held else digests[pool.name],
             restart=job.restart_request,
         )
         for pool in pools
     }
     return PodSources(
         by_pool=sources,
-        wanted={pool.name: _digest(job, pool, wanted[pool.name]) for pool in pools},
+        wanted=digests,
         changed=tuple(dict.fromkeys(what for name in held for what in _differences(kept[name], wanted[name]))),
-        kept=packed(in_force),
+        kept=(job.status.internal.common_parts or "") if kept == in_force else packed(in_force),
         stores=stores_after(job, json.loads(in_force[pools[0].name]["settings"]).get("checkpoint_uri")),
     )
 
