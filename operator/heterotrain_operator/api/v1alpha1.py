@@ -151,6 +151,12 @@ _RUNTIME_RULES = (
         "epochs instead of steps",
     ),
     Rule(
+        cel=f"self.managedBy != '{MANAGED_BY_MULTIKUEUE}'",
+        holds=lambda self: self.managed_by != MANAGED_BY_MULTIKUEUE,
+        message="managedBy: MultiKueue does not know HeteroTrainJobs, so that nobody would start the job: remove "
+        "managedBy",
+    ),
+    Rule(
         cel=f"{_ONLY_TORCHRUN}!has(self.training.steps)",
         holds=lambda self: not _by_torchrun(self) or self.training.steps is None,
         message="with runtime: Torchrun the script counts its steps itself: remove training.steps",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import secrets
@@ -31,6 +32,16 @@ _RIGHT = 1e-2
 """Largest relative error of a product of matrices in any format that a GPU uses by default."""
 _SIZE = 512
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_UNUSED: Final = {
+    "neuron[0-9]*": "a Neuron device",
+    "hl[0-9]*": "a Gaudi",
+    "accel[0-9]*": "a TPU or another accelerator",
+    "accel/accel[0-9]*": "a Gaudi or another accelerator",
+    "davinci[0-9]*": "an Ascend",
+    "kfd": "a GPU of AMD, but no PyTorch for ROCm",
+}
+"""Device files that device plugins put into a container, and what they are of."""
+_MOST_NAMED = 4
 
 
 def versions() -> Check:
@@ -42,11 +53,18 @@ def versions() -> Check:
 def driver(devices: Path = Path("/dev")) -> Check:
     """Return whether PyTorch reaches the GPUs that the machine has."""
     present = sorted(path.name for path in devices.glob("nvidia[0-9]*"))
+    slices = os.environ.get("NVIDIA_VISIBLE_DEVICES", "").count("MIG-")
+    if slices > 1:
+        text = f"{slices} MIG slices are visible, but CUDA shows each process only one: request one for each worker"
+        return Check(name="driver", verdict=Verdict.FAILED, message=text)
     if torch.cuda.is_available():
         text = f"CUDA {torch.version.cuda}, {torch.cuda.device_count()} GPUs: {torch.cuda.get_device_name(0)}"
         return Check(name="driver", verdict=Verdict.OK, message=text)
+    if unused := _unused_accelerator(devices):
+        text = f"there is {unused}, which this library does not use; training uses the CPU"
+        return Check(name="driver", verdict=Verdict.FAILED, message=text)
     if not present:
-        return Check(name="driver", verdict=Verdict.SKIPPED, message="there is no NVIDIA GPU; training uses the CPU")
+        return Check(name="driver", verdict=Verdict.SKIPPED, message="there is no GPU; training uses the CPU")
     visible = os.environ.get(_VISIBLE)
     if visible is not None and visible.strip() in {"", "-1"}:
         text = f"{', '.join(present)} is hidden by {_VISIBLE}={visible}; training uses the CPU"
@@ -56,6 +74,18 @@ def driver(devices: Path = Path("/dev")) -> Check:
     else:
         why = f"PyTorch for CUDA {torch.version.cuda} cannot use it: update the driver (docs/support.md)"
     return Check(name="driver", verdict=Verdict.FAILED, message=f"there is {', '.join(present)}, but {why}")
+
+
+def _unused_accelerator(devices: Path) -> str:
+    """Return an accelerator that PyTorch or the machine has and that nothing here uses; empty without one."""
+    with contextlib.suppress(AttributeError, RuntimeError):  # PyTorch below 2.6 has no such module
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if found is not None and found.type != "cuda":
+            return f"an accelerator of type {found.type}"
+    for pattern, what in _UNUSED.items():
+        if present := sorted(str(path.relative_to(devices)) for path in devices.glob(pattern)):
+            return f"{what} ({', '.join(present[:_MOST_NAMED])})"
+    return ""
 
 
 def kernels(device: torch.device) -> Check:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,8 +24,9 @@ from heterotrain_operator.cluster_state.parse import (
     RESTART_ANNOTATION,
     TEMPLATE_ANNOTATION,
 )
-from heterotrain_operator.cluster_state.quantity import parse_quantity, pod_requests
+from heterotrain_operator.cluster_state.quantity import pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
+from heterotrain_operator.decide.objects.accelerators import accelerators, slices_problem, unusable_problem
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
 from heterotrain_operator.decide.objects.pod_group import group_annotations, group_labels, scheduler_name
 from heterotrain_operator.decide.objects.pod_source import PodSource
@@ -38,7 +38,6 @@ from heterotrain_operator.decide.workers.node_affinity import NODE_NAME, REQUIRE
 LOST_NODE_TOLERATION_S = 10
 """Seconds that a pod stays bound to an unreachable node; the cluster's default is 300."""
 _OWN_ANNOTATIONS = frozenset({AVOIDS_ANNOTATION, DEVICES_ANNOTATION, TEMPLATE_ANNOTATION, RESTART_ANNOTATION})
-_GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
 _PEER_PORT_NAME_PREFIX = "ht-peer-"
 _DNS_ON_HOST = "ClusterFirstWithHostNet"
 _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
@@ -72,7 +71,12 @@ def problem_of_templates(
         for pool in pools
         if pool not in plain
     )
-    return next((f"pool {name}: {problem}" for name, problem in found if problem), "")
+    if problem := next((f"pool {name}: {problem}" for name, problem in found if problem), ""):
+        return problem
+    if spec.runtime is Runtime.TORCHRUN:  # such a script chooses its device itself
+        return ""
+    every = (unusable_problem(pool, patched(template, patches, pool)) for pool in pools)
+    return next(filter(None, every), "")
 
 
 def template_problem(
@@ -119,7 +123,9 @@ def template_problem(
     except ValueError as error:
         return f"spec.template requests resources that cannot be read: {error}"
     for pool in pools:
-        if (count := _accelerators(pool, template)) > MAX_NUM_PROC_PER_WORKER and pool.num_proc_per_worker is None:
+        if problem := slices_problem(pool, template):
+            return problem
+        if (count := accelerators(pool, template)) > MAX_NUM_PROC_PER_WORKER and pool.num_proc_per_worker is None:
             return (
                 f"a worker of pool {pool.name} requests {count} accelerators, but runs at most "
                 f"{MAX_NUM_PROC_PER_WORKER} ranks: lower resources.limits, or set numProcPerWorker if they are not "
@@ -132,26 +138,7 @@ def num_proc_per_worker(pool: WorkerPool, template: Mapping[str, Any]) -> int:
     """Return how many ranks one worker of the pool runs: as declared, else its accelerators, else 1."""
     if pool.num_proc_per_worker is not None:
         return pool.num_proc_per_worker
-    return min(max(1, _accelerators(pool, template)), MAX_NUM_PROC_PER_WORKER)
-
-
-def _accelerators(pool: WorkerPool, template: Mapping[str, Any]) -> int:
-    """Return how many accelerators a worker requests.
-
-    An accelerator is an extended resource with a domain of its own, such as ``nvidia.com/gpu``. If resources named as
-    GPUs exist, other extended resources (network cards such as ``vpc.amazonaws.com/efa``, shares of a GPU's memory) do
-    not count.
-    """
-    annotations = (template.get("metadata") or {}).get("annotations") or {}
-    spec = template.get("spec") or {}
-    own = (_container(spec, main_container(spec, annotations)).get("resources") or {}).get("limits") or {}
-    found = {
-        name: int(parse_quantity(value))
-        for name, value in {**own, **pool.resources.limits}.items()
-        if "/" in name and not name.partition("/")[0].endswith("kubernetes.io")
-    }
-    gpus = [count for name, count in found.items() if _GPU.search(name)]
-    return sum(gpus) or sum(found.values())
+    return min(max(1, accelerators(pool, template)), MAX_NUM_PROC_PER_WORKER)
 
 
 def members_per_worker(spec: HeteroTrainJobSpec, pool: WorkerPool, template: Mapping[str, Any]) -> int:

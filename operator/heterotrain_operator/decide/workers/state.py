@@ -218,5 +218,5 @@ def _assess_unexplained_end(pod: PodView, ended: Ended, *, trained: bool) -> tup
         return (WorkerState.FAILED, _NO_OUTCOME) if trained else (WorkerState.FINISHED, _PLAIN)
     lines = ended.message.strip().splitlines()
     last_line = f": {lines[-1]}" if lines else ""
-    reason = f" ({ended.reason})" if ended.reason not in ("", "Error") else ""
-    return WorkerState.FAILED, f"{init}exit code {ended.exit_code}{reason}{last_line}"
+    why = f" ({ended.reason})" if ended.reason not in ("", "Error") else ""
+    return WorkerState.FAILED, f"{init}exit code {ended.exit_code}{why}{last_line}"

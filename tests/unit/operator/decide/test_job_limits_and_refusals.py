@@ -141,10 +141,11 @@ def test_a_contradictory_spec_is_refused_even_if_the_server_accepted_it() -> Non
     assert "minReplicas" in cluster.status["reason"]
 
 
-def test_a_job_of_another_controller_is_left_alone() -> None:
+def test_a_job_that_nobody_would_start_is_refused_in_a_sentence() -> None:
     cluster = FakeCluster(spec={"managedBy": "kueue.x-k8s.io/multikueue"}).with_nodes("a")
-    decision = cluster.step()
-    assert decision.status is None
+    cluster.settle()
+    assert cluster.condition("Accepted") == ("False", "InvalidSpec")
+    assert "MultiKueue does not know HeteroTrainJobs" in cluster.message("Accepted")
     assert cluster.pods == {}
 
 

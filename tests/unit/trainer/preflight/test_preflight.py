@@ -46,6 +46,38 @@ def test_a_gpu_that_pytorch_does_not_reach_is_a_failure(tmp_path: Path, monkeypa
     assert "use an image with CUDA" in machine.driver(tmp_path).message
 
 
+@pytest.mark.parametrize("path", ["neuron0", "hl0", "accel0", "accel/accel1", "davinci3", "kfd"])
+def test_an_accelerator_that_nothing_uses_is_a_failure(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training on the CPU next to it would be silent, and a hundred times slower."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).touch()
+    found = machine.driver(tmp_path)
+    assert found.verdict is Verdict.FAILED
+    assert path in found.message
+    assert "training uses the CPU" in found.message
+
+
+def test_a_backend_of_pytorch_that_nothing_uses_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    found = machine.driver(tmp_path)
+    assert found.verdict is Verdict.FAILED
+    assert "an accelerator of type xpu, which this library does not use" in found.message
+
+
+def test_several_slices_of_a_gpu_in_one_container_are_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    found = machine.driver(tmp_path)
+    assert found.verdict is Verdict.FAILED
+    assert "2 MIG slices are visible" in found.message
+
+
 @pytest.mark.parametrize("value", ["", "-1"])
 def test_a_gpu_that_is_hidden_on_purpose_is_not_a_failure(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
