@@ -129,6 +129,8 @@ def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
     two.close()
     assert lost.get() == ("b-uid", 0)
     assert not one.heartbeats.is_up(key_of(other))
+    one.call(_forget(one)).result()  # as when the operator names it once more
+    assert lost.get() == ("b-uid", 0), "it is given up again"
 
 
 @pytest.mark.parametrize("expected", [False, True])
@@ -211,6 +213,10 @@ def test_silence_is_measured_with_the_clock_of_the_service(make: Make, monkeypat
             assert one.call(_is_lost(one, silent)).result() is False
             now_s += 3600.0
             wait_until(lambda: one.call(_is_lost(one, silent)).result(), "it is lost", timeout_s=60)
+
+
+async def _forget(service: PeerService) -> None:
+    service.heartbeats.forget_losses()
 
 
 async def _is_lost(service: PeerService, peer: Rank) -> bool:
