@@ -128,13 +128,8 @@ endif
 format: setup-core ## let ruff fix and format the sources
 	@$(VENV)/bin/ruff check --fix-only --quiet . ; $(VENV)/bin/ruff format --quiet .
 
-crds: setup-operator ## generate the CRD from the operator's models, into crds/ and the chart
-	@mkdir -p crds helm/heterotrain/files
-	@$(PY) -m heterotrain_operator.api.crd > crds/heterotrain.dev_heterotrainjobs.yaml
-	@cp crds/heterotrain.dev_heterotrainjobs.yaml helm/heterotrain/files/
-
-chart-files: setup-operator ## generate the chart's README and the manifest for clusters without Helm; needs helm
-	@PYTHONPATH=deploy/dev/lab $(PY) -m lab.chart_files
+generate: setup-operator ## make every file that is made from others: CRD, references, chart's README, dashboards, pictures
+	@PYTHONPATH=deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m lab.generated
 
 ##@ Longer runs and packages for parts of `make test-all`
 
@@ -225,13 +220,12 @@ research: setup-core ## their tests, and the table of published systems; a minut
 	@$(PYTEST) $(PARALLEL) tests/research
 	@PYTHONPATH=research $(PY) -m heterotrain_simulate --published
 
-pictures: setup ## draw the pictures of README.md and docs/mathematics.md again
-	@PYTHONPATH=tests $(PY) deploy/dev/bench/top_picture.py
+pictures: setup ## draw the pictures of docs/mathematics.md again
 	@PYTHONPATH=research $(PY) research/programs/mathematics_pictures.py
 
 bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet cannikin comparison; do PYTHONPATH=research $(PY) research/programs/simulated_$$what.py; echo; done
 
-.PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint format crds chart-files docs chaos histories \
+.PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint format generate docs chaos histories \
   guides-packages stores-packages oldest-torch gpu images cluster cluster-running \
   cluster-down operator-local operator-reload bench bench-scale bench-mathematics bench-trainer bench-simulated research pictures

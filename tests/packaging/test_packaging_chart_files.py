@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import yaml
 from lab import chart_files
 from support.helm import CHART, of_kind
-
-HOW = "run `make chart-files`"
-
-
-def test_the_readme_of_the_chart_is_current() -> None:
-    assert chart_files.README.read_text() == chart_files.readme(), HOW
 
 
 def test_every_value_of_the_chart_has_a_meaning() -> None:
@@ -26,11 +19,6 @@ def test_comments_belong_to_the_value_below_them() -> None:
     assert found == [
         ("section.one", 1, "Of the section. First."), ("section.two", {"a": "b"}, ""), ("three", [], "Last."),
     ]  # fmt: skip
-
-
-@pytest.mark.needs_program("helm")
-def test_the_manifest_is_what_the_chart_renders() -> None:
-    assert chart_files.MANIFEST.read_text() == chart_files.manifest(), HOW
 
 
 def test_the_manifest_can_be_applied_as_it_is() -> None:

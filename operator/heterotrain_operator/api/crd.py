@@ -12,7 +12,7 @@ from heterotrain_operator.api.schema import structural
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import NAME_RULE, HeteroTrainJobSpec
 
-HEADER = "# Made by `make crds` from operator/heterotrain_operator/api; do not edit.\n"
+HEADER = "# Made by `make generate` from operator/heterotrain_operator/api; do not edit.\n"
 
 COLUMNS = (
     ("State", "string", ".status.state", 0, "Summary in one word."),

@@ -71,6 +71,18 @@ def test_every_document_is_linked_from_the_readme_or_another_one() -> None:
     assert lost == []
 
 
+def test_what_contributors_are_told_to_touch_is_there() -> None:
+    rows = re.findall(
+        r"^\| (?!to change|---)(.+) \|$",
+        (ROOT / "CONTRIBUTING.md").read_text().partition("## To change")[2],
+        re.MULTILINE,
+    )
+    paths = [path for row in rows for path in re.findall(r"`([^`]+)`", row)]
+    assert len(rows) >= 8
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def blocks(language: str) -> Iterator[Any]:
     for path in DOCUMENTS:
         for number, (found, text) in enumerate(BLOCK.findall(path.read_text(encoding="utf-8"))):

@@ -1,6 +1,6 @@
-"""Files of the chart that are made: dashboards, README with all values, and one manifest for clusters without Helm.
+"""Files of the chart that are made: README with all values, and one manifest for clusters without Helm.
 
-``make chart-files`` writes them; a test compares them with the chart.
+``lab.generated`` writes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import yaml
 
-from lab import dashboards, fields_reference, metrics_reference
 from lab.cluster import REPOSITORY
 
 CHART: Final = REPOSITORY / "helm/heterotrain"
@@ -47,7 +46,7 @@ deploy/manifest/heterotrain.yaml` installs the same objects with default values.
 
 ## Values
 
-`values.schema.json` checks every field. This table is generated from `values.yaml` by `make chart-files`.
+`values.schema.json` checks every field. This table is generated from `values.yaml` by `make generate`.
 
 | value | default | meaning |
 | --- | --- | --- |
@@ -105,11 +104,15 @@ def readme() -> str:
     return _ABOUT.format(source="helm/heterotrain", kubernetes=kubernetes) + "\n".join(rows) + "\n"
 
 
+def helm() -> str:
+    """Return the path of helm, which need not exist."""
+    cached = Path(os.environ.get("HETEROTRAIN_CACHE") or Path.home() / ".cache/heterotrain") / "bin/helm"
+    return shutil.which("helm") or str(cached)
+
+
 def manifest() -> str:
     """Return all objects of the chart with default values, as one YAML text for ``kubectl apply --server-side``."""
-    cached = Path(os.environ.get("HETEROTRAIN_CACHE") or Path.home() / ".cache/heterotrain") / "bin/helm"
-    helm = shutil.which("helm") or str(cached)
-    command = [helm, "template", "heterotrain", str(CHART), "--namespace", NAMESPACE, "--skip-tests"]
+    command = [helm(), "template", "heterotrain", str(CHART), "--namespace", NAMESPACE, "--skip-tests"]
     done = subprocess.run([*command, "--kube-version", "1.36.0"], capture_output=True, text=True, check=True)
     objects = [each for each in yaml.safe_load_all(done.stdout) if each]
     for each in objects:
@@ -118,25 +121,6 @@ def manifest() -> str:
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     text: str = yaml.safe_dump_all([namespace, *objects], sort_keys=False, width=120)
     return (
-        "# Generated from the chart by `make chart-files`: its objects with default values. Set the image of the\n"
+        "# Generated from the chart by `make generate`: its objects with default values. Set the image of the\n"
         f"# Deployment to your own: kubectl apply --server-side -f {MANIFEST.name}\n{text}"
     )
-
-
-def main() -> None:
-    """Write all files."""
-    MANIFEST.parent.mkdir(exist_ok=True)
-    boards = {CHART / f"files/dashboards/{name}.json": dashboards.text(each) for name, each in dashboards.ALL.items()}
-    for path, text in boards.items():  # before the manifest, which the chart renders
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    for path, text in (
-        (README, readme()), (MANIFEST, manifest()), (metrics_reference.PATH, metrics_reference.text()),
-        (fields_reference.PATH, fields_reference.text()),
-    ):  # fmt: skip
-        path.write_text(text, encoding="utf-8")
-        print(path.relative_to(REPOSITORY))
-
-
-if __name__ == "__main__":
-    main()

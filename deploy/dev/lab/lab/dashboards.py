@@ -1,4 +1,4 @@
-"""The dashboards for Grafana: cluster, job and operator. ``make chart-files`` writes them into the chart."""
+"""The dashboards for Grafana: cluster, job and operator. ``make generate`` writes them into the chart."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""``docs/fields.md``: every field of a HeteroTrainJob, from the CRD. ``make chart-files`` writes it."""
+"""``docs/fields.md``: every field of a HeteroTrainJob, from the CRD. ``make generate`` writes it."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -16,47 +17,55 @@ AS_IN_KUBERNETES: Final = ("template", "tolerations", "resources")
 """Fields whose inside readers know."""
 _ABOUT = """# Fields of a HeteroTrainJob
 
-Generated from the CRD by `make chart-files`. `kubectl explain htj.spec --recursive` shows the same. []: in each item of
-a list; .*: under each name. A field in bold is required where its parent is given. [api.md](api.md) has the
-conventions, and [operations.md](operations.md) the conditions. `template`, `tolerations` and `resources`
-are as in a PodTemplateSpec of Kubernetes. `kubectl explain htj.spec.template.spec` has what the operator adds to a
-template, and what it refuses.
+Generated from the CRD by `make generate`. `kubectl explain htj.spec --recursive` shows the same. A section for each
+object; `[]` stands for each item of a list, `.*` for each name. [api.md](api.md) has the conventions, and
+[operations.md](operations.md) the conditions. `template`, `tolerations` and `resources` are as in a PodTemplateSpec of
+Kubernetes. `kubectl explain htj.spec.template.spec` has what the operator adds to a template, and what it refuses.
 """
-_HEAD = """
-## {title}
-
-| field | type | default | meaning |
-| --- | --- | --- | --- |
-"""
+_MARKS: Final = (("items", "[]"), ("additionalProperties", ".*"))
 
 
 def text() -> str:
     """Return the document."""
     (version,) = yaml.safe_load(CRD.read_text(encoding="utf-8"))["spec"]["versions"]
     fields = version["schema"]["openAPIV3Schema"]["properties"]
-    parts = [_ABOUT]
-    for name in ("spec", "status"):
-        parts += [_HEAD.format(title=name), *(f"{row}\n" for row in _rows(name, fields[name]))]
-    return "".join(parts)
+    return _ABOUT + "".join(part for name in ("spec", "status") for part in _section(name, fields[name]))
 
 
-def _rows(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
-    required = schema.get("required", ())
+def _section(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the section of an object, and then those of the objects inside."""
+    if "properties" in schema:
+        level = "##" if "." not in path else "###"
+        yield f"\n{level} {path}\n\n" + "".join(_items(path, schema))
     for name, field in schema.get("properties", {}).items():
-        own = f"{path}.{name}"
-        shown = f"**`{own}`**" if name in required else f"`{own}`"
-        default = f"`{json.dumps(field['default'])}`" if _is_plain(field.get("default")) else ""
-        yield f"| {shown} | {_type(field)} | {default} | {field.get('description', '').replace('|', chr(92) + '|')} |"
         if name not in AS_IN_KUBERNETES:
-            yield from _below(own, field)
+            yield from _inside(f"{path}.{name}", field)
 
 
-def _below(path: str, field: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the rows of the fields inside of a field."""
-    yield from _rows(path, field)
-    for key, mark in (("items", "[]"), ("additionalProperties", ".*")):
+def _inside(path: str, field: Mapping[str, Any]) -> Iterator[str]:
+    yield from _section(path, field)
+    for key, mark in _MARKS:
         if isinstance(field.get(key), dict):
-            yield from _below(path + mark, field[key])
+            yield from _inside(path + mark, field[key])
+
+
+def _items(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an entry for each field: anchor, name, type, default, meaning."""
+    required = schema.get("required", ())
+    for name, field in schema["properties"].items():
+        facts = [_type(field), *(["required"] if name in required else [])]
+        facts += [f"default `{json.dumps(field['default'])}`"] if _is_plain(field.get("default")) else []
+        inside = "" if name in AS_IN_KUBERNETES else _target(f"{path}.{name}", field)
+        more = f" Fields: [{inside}](#{re.sub('[^a-z]', '', inside.lower())})." if inside else ""
+        anchor = f'<a id="{path}.{name}"></a>' if path.startswith("spec") else ""
+        yield f"- {anchor}`{name}` ({'; '.join(facts)}): {field.get('description', '')}{more}\n"
+
+
+def _target(path: str, field: Mapping[str, Any]) -> str:
+    """Return the path of the object inside a field, which has a section of its own; empty without one."""
+    if "properties" in field:
+        return path
+    return next((_target(path + mark, field[key]) for key, mark in _MARKS if isinstance(field.get(key), dict)), "")
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""``docs/metrics.md``: every series that workers and operator export. ``make chart-files`` writes it."""
+"""``docs/metrics.md``: every series that workers and operator export. ``make generate`` writes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH: Final = REPOSITORY / "docs/metrics.md"
 CONTRACT: Final = REPOSITORY / "core/heterotrain_core/contract/metrics.py"
 _ABOUT = """# Metrics
 
-Generated from the sources by `make chart-files`. Names ending in `_total` are counters; compare differences of them
+Generated from the sources by `make generate`. Names ending in `_total` are counters; compare differences of them
 rather than `rate()`, which loses shares that were used for a few steps only. The other series are gauges or histograms.
 A gauge without a value yet is not exported.
 

@@ -10,7 +10,6 @@ import io
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 from heterotrain_cli.cluster.render import description
@@ -24,7 +23,9 @@ from rich.console import Console
 from support.fake_cluster import FakeCluster, node_body, pool
 from support.simulated_training import Training
 
-PATH: Final = Path(__file__).parents[3] / "docs/pictures/top.svg"
+from lab.cluster import REPOSITORY
+
+PATH: Final = REPOSITORY / "docs/pictures/top.svg"
 COLUMNS: Final = 100
 BATCH, EPOCHS, EPOCH_SAMPLES = 448, 10, 448 * 400
 CHECKPOINT_STEPS: Final = 200
@@ -106,8 +107,8 @@ def until(training: WatchedTraining, step: int) -> WatchedTraining:
     return training
 
 
-def main() -> None:
-    """Draw the picture."""
+def text() -> str:
+    """Return the picture as SVG."""
     cluster = WatchedCluster()
     cluster.start()
     training = until(generation(cluster, None), LOST_AT_STEP)
@@ -123,11 +124,4 @@ def main() -> None:
     screen = Console(record=True, width=COLUMNS, file=io.StringIO())
     screen.print(description(view, cluster.told[-EVENTS:]))
     plain = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # no fonts from other hosts
-    PATH.write_text(
-        screen.export_svg(title="heterotrain top digits", unique_id="top", code_format=plain), encoding="utf-8"
-    )
-    print(PATH)
-
-
-if __name__ == "__main__":
-    main()
+    return screen.export_svg(title="heterotrain top digits", unique_id="top", code_format=plain)

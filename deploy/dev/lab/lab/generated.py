@@ -1,0 +1,47 @@
+"""``make generate``: every file of the repository that is made from others, and what makes it.
+
+A test compares each with its source. The manifest needs helm, which `make images` fetches or compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from heterotrain_operator.api.crd import rendered
+
+from lab import chart_files, dashboards, fields_reference, metrics_reference, top_picture
+from lab.cluster import REPOSITORY
+
+_CRD: Final = "heterotrain.dev_heterotrainjobs.yaml"
+FILES: Final[Mapping[Path, Callable[[], str]]] = {
+    REPOSITORY / "crds" / _CRD: rendered,
+    chart_files.CHART / "files" / _CRD: rendered,
+    **{
+        chart_files.CHART / f"files/dashboards/{name}.json": partial(dashboards.text, board)
+        for name, board in dashboards.ALL.items()
+    },
+    chart_files.README: chart_files.readme,
+    metrics_reference.PATH: metrics_reference.text,
+    fields_reference.PATH: fields_reference.text,
+    top_picture.PATH: top_picture.text,
+    chart_files.MANIFEST: chart_files.manifest,
+}
+"""In an order in which each file comes after those that it is made from."""
+
+
+def main() -> None:
+    """Write all files."""
+    for path, made in FILES.items():
+        if made is chart_files.manifest and not Path(chart_files.helm()).exists():
+            print(f"{path.relative_to(REPOSITORY)}: not made, because helm is missing; `make images` brings it")
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(made(), encoding="utf-8")
+        print(path.relative_to(REPOSITORY))
+
+
+if __name__ == "__main__":
+    main()
