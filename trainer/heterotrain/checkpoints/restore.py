@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -97,9 +98,22 @@ class ColdStart:
         earlier = self._earlier()
         manifest = None if earlier is None else restore_newest(earlier, training)
         if earlier is None or manifest is None:
+            self._mention_earlier()
             return None
         _log.info("that is a checkpoint of an earlier job, in %s", earlier.storage.shown)
         return Restored(manifest, is_own=False)
+
+    def _mention_earlier(self) -> None:
+        """Log that a job of the same name has left checkpoints, which a user may have expected to be used."""
+        uri, who = self._config.checkpoint_uri, self._identity
+        if uri is None or who.mode is not Mode.OPERATED or self._config.checkpoint_resume_from is not None:
+            return
+        with contextlib.suppress(UsageError):  # the start of this job does not depend on it
+            if (found := predecessor(who.job_name, uri, who)) is not None:
+                _log.warning(
+                    "training begins, and an earlier job of this name has left checkpoints in %s: to continue from "
+                    "them, set checkpoint.resumeFrom: %s", found.storage.shown, who.job_name,
+                )  # fmt: skip
 
     def _earlier(self) -> CheckpointFolder | None:
         source, uri = self._config.checkpoint_resume_from, self._config.checkpoint_uri

@@ -112,6 +112,16 @@ def test_an_empty_folder_is_a_mistake_and_an_unreadable_store_too(monkeypatch: p
         found("digits")
 
 
+def test_checkpoints_of_an_earlier_job_of_the_same_name_are_mentioned(caplog: pytest.LogCaptureFixture) -> None:
+    training = training_of(full(), seed=0)
+    manager = CheckpointManager(identity(), TrainingConfig(checkpoint_uri=STORE), report=Report(identity()))
+    assert not manager.load_into(training)
+    assert "resumeFrom" not in caplog.text
+    written(f"vision-digits-{OLD}")
+    assert not manager.load_into(training)
+    assert "set checkpoint.resumeFrom: digits" in caplog.text
+
+
 def test_a_cold_start_prefers_the_own_folder_and_reports_another_one() -> None:
     config = TrainingConfig(checkpoint_uri=STORE, checkpoint_resume_from="digits")
     report = Report(identity())
