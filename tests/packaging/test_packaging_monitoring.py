@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_operator.engine.metrics import OperatorMetrics
+from lab import dashboard_form
 from lab import dashboards as lab_dashboards
 from support.helm import of_kind, render
 
@@ -37,7 +38,7 @@ def dashboards() -> list[dict[str, Any]]:
 def queried() -> Iterator[tuple[str, str]]:
     for dashboard in dashboards():
         for panel in dashboard["panels"]:
-            for target in panel["targets"]:
+            for target in panel.get("targets", ()):
                 yield panel["title"], target["expr"]
         for annotation in dashboard["annotations"]["list"]:
             yield annotation["name"], annotation["expr"]
@@ -49,6 +50,25 @@ def test_every_queried_series_is_exported(where: str, expr: str) -> None:
     names = set(re.findall(r"heterotrain_[a-z_]+", expr))
     assert names or any(other in expr for other in OF_OTHERS), where
     assert names - exported() == set(), where
+
+
+@pytest.mark.parametrize("dashboard", dashboards(), ids=lambda each: each["uid"])
+def test_panels_are_in_rows_and_explain_themselves(dashboard: dict[str, Any]) -> None:
+    first, *panels = dashboard["panels"]
+    assert first["type"] == "row"
+    assert [panel["title"] for panel in panels if panel["type"] != "row" and len(panel["description"]) < 10] == []
+    kinds = {panel["type"] for panel in dashboard["panels"]}
+    assert kinds == ({"row", "stat", "table", "timeseries"} if "job" in dashboard["uid"] else {"row", "timeseries"})
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_a_table_of_workers_hides_times_and_names_its_columns() -> None:
+    (table,) = [panel for each in dashboards() for panel in each["panels"] if panel["type"] == "table"]
+    join, organize = table["transformations"]
+    assert join["options"]["byField"] == "worker"
+    assert all(target["format"] == "table" and target["instant"] for target in table["targets"])
+    columns = {f"Value #{target['refId']}": target["legendFormat"] for target in table["targets"]}
+    assert organize["options"]["renameByName"] == columns
 
 
 @pytest.mark.parametrize("dashboard", dashboards(), ids=lambda each: each["uid"])
@@ -71,5 +91,5 @@ def test_the_chart_installs_every_dashboard_unchanged() -> None:
         if each["metadata"]["name"].endswith("-dashboards")
     ]
     assert {key: json.loads(value) for key, value in found.items()} == {
-        f"heterotrain-{name}.json": json.loads(lab_dashboards.text(each)) for name, each in lab_dashboards.ALL.items()
+        f"heterotrain-{name}.json": json.loads(dashboard_form.text(each)) for name, each in lab_dashboards.ALL.items()
     }

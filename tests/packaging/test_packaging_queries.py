@@ -92,10 +92,10 @@ def of_job(uid: str, ranks: int) -> Series:
         found[name("heterotrain_operator_worker_units", **labels)] = constant(held)
     for number in range(2):  # NVIDIA's exporter and the kubelets name pods
         pod = f"{uid}-w{number}"
-        found[name("DCGM_FI_DEV_GPU_UTIL", pod=pod, gpu="0")] = constant(60.0)
-        found[name("DCGM_FI_DEV_GPU_UTIL", pod=pod, gpu="1")] = constant(80.0)
-        found[name("container_network_transmit_bytes_total", pod=pod, interface="eth0")] = rising(1e6)
-        found[name("container_network_receive_bytes_total", pod=pod, interface="eth0")] = rising(2e6)
+        found[name("DCGM_FI_DEV_GPU_UTIL", namespace="team", pod=pod, gpu="0")] = constant(60.0)
+        found[name("DCGM_FI_DEV_GPU_UTIL", namespace="team", pod=pod, gpu="1")] = constant(80.0)
+        found[name("container_network_transmit_bytes_total", namespace="team", pod=pod, interface="eth0")] = rising(1e6)
+        found[name("container_network_receive_bytes_total", namespace="team", pod=pod, interface="eth0")] = rising(2e6)
     return found | {name(f"heterotrain_operator_{key}", **operator): constant(value) for key, value in gauges.items()}
 
 
@@ -137,6 +137,19 @@ def expected_of_job(job: str) -> Answers:
     backward = {worker: seconds - 0.035 for worker, seconds in COMPUTE_S.items()}
     phases = {"load": 0.01, "forward": 0.02, "backward": sum(backward.values()) / 2, "sync": 0.04, "update": 0.005}
     return {
+        "Samples/s now": {"A": rate},
+        "Efficiency now": {"A": 0.9},
+        "Workers placed": {"A": 2.0, "B": 4.0},
+        "Loss now": {"A": 0.5},
+        "Step now": {"A": STEP_S},
+        "Time since the newest checkpoint": {"A": DURATION_S - CHECKPOINT_S},
+        "Workers": {
+            **{f"A {worker}": float(share * ranks) for worker, share in SHARE.items()},
+            **{f"B {worker}": share * ranks / STEP_S for worker, share in SHARE.items()},
+            **{f"C {worker}": seconds for worker, seconds in COMPUTE_S.items()},
+            **{f"D {worker}": STEP_S - seconds for worker, seconds in COMPUTE_S.items()},
+            **{f"E {worker}": seconds for worker, seconds in WAITING_S.items()},
+        },
         "Share of each worker (samples per step)": {"A a": 16.0 * ranks, "A b": 8.0 * ranks},
         "Throughput (samples/s)": {
             "A": rate, "B": sum(SHARE[worker] / COMPUTE_S[worker] for worker in SHARE) * ranks,
@@ -217,7 +230,11 @@ def dashboard(which: str) -> dict[str, Any]:
 def queries(which: str) -> dict[str, list[tuple[str, str]]]:
     """Return the queries of a dashboard, each with its letter, by the title of the panel or the annotation."""
     found = dashboard(which)
-    panels = {panel["title"]: [(t["refId"], t["expr"]) for t in panel["targets"]] for panel in found["panels"]}
+    panels = {
+        panel["title"]: [(t["refId"], t["expr"]) for t in panel["targets"]]
+        for panel in found["panels"]
+        if "targets" in panel
+    }
     return panels | {each["name"]: [("A", each["expr"])] for each in found["annotations"]["list"]}
 
 
@@ -249,25 +266,36 @@ def test_a_panel_shows_the_truth_whatever_the_number_of_ranks(
 ) -> None:
     answer = {}
     for letter, expr in queries(which)[title]:
-        promql = expr.replace("$job", job).replace("$name", job).replace("$__rate_interval", "1m")
+        promql = (
+            expr.replace("$job", job)
+            .replace("$namespace", "team")
+            .replace("$name", job)
+            .replace("$__rate_interval", "1m")
+        )
         for labels, value in server.query(promql, DURATION_S).items():
             answer[" ".join(filter(None, [letter, "/".join(found for _, found in labels)]))] = value
     assert answer == pytest.approx(truth)
 
 
-def test_a_job_is_selected_by_its_name_and_its_run(server: RealPrometheus) -> None:
-    """The names come from the workers' own series, so that no scrape of the operator is needed."""
-    name_of, run_of = dashboard("job")["templating"]["list"][1:]
-    assert (name_of["name"], run_of["name"]) == ("name", "job")
-    pattern = re.compile(name_of["regex"].strip("/"))
-    assert [pattern.fullmatch(worker)[1] for worker in ("digits-w0", "my-job-w12")] == ["digits", "my-job"]  # type: ignore[index]  # it matches
-    assert pattern.fullmatch("digits") is None
-    selector = re.fullmatch(r"label_values\((.*), job_uid\)", run_of["query"])
-    assert selector is not None
-    server.write({name("heterotrain_ready", worker="digits-w0", job_uid="u1"): constant(1)}, range(0, 1, 5))
-    server.write({name("heterotrain_ready", worker="digits-big-w0", job_uid="u2"): constant(1)}, range(0, 1, 5))
-    found = server.query(selector[1].replace("$name", "digits"), 0)
-    assert [dict(labels)["job_uid"] for labels in found] == ["u1"]
+def test_a_job_is_selected_by_its_namespace_its_name_and_its_run(server: RealPrometheus) -> None:
+    """Jobs of the same name in two namespaces are two, and no name is a part of another."""
+    known = "heterotrain_operator_min_workers"
+    for namespace, job, uid in (("a", "digits", "u1"), ("b", "digits", "u2"), ("a", "digits-big", "u3")):
+        labels = {"job_namespace": namespace, "job_name": job, "job_uid": uid}
+        server.write({name(known, **labels): constant(1)}, range(0, 1, 5))
+    asked = {"$namespace": "a", "$name": "digits"}
+    answers = []
+    for variable in dashboard("job")["templating"]["list"][1:]:
+        found = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
+        assert found is not None
+        selector = found[1]
+        for written, value in asked.items():
+            selector = selector.replace(written, value)
+        answers.append(
+            {dict(labels).get(found[2]) for labels in server.query(selector, 0)}
+            & {"a", "b", "digits", "digits-big", "u1", "u2", "u3"}
+        )
+    assert answers == [{"a", "b"}, {"digits", "digits-big"}, {"u1"}]
 
 
 def test_one_query_of_the_operator_brings_a_job_s_series_and_the_times_of_its_scrapes(server: RealPrometheus) -> None:

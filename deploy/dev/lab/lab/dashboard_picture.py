@@ -23,7 +23,7 @@ mpl.use("Agg")
 from heterotrain_core.contract import metrics
 from matplotlib import pyplot as plt
 
-from lab import dashboards
+from lab import dashboard_form, dashboards
 from lab.install import this_cluster
 from lab.telemetry import Prometheus
 
@@ -54,13 +54,18 @@ class Line:
 
 def document(name: str) -> dict[str, Any]:
     """Return a dashboard as the chart installs it."""
-    found: dict[str, Any] = json.loads(dashboards.text(dashboards.ALL[name]))
+    found: dict[str, Any] = json.loads(dashboard_form.text(dashboards.ALL[name]))
     return found
 
 
-def expression(text: str, *, job: str, uid: str) -> str:
+def expression(text: str, *, namespace: str, job: str, uid: str) -> str:
     """Return a query with the dashboard's variables filled in."""
-    for variable, value in (("$__rate_interval", RATE_INTERVAL), ("$job", uid), ("$name", job)):
+    for variable, value in (
+        ("$__rate_interval", RATE_INTERVAL),
+        ("$job", uid),
+        ("$namespace", namespace),
+        ("$name", job),
+    ):
         text = text.replace(variable, value)
     return text
 
@@ -70,11 +75,13 @@ def legend(pattern: str, labels: Mapping[str, str]) -> str:
     return re.sub(r"{{\s*(\w+)\s*}}", lambda found: labels.get(found[1], ""), pattern)
 
 
-def lines(prometheus: Prometheus, panel: Mapping[str, Any], *, job: str, uid: str, start_s: float) -> list[Line]:
+def lines(
+    prometheus: Prometheus, panel: Mapping[str, Any], *, namespace: str, job: str, uid: str, start_s: float
+) -> list[Line]:
     """Return what a panel shows from ``start_s`` until now."""
     found = []
     for target in panel["targets"]:
-        query = expression(target["expr"], job=job, uid=uid)
+        query = expression(target["expr"], namespace=namespace, job=job, uid=uid)
         for row in prometheus.series(query, start_s=start_s, end_s=time.time()):
             points = [(float(at_s), float(value)) for at_s, value in row["values"]]
             found.append(Line(legend=legend(target.get("legendFormat", ""), row["metric"]), points=points))
@@ -135,11 +142,14 @@ def main() -> int:
         print(f"{len(uids)} runs of {arguments.job} are there: give --uid, one of {uids}", file=sys.stderr)
         return 1
     dashboard = document("job")
-    every = dashboard["panels"]
+    every = [panel for panel in dashboard["panels"] if panel["type"] == "timeseries"]
     rows = sorted({panel["gridPos"]["y"] for panel in every})[: arguments.rows]
     panels = [panel for panel in every if panel["gridPos"]["y"] in rows]
     start_s = time.time() - 60 * arguments.minutes
-    contents = [lines(prometheus, each, job=arguments.job, uid=uids[0], start_s=start_s) for each in panels]
+    contents = [
+        lines(prometheus, each, namespace=arguments.namespace, job=arguments.job, uid=uids[0], start_s=start_s)
+        for each in panels
+    ]
     draw(panels, contents, f"{dashboard['title']}: {arguments.job}", arguments.out)
     return 0
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from heterotrain_operator.api.crd import rendered
 
-from lab import chart_files, dashboards, fields_reference, metrics_reference, top_picture
+from lab import chart_files, dashboard_form, dashboards, fields_reference, metrics_reference, top_picture
 from lab.cluster import REPOSITORY
 
 _CRD: Final = "heterotrain.dev_heterotrainjobs.yaml"
@@ -20,7 +20,7 @@ FILES: Final[Mapping[Path, Callable[[], str]]] = {
     REPOSITORY / "crds" / _CRD: rendered,
     chart_files.CHART / "files" / _CRD: rendered,
     **{
-        chart_files.CHART / f"files/dashboards/{name}.json": partial(dashboards.text, board)
+        chart_files.CHART / f"files/dashboards/{name}.json": partial(dashboard_form.text, board)
         for name, board in dashboards.ALL.items()
     },
     chart_files.README: chart_files.readme,
