@@ -10,11 +10,13 @@ from heterotrain.data.main_guard import check_not_imported
 from heterotrain.errors import UsageError
 from heterotrain.identity import read_identity
 from heterotrain.job_setup import operator_config
+from heterotrain.keywords import known_keywords
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.session import Job
 from heterotrain.state import admission
 
 
+@known_keywords
 def init(
     *,
     epochs: int | None = None,

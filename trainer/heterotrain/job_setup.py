@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from heterotrain_core.contract.choices import Backend
@@ -70,5 +71,15 @@ def membership_of(
         return elastic
     return Fixed(
         identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=backend,
-        timeout_s=config.peer_timeout_s, shards=shards,
+        timeout_s=config.peer_timeout_s, shards=shards, settings=_settings(config),
     )  # fmt: skip
+
+
+def _settings(config: TrainingConfig) -> dict[str, Any]:
+    """Return the arguments of ``heterotrain.init`` that have to be the same on every rank."""
+    return {
+        "batch_samples": config.base_batch_samples, "epochs": config.epochs, "steps": config.steps,
+        "seed": config.seed, "precision": config.precision, "compression": config.compression,
+        "on_non_finite": config.on_non_finite, "on_divergence": config.on_divergence,
+        "parallelism": config.parallelism,
+    }  # fmt: skip

@@ -26,6 +26,7 @@ from heterotrain.errors import Excluded, UsageError
 from heterotrain.evaluation import Measure, evaluated_in_stages, means, measured, part_of, sums
 from heterotrain.identity import Identity, Mode
 from heterotrain.job_setup import membership_of
+from heterotrain.keywords import known_keywords
 from heterotrain.layouts.stage import Method, Stage
 from heterotrain.membership.devices import take_device
 from heterotrain.model_setup import ModelSetup, WrapOptions
@@ -132,6 +133,7 @@ class Job:
         torch.manual_seed(config.seed)
         seed_step(config.seed, self.device)  # numpy and Python, too: every rank divides its data sets alike
 
+    @known_keywords
     def wrap(
         self,
         model: torch.nn.Module | Callable[[], torch.nn.Module],
@@ -298,6 +300,7 @@ class Job:
         self._leadership.hooks.append(hook)
         return hook
 
+    @known_keywords
     def steps(
         self,
         dataset: batches.MapDataset | NumberedStream | Iterable[Any],
@@ -336,6 +339,7 @@ class Job:
         Raises:
             UsageError: there is nothing to train, or the data cannot be read this way.
         """
+        admission.check_default_device()
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
         if self._loop.active_group is None:
@@ -403,6 +407,7 @@ class Job:
         rows = group.gather_now(list(values.values()), Purpose.SUM)
         return {name: math.fsum(column) for name, column in zip(values, zip(*rows, strict=True), strict=True)}
 
+    @known_keywords
     def part(
         self, dataset: batches.MapDataset, *, batch_samples: int, collate: batches.Collate | None = None
     ) -> Iterator[Any]:

@@ -133,8 +133,8 @@ NOT_COMMANDS = {
 }
 """First words of blocks that show a text or an output, by document."""
 PARTS_OF_SCRIPTS = (
-    "README.md", "docs/collectives.md", "docs/large-models.md", "docs/numerics.md", "docs/other-libraries.md",
-    "docs/training-loop.md",
+    "README.md", "docs/collectives.md", "docs/first-questions.md", "docs/from-ddp.md", "docs/large-models.md",
+    "docs/numerics.md", "docs/other-libraries.md", "docs/training-loop.md",
 )  # fmt: skip
 """Documents whose blocks of Python are parts of training scripts, without a model and data of their own: another test
 compiles them, and the guides' whole scripts are run by `make test-all PART=guides`."""

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from heterotrain.checkpoints.checkpoint import RECORD, CheckpointFolder
 from heterotrain.checkpoints.manifest import FORMAT_2, Manifest
 from heterotrain.errors import UsageError
+from heterotrain.state.groups import COMPILED
 from heterotrain.state.tensors import Entry
 
 MOST_RECORD_BYTES = 16 * 1024 * 1024
@@ -81,7 +82,8 @@ def read_weights(uri: str, *, step: int | None = None) -> Weights:
     try:
         manifest = folder.select(step)
         state = folder.load(manifest, lambda entry: entry.whole if _is_model(manifest, entry) else None)
-        model, progress = state["model"], state["progress"]
+        model = {name.replace(COMPILED, ""): value for name, value in state["model"].items()}
+        progress = state["progress"]
         tensors, tied = _untied(model)
         epoch = int(progress["epoch"])
     except UsageError:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -34,7 +37,15 @@ def fetch(dataset: MapDataset, ids: Sequence[int], collate: Collate | None) -> A
         collate: makes the batch; ``None`` for torch's own.
     """
     several = getattr(dataset, "__getitems__", None)
-    samples = several(list(ids)) if callable(several) else [dataset[i] for i in ids]
+    if callable(several):
+        return collated(several(list(ids)), collate)
+    samples = []
+    for index in ids:
+        try:
+            samples.append(dataset[index])
+        except Exception as error:
+            error.add_note(f"heterotrain: this is sample {index} of {type(dataset).__name__}")
+            raise
     return collated(samples, collate)
 
 
@@ -69,9 +80,17 @@ def emptied(value: Any) -> Any:
 def to_device(value: Any, device: torch.device) -> Any:
     """Return the batch with all its tensors on the device; the host does not wait for what the device has still to do.
 
-    Mappings (returned as dictionaries), lists, tuples and named tuples are traversed; other objects stay unchanged.
+    Objects with a method ``to`` move themselves. Mappings, lists, tuples, named tuples and dataclasses are traversed
+    and keep their type; other objects stay unchanged.
     """
-    return _mapped(pinned(value, device), lambda tensor: tensor.to(device, non_blocking=True))
+
+    def moved(thing: Any) -> Any:
+        try:
+            return thing.to(device, non_blocking=True)
+        except TypeError:  # of a method that takes a device only
+            return thing.to(device)
+
+    return _mapped(pinned(value, device), moved, whole=moved)
 
 
 def pinned(value: Any, device: torch.device) -> Any:
@@ -94,13 +113,35 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _mapped(
+    value: Any, change: Callable[[torch.Tensor], torch.Tensor], *, whole: Callable[[Any], Any] | None = None
+) -> Any:
+    """Return the value with its tensors changed; ``whole`` changes an object that has a method ``to``."""
     if isinstance(value, torch.Tensor):
         return change(value)
+    if whole is not None and not isinstance(value, type) and callable(getattr(value, "to", None)):
+        return whole(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return _like(value, {key: _mapped(item, change, whole=whole) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(item, change) for item in value))
+        return type(value)(*(_mapped(item, change, whole=whole) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(_mapped(item, change) for item in value)
+        return type(value)(_mapped(item, change, whole=whole) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = copy.copy(value)  # as replace(), but without the checks of a constructor
+        for each in dataclasses.fields(value):
+            object.__setattr__(found, each.name, _mapped(getattr(value, each.name), change, whole=whole))
+        return found
     return value
+
+
+def _like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return a mapping of the same type with other items; a dictionary where its type does not allow that."""
+    if type(value) is dict or not isinstance(value, MutableMapping):
+        return items
+    found = copy.copy(value)
+    if isinstance(found, UserDict):  # its copy may share the items
+        found.data = items
+    else:
+        found.update(items)
+    return found

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,7 @@ class Fixed:
         backend: Backend,
         timeout_s: float,
         shards: int = 1,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Plan even members.
 
@@ -62,12 +64,14 @@ class Fixed:
             batch_samples: global batch.
             backend: for gradients.
             timeout_s: the hang watch logs after a multiple of it.
+            settings: those of ``heterotrain.init``, the same on every rank.
             shards: ranks that divide the model among themselves, with consecutive numbers; 1 for whole models.
 
         Raises:
             UsageError: the ranks do not make whole members.
         """
         self.place: Place = everywhere_alike
+        self._settings = dict(settings or {})
         self._identity = identity
         self._batch_samples = batch_samples
         self._held = self._plan(Layout(kind=LayoutKind.SHARDED, shards=shards) if shards > 1 else Layout())
@@ -142,6 +146,7 @@ class Fixed:
                 sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
             )
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
+            self._check_settings(prefixed)
             choice = self._choose(prefixed)
             group.build(
                 connect=lambda: prefixed,
@@ -176,6 +181,22 @@ class Fixed:
         if self._identity.rank == 0:
             store.set("secret", secrets.token_hex(keys.SECRET_BYTES))
         return bytes(store.get("secret"))
+
+    def _check_settings(self, store: Any) -> None:
+        """Check that all ranks call ``heterotrain.init`` with the same settings.
+
+        Raises:
+            UsageError: they do not.
+        """
+        store.set(f"settings-{self._identity.rank}", json.dumps(self._settings))
+        first = json.loads(store.get("settings-0"))
+        for rank in range(self._identity.world_size or 1):
+            other = json.loads(store.get(f"settings-{rank}"))
+            for name in (name for name in first if other.get(name) != first[name]):
+                raise UsageError(
+                    f"ranks call heterotrain.init with different settings: {name} is {other.get(name)!r} on rank "
+                    f"{rank} and {first[name]!r} on rank 0: give every rank the same"
+                )
 
     def _choose(self, store: Any) -> BackendChoice:
         """Return the backend for gradients, after every rank has put its devices into the store.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from heterotrain.errors import UsageError
 from heterotrain.network.two_levels import Reduction
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.timeline import Timestamp
@@ -67,6 +68,8 @@ class Bucket:
         if len(gradients) < len(elsewhere):
             return False
         if gradients:  # a loop costs twice as much for small layers
+            for gradient in gradients:
+                check_dense(gradient)
             torch._foreach_copy_([view for _, view, _ in elsewhere], gradients)
         for parameter, view, _ in elsewhere:
             parameter.grad = view
@@ -81,8 +84,19 @@ class Bucket:
                     self.unused.append(place)
                     view.zero_()
                 else:
+                    check_dense(parameter.grad)
                     view.copy_(parameter.grad)
                 parameter.grad = view
+
+
+def check_dense(gradient: torch.Tensor) -> None:
+    """Refuse a sparse gradient.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if gradient.layout is not torch.strided:
+        raise UsageError("a parameter has a sparse gradient: leave out sparse=True, as of F.embedding")
 
 
 def buckets_of(arranged: Sequence[torch.nn.Parameter], *, enough_bytes: int) -> list[Bucket]:

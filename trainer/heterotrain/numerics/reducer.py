@@ -23,7 +23,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.numerics.bucket_order import arrange, leave_in_order, share_order
-from heterotrain.numerics.buckets import Bucket, buckets_of, squared_norm
+from heterotrain.numerics.buckets import Bucket, buckets_of, check_dense, squared_norm
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.gradient_hooks import GradientHooks
 from heterotrain.numerics.script_hooks import ScriptHooks
@@ -467,6 +467,7 @@ class Reducer:
         if parameter.grad is not view:  # the step's first gradient, or one that was replaced instead of added to
             self._moved.add(id(parameter))
             if parameter.grad is not None:
+                check_dense(parameter.grad)
                 view.copy_(parameter.grad)
             parameter.grad = view
 

@@ -59,6 +59,18 @@ def check_model(model: Any, *, has_values: bool = True) -> None:
             )
         if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.sparse:
             raise UsageError(f"{what} a {type(layer).__name__} with sparse gradients: leave out sparse=True")
+        if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.max_norm is not None:
+            raise UsageError(
+                f"{what} a {type(layer).__name__} with max_norm, which changes weights in forward passes, so ranks "
+                "with other samples would train other weights: leave out max_norm=, and limit the rows after "
+                "step.apply, with torch.no_grad(): weight.copy_(torch.renorm(weight, 2, 0, max_norm))"
+            )
+        for own, value in layer.named_buffers(recurse=False):
+            if value is not None and (value.layout is not torch.strided or value.is_nested):
+                raise UsageError(
+                    f"buffer {f'{name}.{own}' if name else own!r} is sparse or nested, which no checkpoint can hold: "
+                    "keep it as an attribute of the model, or register its indices and values as buffers"
+                )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise UsageError(
@@ -260,3 +272,17 @@ def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"{value!r}" if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def check_default_device() -> None:
+    """Refuse ``torch.set_default_device``: the library's own tensors would be on that device, too.
+
+    Raises:
+        UsageError: the default is not the host's memory.
+    """
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise UsageError(
+            f"torch.set_default_device({str(device)!r}) is in force: leave it out, because job.wrap moves the model "
+            "and job.steps moves batches to job.device; or end it before job.wrap"
+        )

@@ -9,7 +9,7 @@ restores the optimizer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ STATE = "state"
 OTHER = "other"
 """State that an optimizer keeps for no parameter."""
 
+COMPILED = "_orig_mod."
+"""What ``torch.compile`` puts before the names of a model."""
 Part = Callable[[str, torch.Tensor], torch.Tensor | Shard | None]
 """Returns what this rank holds of a tensor in the state of the named parameter; ``None`` for nothing."""
 
@@ -99,12 +101,30 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], layout: 
         _log.info("%s has the parameter groups of the state to continue from", type(optimizer).__name__)
     if [sorted(names) for names in own] != [sorted(names) for names in wanted]:
         raise ValueError("other parameters, or in other groups")
-    optimizer.load_state_dict(_numbered(state, own, parameters, layout))
+    numbered = _numbered(state, own, parameters, layout)
+    optimizer.load_state_dict(numbered)
+    _put_back_formats(optimizer, numbered["state"])
     for parameter, values in optimizer.state.items():
         if isinstance(parameter, torch.Tensor):  # a transfer and a checkpoint hold elements row by row
             values.update({
                 key: laid_out_like(value, parameter) for key, value in values.items() if isinstance(value, torch.Tensor)
             })  # fmt: skip
+
+
+def _put_back_formats(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any]) -> None:
+    """Give integers of an optimizer's state their own format again: torch casts them to that of their parameter.
+
+    An optimizer with a ``load_state_dict`` of its own does what it does.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(parameters):
+        for key, value in saved.get(number, {}).items():
+            now = optimizer.state[parameter].get(key)
+            integers = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
+            if integers and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                optimizer.state[parameter][key] = value.to(now.device, copy=True)
 
 
 def _by_name(saved: Mapping[str, Any], named: list[list[str]]) -> dict[str, Any]:
@@ -157,3 +177,33 @@ def _extends(own: list[list[str]], wanted: list[list[str]]) -> bool:
 
 def _known(wanted: list[list[str]], parameters: Mapping[str, torch.nn.Parameter]) -> bool:
     return all(name in parameters for names in wanted for name in names)
+
+
+def named_as(state: dict[str, Any], parameters: Collection[str], model: Collection[str]) -> dict[str, Any]:
+    """Return a captured state with the names of this model, where only one of both was compiled by ``torch.compile``.
+
+    Args:
+        state: what ``Training.capture`` returned.
+        parameters: names of this model.
+        model: names in its state.
+    """
+    if not set(state["model"]) ^ set(model):
+        return state
+    own = {name.replace(COMPILED, ""): name for name in (*model, *parameters)}
+    if {name.replace(COMPILED, "") for name in state["model"]} != {name.replace(COMPILED, "") for name in model}:
+        return state  # another model
+
+    def renamed(name: str) -> str:
+        return own.get(name.replace(COMPILED, ""), name)
+
+    optimizers = []
+    for saved in state["optimizers"]:
+        known: dict[str, Any] = {}
+        if GROUPS in saved:
+            known[STATE] = {renamed(name): value for name, value in saved[STATE].items()}
+            known[GROUPS] = [group | {NAMES: [renamed(name) for name in group[NAMES]]} for group in saved[GROUPS]]
+        optimizers.append(saved | known)
+    found = {"model": {renamed(name): value for name, value in state["model"].items()}, "optimizers": optimizers}
+    if "trained" in state:  # older checkpoints do not say
+        found["trained"] = [renamed(name) for name in state["trained"]]
+    return state | found

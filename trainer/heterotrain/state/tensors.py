@@ -15,12 +15,15 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from heterotrain.errors import HeterotrainError, UsageError
 from heterotrain.layouts.holdings import Extent
 
 _MARKER = "__tensor__"
+_ARRAY, _BYTES = "__numpy__", "__bytes_io__"
+"""Markers of values that are restored as what they were."""
 _PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes)
 _STATE_PATH = 5
 """Length of the path to a tensor in an optimizer's state: ``("optimizers", 0, "state", parameter, key)``."""
@@ -160,6 +163,12 @@ class _Taker:
         if isinstance(value, list | tuple):
             items = [self.strip(item, (*path, i)) for i, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            return {_ARRAY: _marker(self._take(torch.from_numpy(np.array(value)), path))}
+        if isinstance(value, io.BytesIO):
+            return {_BYTES: value.getvalue()}
+        if isinstance(value, np.generic):
+            value = value.item()
         for plain in _PLAIN:
             if isinstance(value, plain):
                 return plain(value)  # a subclass (a numpy float, a version string) could not be read back
@@ -299,6 +308,10 @@ def unflatten(flat: Flat) -> dict[str, Any]:
                 if held.values.shape == held.entry.shape:
                     return held.values  # the same object for each name of a tied weight
                 return Shard(held.values, held.entry.shape, held.extent)
+            if _ARRAY in value:
+                return fill(value[_ARRAY]).numpy().copy()
+            if _BYTES in value:
+                return io.BytesIO(value[_BYTES])
             return {key: made for key, item in value.items() if (made := fill(item)) is not absent}
         if isinstance(value, list):
             return [made for item in value if (made := fill(item)) is not absent]

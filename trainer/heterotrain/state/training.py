@@ -157,6 +157,9 @@ class Training:
             self.earlier, self.progress, self.has_state = Earlier(flatten(state), None), progress, True
             return
         self._check_order(state)
+        if self.own_layout is None:
+            whole = self.layout
+            state = groups.named_as(state, [name for name, _ in whole.named_parameters()], whole.state_dict())
         kinds = [type(optimizer).__name__ for optimizer in self.optimizers]
         if state.get("kinds", kinds) != kinds:
             raise UsageError(

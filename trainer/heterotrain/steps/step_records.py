@@ -55,7 +55,7 @@ class StepRecords:
         self._epochs = epochs
         self._steps = steps
         self._prices_per_hour = prices_per_hour
-        self._non_finite_steps = 0
+        self._non_finite_steps = self._empty_steps = 0
         self._counts: list[int | None] = []
 
     def expect_schedules(self) -> None:
@@ -96,6 +96,8 @@ class StepRecords:
         loader.committed()
         loader.log(step.task, active_group.membership)
         self._record.note(active_group.roster, step=step.task.number)
+        if not decision.weight:
+            self._note_empty(step.task.number)
         if step.skipped:
             self._attempts.undo()  # also running statistics, which a forward pass that is not finite has changed
         self._step_schedulers(
@@ -112,6 +114,15 @@ class StepRecords:
             lambda: self._position(active_group, decision, loader), leads=active_group.rank == 0, now_s=now_s
         )
         self._observer.cost(step, since_s=telemetry_began_s)
+
+    def _note_empty(self, number: int) -> None:
+        """Log a step whose micro-batches all have weight zero: at first, and whenever the number of them doubles."""
+        self._empty_steps += 1
+        if not self._empty_steps & (self._empty_steps - 1):
+            _log.warning(
+                "step %d trains nothing, because the weights of all its micro-batches are 0 (%d such steps so far): a "
+                "weight is the number of samples or tokens that the loss is a sum of", number, self._empty_steps,
+            )  # fmt: skip
 
     def non_finite(self, what: str, action: Action) -> None:
         """Count and log a step whose loss or gradient is not finite, unless a smaller loss scale in fp16 may help."""
