@@ -18,6 +18,8 @@ TRUSTED_GROWTH = 2
 An ok model only promises good predictions at half and twice the typical share. In simulation, a factor of 4 for ok
 models made DeepSpeech2 take 7 % longer: where small shares took equally long, a slope of zero attracted samples.
 """
+TRUSTED_SHRINKAGE = 4
+"""Factor by which a share may fall at once. A line through disturbed steps would leave a member next to nothing."""
 UNSURE_GROWTH = 8
 """The same by a pessimistic line, for batches that exceed what all members are trusted with."""
 PESSIMISTIC_DEVIATIONS = 2.0
@@ -121,6 +123,22 @@ def trusted_samples(members: Sequence[SplitMember], models: Sequence[MemberModel
     """Return the largest batch of which each member is trusted with its part, whatever even shares would be."""
     careful = [cautious(member, model, 0) for member, model in zip(members, models, strict=True)]
     return sum(member.cap_samples or 0 for member in careful)
+
+
+def near_shares(members: Sequence[SplitMember], current: Sequence[int] | None) -> list[SplitMember]:
+    """Return the members with floors near their current shares; as they are without current shares."""
+    if current is None:
+        return list(members)
+    found = []
+    for member, share in zip(members, current, strict=True):
+        least = (
+            share // TRUSTED_SHRINKAGE
+            if member.cap_samples is None
+            else min(share // TRUSTED_SHRINKAGE, member.cap_samples)
+        )
+        least -= least % member.granularity_samples
+        found.append(replace(member, floor_samples=max(member.floor_samples, least)))
+    return found
 
 
 def _capped(member: SplitMember, samples: int) -> SplitMember:

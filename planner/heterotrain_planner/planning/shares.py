@@ -21,6 +21,7 @@ from heterotrain_planner.perf.model import ExchangeModel, FitQuality, MemberMode
 from heterotrain_planner.planning.evidence import (
     MemberEvidence,
     cautious,
+    near_shares,
     pessimistic,
     settled,
     split_member,
@@ -59,6 +60,7 @@ class SharesRequest:
             also has to exceed the false-positive gain of the fits (``planning.significance``).
         trust_ratio: factor on that false-positive gain. 1 for shares in use; less for shares that were decided on less
             evidence and are still pending, because the newer evidence is better anyway.
+        taken_back: the shares to return to, because the current ones are far slower than predicted; ``None`` for none.
         rebalance: ``False`` always keeps even shares, as a baseline.
         probe: whether shares may vary where a speed is still unclear. Where a boundary follows within some ten steps,
             the change of shares itself shows the speeds, and probes cost more than they show.
@@ -71,6 +73,7 @@ class SharesRequest:
     current_shares: tuple[int, ...] | None = None
     least_gain_ratio: float = 0.01
     trust_ratio: float = 1.0
+    taken_back: tuple[int, ...] | None = None
     rebalance: bool = True
     probe: bool = True
     least_members: int = 1
@@ -216,10 +219,15 @@ def _shares(
                 return current, 0.0, "the current shares stay, because no member's speed is known"
         return even, 1.0, "even shares, because no member's speed is known yet"
     communication = exchange.communication or CommunicationTime()
+    back = request.taken_back
+    usable = back is not None and sum(back) == request.total_samples
+    if back is not None and usable and isinstance(evaluate(back, members, communication=communication), Split):
+        return back, 1.0, "the shares before are back"
     if request.total_samples > trusted_samples(members, models):
         careful = [pessimistic(member, model) for member, model in zip(members, models, strict=True)]
     else:
         careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
+    careful = near_shares(careful, current)
     found = balance_expected(request.total_samples, careful, variations, communication=communication, hiccups=hiccups)
     if isinstance(found, Infeasible):
         # Lines: without caps, all shares up to the batch would have to be tabulated.

@@ -12,6 +12,7 @@ from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, PlanObject
+from heterotrain_operator.decide.plan.braking import NEXT_STEP
 from heterotrain_operator.decide.plan.decoded import decoded
 from heterotrain_operator.decide.plan.membership import MembershipDecision
 from heterotrain_operator.decide.plan.revision import next_boundary
@@ -93,7 +94,8 @@ def next_plan(
             min_replicas=min_replicas,
         )
     spares = membership.spares
-    if rebalance.boundary is RebalanceBoundary.AUTO and current.boundary.kind is BoundaryKind.STEPS:
+    follows = rebalance.boundary is RebalanceBoundary.AUTO and current.boundary.kind is BoundaryKind.STEPS
+    if follows or current.boundary == NEXT_STEP:
         boundary = current.boundary  # it changes with the shares
     wanted = replace(
         current,

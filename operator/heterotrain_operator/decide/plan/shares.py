@@ -15,6 +15,7 @@ from heterotrain_planner.perf.memory import MemoryPeak, micro_batch_cap
 from heterotrain_planner.perf.model import ExchangeModel
 from heterotrain_planner.perf.ranks import observations_of_member
 from heterotrain_planner.planning.batch import BatchRequest, decide_batch
+from heterotrain_planner.planning.brake import Brake
 from heterotrain_planner.planning.fitting import MemberFits, fit_members
 from heterotrain_planner.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 
@@ -22,9 +23,11 @@ from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.decide.plan.arrangement import Arrangement, arrangement_of
+from heterotrain_operator.decide.plan.braking import NEXT_STEP, braking
 from heterotrain_operator.decide.plan.revision import (
     BoundaryDistance,
     distance_to_boundary,
+    is_used,
     least_gain,
     next_boundary,
     trust_ratio,
@@ -98,6 +101,9 @@ def share_out(
     fits = fit_members(evidence, () if cuts else _former(arrangement, telemetry))
     learned = exchange or MeasuredExchange()
     fits = replace(fits, exchange=_exchange_among(arrangement, fits.exchange, plan, current, learned))
+    brake = braking(current, evidence, telemetry) if current is not None and not rebalance.keeps_even else None
+    if brake is not None:
+        boundary, distance = NEXT_STEP, BoundaryDistance.NEAR
     batch, why = _batch(spec, fits, telemetry, plan=plan, current=current, distance=distance)
     decision = decide_shares(
         SharesRequest(
@@ -107,6 +113,7 @@ def share_out(
             current_shares=current.shares if current is not None else None,
             least_gain_ratio=least_gain(distance),
             trust_ratio=trust_ratio(current, telemetry, distance),
+            taken_back=brake.back_to if brake is not None else None,
             rebalance=not rebalance.keeps_even,
             probe=rebalance.boundary is not RebalanceBoundary.AUTO,
             least_members=spec.elastic_policy.min_replicas,
@@ -118,14 +125,28 @@ def share_out(
     return Shares(
         arrangement=arrangement,
         division=decision.division,
-        changed=current is None or worth_writing(decision, current, distance),
+        changed=current is None
+        or worth_writing(decision, current, distance)
+        or _comes_too_late(current, brake, telemetry),
         boundary=boundary,
         reason="; ".join(
-            filter(None, (why if plan is None or batch != plan.global_batch_samples else "", decision.reason))
+            filter(
+                None,
+                (
+                    brake.reason if brake is not None else "",
+                    why if plan is None or batch != plan.global_batch_samples else "",
+                    decision.reason,
+                ),
+            )
         ),
         batch_reason=why,
         decision=decision,
     )
+
+
+def _comes_too_late(plan: Plan, brake: Brake | None, telemetry: Telemetry) -> bool:
+    """Return whether a plan waits for a later boundary than the next step, while the one in force is far too slow."""
+    return brake is not None and plan.boundary != NEXT_STEP and not is_used(plan, telemetry)
 
 
 def _exchange_among(

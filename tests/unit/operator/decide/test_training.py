@@ -129,10 +129,10 @@ def test_a_throttled_worker_is_reported_with_its_slowdown() -> None:
     training = a_training(seed=2, rebalance=EPOCH)
     for _ in range(2):
         training.epoch()
-    training.speeds.slow = {0: 1.8}
+    training.speeds.slow = {0: 1.4}  # less than what takes a plan back at once
     training.epoch()
     assert training.cluster.condition("SpeedsLearned") == ("False", "SpeedChanged")
-    assert re.search(r"job-w0 takes 1\.[789] times as long", training.cluster.message("SpeedsLearned"))
+    assert re.search(r"job-w0 takes 1\.[345] times as long", training.cluster.message("SpeedsLearned"))
     assert training.cluster.events.count("WorkerSpeedChanged") == 1
     for _ in range(3):
         training.epoch()
@@ -176,6 +176,8 @@ def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalan
         if training.roster is not before:
             starts.append(training.adopted_at)
         batches.append(training.roster.plan.global_batch_samples)
+        if training.progress.steps % training.scrape_every == 0:
+            reported = batches[-1], training.noise_samples
     assert batches[0] == BATCH
     assert batches[-1] > 2 * BATCH
     assert all(new <= 4.2 * old for old, new in pairwise(batches)), "step by step"
@@ -184,8 +186,8 @@ def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalan
     steps = training.plan.boundary.kind is BoundaryKind.STEPS
     assert all(start == 0 or (steps and start % 15 == 0) for start in starts)
     status = training.cluster.status
-    assert status["globalBatchSize"] == batches[-1]
-    assert status["noiseScaleSamples"] == float(f"{training.noise_samples:.4g}")
+    assert status["globalBatchSize"] == reported[0], "as of the last scrape"
+    assert status["noiseScaleSamples"] == float(f"{reported[1]:.4g}")
     assert "BatchPlanned" in training.cluster.events
     assert "at a noise scale of" in status["batchReason"]
     even = max(training.roster.shares) - min(training.roster.shares) <= 1
