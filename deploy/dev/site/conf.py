@@ -6,7 +6,10 @@
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / part) for part in ("core", "planner", "operator", "trainer", "cli")]
@@ -29,6 +32,7 @@ templates_path = ["templates"]
 html_theme = "furo"
 html_additional_pages = {"index": "index.html"}
 html_title = f"heterotrain {version}"
+html_math_renderer = "mathml"  # browsers draw it without a script of another host
 html_show_copyright = html_copy_source = html_show_sourcelink = False
 
 myst_heading_anchors = 4
@@ -43,6 +47,20 @@ def add_contents(_app: Sphinx, document: str, source: list[str]) -> None:
         source[0] += (ROOT / "deploy/dev/site/contents.txt").read_text(encoding="utf-8")
 
 
+def in_a_line(translator: HTML5Translator, node: nodes.math) -> None:
+    """Write a formula inside of a sentence as MathML."""
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def on_its_own(translator: HTML5Translator, node: nodes.math_block) -> None:
+    """Write a formula between paragraphs as MathML; a long one scrolls instead of widening the page."""
+    formula = convert(node.astext(), display="block")
+    translator.body.append(f'<div style="overflow-x: auto">{formula}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
-    """Connect the function above to Sphinx."""
+    """Connect the functions above to Sphinx."""
     app.connect("source-read", add_contents)
+    app.add_html_math_renderer("mathml", inline_renderers=(in_a_line, None), block_renderers=(on_its_own, None))
