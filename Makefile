@@ -131,6 +131,9 @@ format: setup-core ## let ruff fix and format the sources
 generate: setup-operator ## make every file that is made from others: CRD, references, chart's README, dashboards, pictures
 	@PYTHONPATH=deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m lab.generated
 
+release: setup-core ## what a release publishes, into out/release, from the newest commit; pushes nothing. VERSION=0.1.0
+	@$(LAB) -m lab.release_files $(or $(VERSION),$(error give VERSION, such as make release VERSION=0.1.0)) $(ARGS)
+
 ##@ Longer runs and packages for parts of `make test-all`
 
 chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=number, SEED=first one; about one second each
@@ -226,6 +229,6 @@ pictures: setup ## draw the pictures of docs/mathematics.md again
 bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
 	@for what in spot fleet cannikin comparison; do PYTHONPATH=research $(PY) research/programs/simulated_$$what.py; echo; done
 
-.PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint format generate docs chaos histories \
+.PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint format generate release docs chaos histories \
   guides-packages stores-packages oldest-torch gpu images cluster cluster-running \
   cluster-down operator-local operator-reload bench bench-scale bench-mathematics bench-trainer bench-simulated research pictures

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from heterotrain_core.version import __version__
-from lab import release_names
+from lab import release_files, release_names
 from support.helm import helm, of_kind
 from support.wheels import built
 
@@ -247,3 +247,21 @@ def test_a_tag_that_is_not_the_version_stops_the_release_before_anything_is_push
         done = subprocess.run(["bash", "-e", "-c", script], cwd=ROOT, env={"GITHUB_REF_NAME": tag}, check=False)
         assert done.returncode == code
     assert "version" in JOBS["image"]["needs"]
+
+
+def test_a_dry_run_makes_the_files_of_a_release_and_pushes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    missing = release_files.make(__version__, registry="localhost:5000/me", source=SOURCE, out=out)
+    names = {path.name.replace(__version__, "V") for path in out.iterdir()}
+    assert {"NOTES.md", "SHA256SUMS", "heterotrain.yaml", "htj.yaml", "kubectl-htj.tar.gz"} <= names
+    assert any(name.endswith(".whl") for name in names)
+    assert ("heterotrain-V.tgz" in names) != any("chart" in each for each in missing)
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=out, check=True)
+    assert "localhost:5000/me/heterotrain-operator" in (out / "heterotrain.yaml").read_text()
+    with pytest.raises(release_names.ReleaseError, match=r"9\.9\.9"):
+        release_files.make("9.9.9", registry="r", source=SOURCE, out=tmp_path / "other")
+
+
+def test_notes_are_those_of_the_version_or_of_what_is_not_released() -> None:
+    text = "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.1.0 (2026-12-01)\n\n- first\n"
+    assert [release_files.notes(text, version) for version in ("0.1.0", "0.2.0")] == ["- first\n", "- new\n"]

@@ -155,7 +155,9 @@ def check(root: Path, release: Release) -> None:
         ("appVersion of helm/heterotrain/Chart.yaml", about["appVersion"]),
     ):
         if version != release.version:
-            raise ReleaseError(f"the tag has version {release.version}, but {where} has {version}: change one of them")
+            raise ReleaseError(
+                f"the release has version {release.version}, but {where} has {version}: change one of them"
+            )
     if "urls" in tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]:
         raise ReleaseError("the sources have the names of a release already: start from a new checkout")
 
@@ -182,6 +184,13 @@ def rename(root: Path, release: Release) -> None:
         (root / path).write_text(text, encoding="utf-8")
 
 
+def write_files(root: Path, release: Release, out: Path) -> None:
+    """Write the manifest and the files of the krew plugin from renamed sources."""
+    (out / "heterotrain.yaml").write_bytes((root / "deploy/manifest/heterotrain.yaml").read_bytes())
+    plugin = release.file("kubectl-htj.tar.gz")
+    subprocess.run([root / "deploy/krew/build.sh", release.version, plugin, release.source, out], check=True)
+
+
 def main() -> int:
     """Rewrite a checkout, and write the manifest and the files of the krew plugin; return the exit code."""
     parser = argparse.ArgumentParser(prog="lab.release_names", description=__doc__)
@@ -199,11 +208,7 @@ def main() -> int:
         print(f"release_names: {error}", file=sys.stderr)
         return 1
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "heterotrain.yaml").write_bytes((root / "deploy/manifest/heterotrain.yaml").read_bytes())
-    subprocess.run(
-        [root / "deploy/krew/build.sh", release.version, release.file("kubectl-htj.tar.gz"), release.source, given.out],
-        check=True,
-    )
+    write_files(root, release, given.out)
     return 0
 
 
