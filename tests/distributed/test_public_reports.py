@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from distributed.harness import Gate, Operator, Zygote, assert_same_weights
 from distributed.own_ranks import OwnRanks
 from distributed.report_scripts import plain
@@ -63,6 +64,14 @@ def test_a_script_trains_as_one_process_does(operate: Operate, name: str) -> Non
     for worker in workers:
         assert worker.code == 0, worker.log()
         assert_same_weights(operator.weights(worker), plain(name))
+
+
+@pytest.mark.thorough
+def test_many_tensors_go_to_loader_processes(own_ranks: OwnRanks, tmp_path: Path) -> None:
+    """768 of them, where a process start takes 256 descriptors."""
+    (alone,) = own_ranks.start(SCRIPT, out=str(tmp_path), report="ListOfTensors", workers=2)
+    assert alone.ended() == 0, alone.log()
+    assert_same_weights(dict(torch.load(tmp_path / "alone.pt")), plain("ListOfTensors"))
 
 
 @pytest.mark.parametrize("name", SENTENCES)

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from heterotrain.data.shared_copy import SharedCopy
 from heterotrain.errors import UsageError
 
 PRELOADED = ("torch", "heterotrain.session", "heterotrain.data.prefetch", "heterotrain.data.loader_server")
@@ -51,10 +52,14 @@ class Workers:
 class ProcessInit:
     """What each loader process does before its first sample."""
 
-    def __init__(self, script: WorkerInit | None, dataset: Any) -> None:
-        """``script`` is the script's own function; ``dataset`` is the data set that it expects in the worker's info."""
+    def __init__(self, script: WorkerInit | None, shared: SharedCopy, *, is_source: bool) -> None:
+        """``script`` is the script's own function, which expects its data set in the worker's info.
+
+        ``shared`` is the data set, or with ``is_source`` the source that has it.
+        """
         self._script = script
-        self._dataset = dataset
+        self._shared = shared
+        self._is_source = is_source
 
     def __call__(self, worker: int) -> None:
         """Prepare the process with this number."""
@@ -66,7 +71,8 @@ class ProcessInit:
         if self._script is not None:
             info = get_worker_info()
             if info is not None:  # torch put the loader's own data set there and made the object constant
-                object.__setattr__(info, "dataset", self._dataset)
+                whole = self._shared.load()
+                object.__setattr__(info, "dataset", whole.dataset if self._is_source else whole)
             self._script(worker)
 
 
@@ -105,20 +111,29 @@ def loader_context(*things: Any) -> BaseContext:
     return context
 
 
-def check_sendable(*, dataset: Any, collate: Any, init_fn: Any) -> None:
-    """Check that everything a loader process needs can be sent to it.
+def sendable(whole: Any, *, collate: Any, init_fn: Any) -> SharedCopy:
+    """Return what all loader processes get, as one copy.
+
+    Args:
+        whole: the data set, or what contains data set and ``collate``.
+        collate: makes batches; ``None`` for none.
+        init_fn: what each process calls first, which it gets by itself.
 
     Raises:
-        UsageError: one of them cannot; the message names it.
+        UsageError: something cannot be sent; the message names it.
     """
-    for what, thing in (("collate", collate), ("worker_init_fn", init_fn), ("the data set", dataset)):
-        try:
-            pickle.dumps(thing)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"{what} cannot be sent to loader processes ({error}): define it at the top level of a module, neither "
-                "as a lambda nor inside a function, or use workers=0"
-            ) from error
+    what = "collate"
+    try:
+        pickle.dumps(collate)
+        what = "worker_init_fn"
+        pickle.dumps(init_fn)
+        what = "the data set"
+        return SharedCopy(whole)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{what} cannot be sent to loader processes ({error}): define it at the top level of a module, neither "
+            "as a lambda nor inside a function, or use workers=0"
+        ) from error
 
 
 @contextmanager

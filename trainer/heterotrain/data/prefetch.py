@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from heterotrain.data.loader_process import ProcessInit, WorkerInit, Workers, check_sendable, loader_context, starting
+from heterotrain.data.loader_process import ProcessInit, WorkerInit, Workers, loader_context, sendable, starting
 from heterotrain.data.progress import step_seed
 from heterotrain.data.rng import seeded_rng
+from heterotrain.data.shared_copy import SharedCopy
 from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.sources import Mapped
 from heterotrain.data.stream_reading import Reading, StreamReadings, StreamState
@@ -45,14 +46,14 @@ class Prefetcher:
         Raises:
             UsageError: the source cannot be sent to another process, or the processes do not start.
         """
-        check_sendable(dataset=source.dataset, collate=source.collate, init_fn=workers.init_fn)
+        shared = sendable(source, collate=source.collate, init_fn=workers.init_fn)
         self._upcoming = _Upcoming()
-        dataset = _SliceDataset(source, newest=self._upcoming.number)
+        dataset = _SliceDataset(shared, newest=self._upcoming.number)
         sampler: Any = self._upcoming  # torch expects lists of indices; _SliceDataset takes slices
         self._loader: DataLoader[Any] = DataLoader(
             dataset, batch_sampler=sampler, num_workers=workers.count, collate_fn=_as_is, pin_memory=pin,
             persistent_workers=True, prefetch_factor=workers.prefetch_factor,
-            worker_init_fn=ProcessInit(workers.init_fn, source.dataset),
+            worker_init_fn=ProcessInit(workers.init_fn, shared, is_source=True),
             multiprocessing_context=loader_context(source.dataset, source.collate, workers.init_fn),
             generator=torch.Generator(),  # the loader draws a seed: not from the generator that the model uses
         )  # fmt: skip
@@ -61,6 +62,7 @@ class Prefetcher:
             self._batches: Iterator[Any] = iter(self._loader)
             for _ in range(workers.count):
                 next(self._batches)
+        shared.close()
         self._upcoming.sent.clear()
 
     def take(self, part: EpochSlice, following: Callable[[], Iterator[EpochSlice]]) -> Any:
@@ -94,18 +96,19 @@ class StreamReader:
         Raises:
             UsageError: the data set cannot be sent to another process, or the process does not start.
         """
-        check_sendable(dataset=source.dataset, collate=None, init_fn=init_fn)
+        shared = sendable(source.dataset, collate=None, init_fn=init_fn)
         context = loader_context(source.dataset, init_fn)
         self._orders: SimpleQueue[tuple[int, StreamState | None]] = context.SimpleQueue()
         self._loader: DataLoader[Any] = DataLoader(
-            _PackedStream(source.dataset, seed=source.seed, orders=self._orders), batch_size=None, num_workers=1,
+            _PackedStream(shared, seed=source.seed, orders=self._orders), batch_size=None, num_workers=1,
             collate_fn=_as_is, persistent_workers=True, prefetch_factor=max(1, ahead_samples // PACK_SAMPLES),
-            worker_init_fn=ProcessInit(init_fn, source.dataset), multiprocessing_context=context,
+            worker_init_fn=ProcessInit(init_fn, shared, is_source=False), multiprocessing_context=context,
             generator=torch.Generator(),
         )  # fmt: skip
         with starting():
             self._packs = self._begun(NO_EPOCH, None)
             next(self._packs)
+        shared.close()
         source.begin = self.begin
 
     def begin(self, epoch: int, since: StreamState | None) -> Iterator[Reading]:
@@ -124,7 +127,7 @@ class StreamReader:
 class _PackedStream(IterableDataset[list[Reading]]):
     """The stream in packs of samples, because each object passed between processes costs a tenth of a millisecond."""
 
-    def __init__(self, dataset: Any, *, seed: int, orders: SimpleQueue[tuple[int, StreamState | None]]) -> None:
+    def __init__(self, dataset: SharedCopy, *, seed: int, orders: SimpleQueue[tuple[int, StreamState | None]]) -> None:
         self._dataset = dataset
         self._seed = seed
         self._orders = orders
@@ -136,7 +139,7 @@ class _PackedStream(IterableDataset[list[Reading]]):
             yield []
             return
         if self._readings is None:
-            self._readings = StreamReadings(self._dataset, seed=self._seed)
+            self._readings = StreamReadings(self._dataset.load(), seed=self._seed)
         with seeded_rng(step_seed(seed=self._seed, epoch=epoch, position=0)):
             readings = self._readings.begin(epoch, since)
             while pack := list(islice(readings, PACK_SAMPLES)):
@@ -204,12 +207,11 @@ class _Interruptible:
 class _SliceDataset(Dataset[Any]):
     """The source as a data set for torch's loader; a slice takes the place of the list of indices."""
 
-    def __init__(self, source: Source, *, newest: torch.Tensor) -> None:
-        self._source = source
+    def __init__(self, shared: SharedCopy, *, newest: torch.Tensor) -> None:
+        self._shared = shared
+        self._source: Source | None = None
         self._newest = newest
         self._number = -1
-        if isinstance(source, Mapped) and not callable(getattr(source.dataset, "__getitems__", None)):
-            self._source = replace(source, dataset=_Interruptible(source.dataset, self._is_outdated))
 
     def __getitem__(self, _index: int) -> Any:
         raise NotImplementedError("slices only")
@@ -217,9 +219,18 @@ class _SliceDataset(Dataset[Any]):
     def __getitems__(self, work: _Work) -> Any:
         self._number = work.number
         try:
-            return None if self._is_outdated() else self._source.load(work.part)
+            return None if self._is_outdated() else self._own().load(work.part)
         except _OutdatedError:
             return None
+
+    def _own(self) -> Source:
+        """Return this process's source, whose slices end early."""
+        if self._source is None:
+            source: Source = self._shared.load()
+            if isinstance(source, Mapped) and not callable(getattr(source.dataset, "__getitems__", None)):
+                source = replace(source, dataset=_Interruptible(source.dataset, self._is_outdated))
+            self._source = source
+        return self._source
 
     def _is_outdated(self) -> bool:
         return self._number != int(self._newest)
