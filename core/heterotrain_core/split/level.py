@@ -17,6 +17,8 @@ from heterotrain_core.split.step_time import Floats, Ints, Timing
 
 _NEWTON_STEPS = 24
 """Most Newton steps for the real-valued level; the exact step corrects the rest."""
+_SHARED_START = 4
+"""Totals from which on all levels are sought from that of the middle one."""
 _SMALL_SPREAD = 64
 """Granules between two levels, besides four for each member, that are listed one by one instead of halving further."""
 
@@ -49,29 +51,50 @@ def real_levels(
     """
     shape = (len(totals_C), len(timing.lo_W))
     present_CW = np.ones(shape, dtype=bool) if counts_CW is None else counts_CW > 0
-    at_hi_CW = timing.step_s(np.broadcast_to(timing.hi_W, shape))
-    low: Floats = timing.step_s(np.broadcast_to(timing.lo_W, shape)).min(axis=1)
+    one_cluster = isinstance(timing.overlapped_s, float)
+    rows = (1, shape[1]) if one_cluster else shape
+    at_hi_CW = timing.step_s(np.broadcast_to(timing.hi_W, rows))
+    low: Floats = np.broadcast_to(timing.step_s(np.broadcast_to(timing.lo_W, rows)).min(axis=1), shape[:1])
     high: Floats = np.where(present_CW, at_hi_CW, 0.0).max(axis=1)
     # Where the total takes every member's cap, shares end to grow at the level: any higher one would seem right, too.
     most_C = (present_CW if counts_CW is None else counts_CW) @ timing.hi_W
     level = np.where(totals_C >= most_C, high, (low + high) / 2)
+    if counts_CW is None and len(totals_C) >= _SHARED_START and one_cluster:
+        along = _along_tangent(timing, totals_C, near_samples)
+        level = np.where((along > low) & (along < high) & (totals_C < most_C), along, level)
+    low, high = low.copy(), high.copy()
+    rows_C = np.arange(len(totals_C))
     for _ in range(_NEWTON_STEPS):
-        shares, slopes = timing.real_most(level[:, None])
+        at = level[rows_C]
+        shares, slopes = timing.real_most(at[:, None])
         if counts_CW is not None:
-            shares, slopes = shares * counts_CW, slopes * counts_CW
-        missing = totals_C - shares.sum(axis=1)
+            shares, slopes = shares * counts_CW[rows_C], slopes * counts_CW[rows_C]
+        missing = totals_C[rows_C] - shares.sum(axis=1)
         slope = slopes.sum(axis=1)
-        found = np.abs(missing) < near_samples + 1e-6 * np.maximum(totals_C, 1.0)
+        found = np.abs(missing) < near_samples + 1e-6 * np.maximum(totals_C[rows_C], 1.0)
         if found.all():
             break
-        low = np.where(missing > 0, level, low)
-        high = np.where(missing > 0, high, level)
+        low[rows_C] = np.where(missing > 0, at, low[rows_C])
+        high[rows_C] = np.where(missing > 0, high[rows_C], at)
         with np.errstate(divide="ignore", invalid="ignore"):
-            newton = level + missing / slope
-        inside = (newton > low) & (newton < high)
+            newton = at + missing / slope
+        inside = (newton > low[rows_C]) & (newton < high[rows_C])
         # A level that is found stays: the next step could leave it for the middle of a wide bracket.
-        level = np.where(found, level, np.where(inside, newton, (low + high) / 2))
+        level[rows_C] = np.where(found, at, np.where(inside, newton, (low[rows_C] + high[rows_C]) / 2))
+        if one_cluster:  # else each row belongs to an exchange of its own
+            rows_C = rows_C[~found]
     return level
+
+
+def _along_tangent(timing: Timing, totals_C: Floats, near_samples: float) -> Floats:
+    """Return levels along the tangent at that of the middle total; NaN where its shares do not grow with the level.
+
+    Levels of one cluster are nearly a line in the total. So the steps from afar are made for one total alone.
+    """
+    total = totals_C[len(totals_C) // 2]
+    known = real_levels(timing, np.array([total]), near_samples=near_samples)
+    slope = float(timing.real_most(known[:, None])[1].sum())
+    return known[0] + (totals_C - total) / slope if slope > 0 else np.full(len(totals_C), np.nan)
 
 
 def _exact(timing: Timing, total: int, start: float, first_W: Ints) -> Ints:

@@ -139,16 +139,20 @@ class Timing:
 
     def _model_step(self, samples_LW: Ints, columns: Ints | slice) -> Floats:
         if self.accumulates:
-            micro = -(-samples_LW // self.micro_W[columns])
-            last = samples_LW // np.maximum(micro, 1)
-            some = np.minimum(micro, 1)
+            # Quotients in floats are exact here: samples are below 2**53, and several times faster than in integers.
+            samples: Floats = samples_LW.astype(float)
+            micro: Floats | Ints = np.ceil(samples / self.micro_W[columns])
         else:
-            micro = some = np.minimum(samples_LW, 1)
-            last = samples_LW
+            micro = np.minimum(samples_LW, 1)
         times = (
             self.rate_W[columns] * samples_LW + self.fixed_W[columns] * micro + (self.update_W[columns] + self.last_s)
         )
         if self.overlaps:
+            if self.accumulates:
+                last: Floats | Ints = np.floor(samples / np.maximum(micro, 1.0))
+                some = np.minimum(micro, 1.0)
+            else:
+                last, some = samples_LW, micro
             backward = self.k_W[columns] * last + self.m_W[columns] * some
             times += np.maximum(self.overlapped_s - self.hidden * backward, 0.0)
         return times
@@ -168,28 +172,30 @@ class Timing:
         upper: Floats = self.micro_W.astype(float)
         if self.accumulates:
             # Micro-batches of full size first, then the largest share in one more micro-batch.
-            exposed = np.maximum(self.overlapped_s - self.hidden * (self.k_W * self.micro_W + self.m_W), 0.0)
-            full = np.floor(_divide(budget - exposed, self.rate_W * self.micro_W + self.fixed_W))
-            full = np.clip(full, 0.0, np.ceil(self.hi_W / self.micro_W))
+            exposed = np.maximum(self.overlapped_s - self.hidden * (self.k_W * upper + self.m_W), 0.0)
+            full = np.floor(_divide(budget - exposed, self.rate_W * upper + self.fixed_W))
+            full = np.minimum(np.maximum(full, 0.0), np.ceil(self.hi_W / upper))
             micro = full + 1.0
             fixed = micro * self.fixed_W
             late = self.rate_W - self.hidden * self.k_W / micro
-            lower, upper = full * self.micro_W, micro * self.micro_W
+            lower, upper = full * upper, micro * upper
         left = budget - fixed
         by_compute = _divide(left, self.rate_W)
         most, slope = by_compute, _inverse(self.rate_W)
         if self.overlaps:
-            by_exchange = _divide(left - (self.overlapped_s - self.hidden * self.m_W), late)
-            slope = np.where(by_exchange < by_compute, _inverse(late), slope)
+            amount = left - (self.overlapped_s - self.hidden * self.m_W)
+            late_slope = _inverse(late)
+            by_exchange = amount * late_slope if late_slope.all() else _divide(amount, late)
+            slope = np.where(by_exchange < by_compute, late_slope, slope)
             most = np.minimum(by_compute, by_exchange)
-        most = np.clip(most, lower, upper)
+        most = np.minimum(np.maximum(most, lower), upper)
         for table in self.tables:
             own_L1 = level_L1 - (self.last_s + self.overlapped_s)
             most[..., table.columns] = (
                 table.lo + (np.searchsorted(table.reach_G, own_L1, side="right") - 1) * table.granularity
             )
         free = (most > self.lo_W) & (most < self.hi_W)
-        return np.clip(most, self.lo_W, self.hi_W), np.where(free, slope, 0.0)
+        return np.minimum(np.maximum(most, self.lo_W), self.hi_W), np.where(free, slope, 0.0)
 
     def most(self, level_L1: Floats) -> Ints:
         """Return the largest allowed share that each member finishes within a level; its floor where none is.
