@@ -151,7 +151,8 @@ def as_document(found: LayoutForecast) -> dict[str, Any]:
         }  # fmt: skip
     return {
         "feasible": True, "stepSeconds": answer.step_s, "samplesPerSecond": answer.samples_per_s,
-        "exchangeSeconds": answer.exchange_s, "boundSeconds": answer.bound_s, "gap": answer.gap_ratio,
+        "exchangeSeconds": answer.exchange_s,
+        "estimatedLeastSeconds": answer.bound_s, "aboveEstimate": answer.gap_ratio,
         "partOfFlowBound": answer.flow_ratio, "pricePerHour": found.price_per_hour,
         "members": [_member(member) for member in answer.members],
         "unused": {name: count for name, count in answer.unused.items() if count}, **common,
