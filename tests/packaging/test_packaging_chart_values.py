@@ -89,13 +89,37 @@ def test_a_disruption_budget_has_exactly_one_limit(values: tuple[str, ...], limi
     [
         *("nameOverride=Name", "commonAnnotations.a=1", "strategy.type=Rolling", "extraObjects[0].kind=Secret"),
         *("dnsPolicy=None_", "hostAliases[0].hostnames={a}", "podDisruptionBudget.minAvailable=half"),
-        *("service.type=NodePort", "rbac.enabled=true"),
+        *("service.type=NodePort", "rbac.enabled=true", "namespaceWeights.Team=2", "global.imageRegistry=a/"),
+        *("monitoring.podMonitor.interval=0s", "image.repository=mirror:5000/team/operator:v1"),
+        *("podDisruptionBudget.minAvailable=100%", "podDisruptionBudget.maxUnavailable=0"),
     ],
 )
 def test_wrong_values_are_refused(value: str) -> None:
     done = helm("template", "r", str(CHART), "--kube-version", "1.36.0", "--set", value)
     assert done.returncode != 0
     assert value.partition("[")[0].partition("=")[0].partition(".")[0] in done.stderr
+
+
+def test_global_values_of_an_umbrella_chart_are_used_where_the_chart_has_none() -> None:
+    settings = ("global.imageRegistry=mirror.example/hub", "global.priorityClassName=high", "global.other=1")
+    secrets = ("global.imagePullSecrets[0].name=one", "global.imagePullSecrets[1]=two", "imagePullSecrets[0].name=own")
+    objects = render(*settings, *secrets, "image.repository=team/operator", "image.tag=v1")
+    pods = [each["spec"]["template"]["spec"] for each in of_kind(objects, "Deployment")]
+    pods += [each["spec"] for each in of_kind(objects, "Pod")]
+    for pod in pods:
+        assert [each["name"] for each in pod["imagePullSecrets"]] == ["own", "one", "two"]
+        assert {each["image"] for each in pod["containers"]} == {"mirror.example/hub/team/operator:v1"}
+    assert pods[0]["priorityClassName"] == "high"
+    (deployment,) = of_kind(render("global.imageRegistry=a", "image.registry=b"), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"].startswith("b/")
+
+
+def test_every_object_of_a_namespace_names_it() -> None:
+    """Rendered manifests are applied by tools that know nothing of the release's namespace."""
+    wide = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingAdmissionPolicy",
+            "ValidatingAdmissionPolicyBinding")  # fmt: skip
+    for each in render(*EVERYTHING):
+        assert ("namespace" in each["metadata"]) is (each["kind"] not in wide), each["kind"]
 
 
 def test_every_variable_of_the_chart_is_an_option_of_the_command() -> None:

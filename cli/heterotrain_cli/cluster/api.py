@@ -32,6 +32,8 @@ CHANGE_TRIES: Final = 5
 READ_TRIES: Final = 3
 """An API server that restarts does not end a command that watches a job."""
 RETRY_S: Final = 1.0
+FIELD_MANAGER: Final = "heterotrain"
+"""Of all writes: a server-side apply by another tool names it in a conflict."""
 _CHUNK_BYTES: Final = 1 << 16
 _FIRST_ERROR = 400
 """The first HTTP status that is an error."""
@@ -90,9 +92,7 @@ class Cluster:
             InputError: the API server refuses it, or it exists.
             UnavailableError: the cluster does not answer.
         """
-        query = {"fieldValidation": "Strict", "fieldManager": "heterotrain-cli"} | (
-            {"dryRun": "All"} if dry_run else {}
-        )
+        query = {"fieldValidation": "Strict", "fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
         return self._json("POST", self._path(), query=query, body=body, what=f"job {body['metadata']['name']}")
 
     def patch(self, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +102,8 @@ class Cluster:
             InputError: there is no such job, or the API server refuses the change.
             UnavailableError: the cluster does not answer.
         """
-        return self._json("PATCH", self._path(name), body=patch, what=f"job {name}")
+        query = {"fieldManager": FIELD_MANAGER}
+        return self._json("PATCH", self._path(name), query=query, body=patch, what=f"job {name}")
 
     def change(self, name: str, patch_of: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
         """Change a job by a patch that is made from its present state, again if another writer was faster.
@@ -163,7 +164,7 @@ class Cluster:
             UnavailableError: the cluster does not answer.
         """
         path = f"/api/v1/namespaces/{self.namespace}/configmaps"
-        query = {"fieldManager": "heterotrain-cli"}
+        query = {"fieldManager": FIELD_MANAGER}
         return self._json("POST", path, query=query, body=body, what=f"ConfigMap {body['metadata']['name']}")
 
     def proxied(self, service: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:

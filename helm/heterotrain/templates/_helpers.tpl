@@ -48,10 +48,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "heterotrain.image" -}}
-{{- with .Values.image.registry }}{{ . }}/{{ end -}}
+{{- with .Values.image.registry | default (.Values.global | default dict).imageRegistry }}{{ . }}/{{ end -}}
 {{- if .Values.image.digest -}}{{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- else -}}{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
+{{- end -}}
+
+{{- /* Own pull secrets and those of all charts of an umbrella, by name or as references; nothing without any. */}}
+{{- define "heterotrain.pullSecrets" -}}
+{{- $all := .Values.imagePullSecrets -}}
+{{- range (.Values.global | default dict).imagePullSecrets }}
+{{- $all = append $all (ternary (dict "name" .) . (kindIs "string" .)) -}}
+{{- end -}}
+{{- with $all }}{{ toYaml (uniq .) }}{{ end -}}
 {{- end -}}
 
 {{/* How the operator, and the pod of `helm test`, reach Prometheus: variables, mounts and volumes. */}}

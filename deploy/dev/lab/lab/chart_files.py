@@ -23,10 +23,6 @@ CHART: Final = REPOSITORY / "helm/heterotrain"
 README: Final = CHART / "README.md"
 MANIFEST: Final = REPOSITORY / "deploy/manifest/heterotrain.yaml"
 NAMESPACE: Final = "heterotrain-system"
-_WIDE = (
-    "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace", "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-)  # fmt: skip
 _KEY = re.compile(r"^( *)([A-Za-z]+):(?: (.*))?$")
 _ABOUT = """# heterotrain
 
@@ -115,9 +111,6 @@ def manifest() -> str:
     command = [helm(), "template", "heterotrain", str(CHART), "--namespace", NAMESPACE, "--skip-tests"]
     done = subprocess.run([*command, "--kube-version", "1.36.0"], capture_output=True, text=True, check=True)
     objects = [each for each in yaml.safe_load_all(done.stdout) if each]
-    for each in objects:
-        if each["kind"] not in _WIDE:
-            each["metadata"].setdefault("namespace", NAMESPACE)
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     text: str = yaml.safe_dump_all([namespace, *objects], sort_keys=False, width=120)
     return (
