@@ -20,6 +20,8 @@ from heterotrain_operator.decide.workers.waiting import MAX_WORDS, why_starting,
 
 _SIGKILL_EXIT = 137
 _SIGTERM_EXIT = 143
+_MISSING = "not found"
+"""In warnings about a Secret, a ConfigMap or a claim that a volume names."""
 _LOST_TRACK = frozenset({"ContainerStatusUnknown", "Unknown"})
 """The kubelet's and containerd's reasons for a container that is missing after the node has restarted."""
 _NO_OUTCOME = (
@@ -81,8 +83,12 @@ class Worker:
 
     @property
     def cannot_start(self) -> bool:
-        """Whether the kubelet has said why its containers do not start; an image that is being pulled is no reason."""
-        return self.state is WorkerState.STARTING and bool(self.pod.waiting_reason or self.pod.start_problem)
+        """Whether the kubelet has said why its containers do not start, and it is not only slow.
+
+        An image that is being pulled is no reason, and neither is a volume that is being attached.
+        """
+        problem = self.pod.waiting_reason or _MISSING in self.pod.start_problem
+        return self.state is WorkerState.STARTING and bool(problem)
 
     @property
     def ended(self) -> bool:

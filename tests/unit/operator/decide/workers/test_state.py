@@ -241,3 +241,18 @@ def test_exit_code_zero_is_a_failure_where_others_train(pod: PodView) -> None:
     assert "job.finish" in beside[0].reason
     ready = replace(POD, ready=True)
     assert worker_states([pod, ready], nodes)[0].state is WorkerState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("fields", "cannot"),
+    [
+        ({"waiting_reason": "ImagePullBackOff"}, True),
+        ({"start_problem": 'FailedMount: secret "creds" not found'}, True),
+        ({"start_problem": "FailedAttachVolume: Multi-Attach error for volume"}, False),
+        ({"creating": True}, False),
+        ({"ready": True, "waiting_reason": "ImagePullBackOff"}, False),
+    ],
+)
+def test_a_worker_that_is_only_slow_can_start(fields: dict[str, object], cannot: bool) -> None:
+    pod = replace(POD, phase="Pending", **fields)  # type: ignore[arg-type]  # as above
+    assert assess_worker(pod, {"n": a_node()}).cannot_start is cannot
