@@ -17,6 +17,7 @@ def one_worker(spec: dict[str, Any]) -> None:
     spec["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 1}
 
 
+@pytest.mark.thorough
 def test_a_sidecar_without_an_image_is_named_and_training_goes_on(start: Start) -> None:
     """The pod is never ready, the training container is. A helper that has ended is nothing to tell."""
 
