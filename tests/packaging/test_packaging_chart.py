@@ -129,7 +129,7 @@ def test_secured_metrics_are_scraped_with_a_token_over_tls() -> None:
 def test_several_namespaces_have_a_role_each_and_no_other_right_to_write() -> None:
     objects = render("watchNamespaces={team-a,team-b}", *EVERYTHING)
     roles = {role["metadata"].get("namespace"): role for role in of_kind(objects, "Role")}
-    assert roles.keys() == {None, "team-a", "team-b"}  # the first one is for the Lease
+    assert roles.keys() == {"operators", "team-a", "team-b"}  # the first one is for the Lease
     assert roles["team-a"]["rules"] == roles["team-b"]["rules"]
     (deployment,) = of_kind(objects, "Deployment")
     environment = {e["name"]: e.get("value") for e in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
