@@ -30,6 +30,7 @@ Batch = Any
 class Report:
     """The parts of one script; by default a small network in fp64 with AdamW."""
 
+    batch_samples = BATCH
     collate: Callable[[list[Any]], Batch] | None = None
 
     def model(self) -> nn.Module:
@@ -475,6 +476,25 @@ class Barrier(Report):
         torch.distributed.barrier()
 
 
+class OtherSettings(Report):
+    """Ranks with different arguments of ``heterotrain.init``."""
+
+    @property
+    def batch_samples(self) -> int:  # type: ignore[override]  # another one on each rank
+        """Return this rank's batch."""
+        return BATCH + int(os.environ["RANK"])
+
+
+class OneFails(Report):
+    """An error of the script on one rank."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Fail on one rank."""
+        if os.environ["RANK"] == "1":
+            raise ValueError("a mistake of the script")
+        return super().loss(model, batch)
+
+
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return parameters and buffers in fp64."""
     every = [*model.named_parameters(), *model.named_buffers()]
@@ -503,7 +523,7 @@ def plain(name: str) -> dict[str, torch.Tensor]:
 def train(*, out: str, report: str, workers: int = 0, fault: dict[str, Any] | None = None) -> None:
     """Train a report's script and write the weights; ``fault`` as in ``fault_injectors.FaultInjector``."""
     injector, parts = FaultInjector(fault), globals()[report]()
-    job = heterotrain.init(epochs=EPOCHS, batch_samples=BATCH)
+    job = heterotrain.init(epochs=EPOCHS, batch_samples=parts.batch_samples)
     parts.prepare(job)
     model = job.wrap(parts.model())
     optimizer = job.optimizer(parts.optimizer(model))

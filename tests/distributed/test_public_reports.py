@@ -79,3 +79,17 @@ def test_a_script_gets_one_sentence(own_ranks: OwnRanks, tmp_path: Path, name: s
     (alone,) = own_ranks.start(SCRIPT, out=str(tmp_path), report=name)
     assert alone.ended() == 1
     assert SENTENCES[name] in alone.log()
+
+
+def test_ranks_with_other_settings_are_named(own_ranks: OwnRanks, tmp_path: Path) -> None:
+    started = own_ranks.start(SCRIPT, world_size=2, out=str(tmp_path), report="OtherSettings")
+    assert [rank.ended() for rank in started] == [1, 1]
+    said = "batch_samples is 17 on rank 1 and 16 on rank 0: give every rank the same"
+    assert all(said in rank.log() for rank in started)
+
+
+def test_the_last_line_of_every_rank_is_the_error_of_the_script(own_ranks: OwnRanks, tmp_path: Path) -> None:
+    started = own_ranks.start(SCRIPT, world_size=2, out=str(tmp_path), report="OneFails")
+    assert [rank.ended() for rank in started] == [1, 1]
+    for rank in started:
+        assert rank.log().strip().splitlines()[-1].endswith("ValueError: a mistake of the script"), rank.log()

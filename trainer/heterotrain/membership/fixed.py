@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -34,6 +35,9 @@ from heterotrain.state.training import Training
 
 _log = logging.getLogger(__name__)
 
+MOST_REASON = 500
+"""Characters of an error that other ranks repeat."""
+_FAILED = "failed"
 ROUNDS = 4
 """Micro-batches of a pipeline for each of its stages; a fifth of the time is then spent on filling and emptying it."""
 
@@ -82,6 +86,7 @@ class Fixed:
         self._backend = backend
         self._timeout_s = timeout_s
         self._group: Group | None = None
+        self._store: Any = None
         self._watch: HangWatch | None = None
 
     def divide(self, layout: Layout) -> None:
@@ -135,7 +140,9 @@ class Fixed:
         if previous is not None:
             if previous.leaving or self._done:
                 return None
-            raise PeerLost("a rank was lost and is not replaced without an operator: start the job again")
+            raise PeerLost(
+                f"a rank was lost and is not replaced without an operator: start the job again{self._first_failure()}"
+            )
         group = None
         if self._identity.rank is not None and self._identity.world_size is not None:
             store, _, _ = next(iter(c10d.rendezvous("env://")))
@@ -145,7 +152,7 @@ class Fixed:
                 world_size=self._identity.world_size,
                 sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
             )
-            prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
+            prefixed = self._store = c10d.PrefixStore(f"heterotrain-{attempt}", store)
             self._check_settings(prefixed)
             choice = self._choose(prefixed)
             group.build(
@@ -181,6 +188,13 @@ class Fixed:
         if self._identity.rank == 0:
             store.set("secret", secrets.token_hex(keys.SECRET_BYTES))
         return bytes(store.get("secret"))
+
+    def _first_failure(self) -> str:
+        """Return the error of the rank that has failed first, as the end of a sentence; empty where it is not known."""
+        with contextlib.suppress(Exception):  # the store may have ended with its rank
+            if self._store is not None and self._store.check([_FAILED]):
+                return f". The first error was that of {self._store.get(_FAILED).decode(errors='replace')}"
+        return ""
 
     def _check_settings(self, store: Any) -> None:
         """Check that all ranks call ``heterotrain.init`` with the same settings.
@@ -231,7 +245,10 @@ class Fixed:
         self._done = True
 
     def abandon(self, reason: str) -> None:
-        """Break all connections at once."""
+        """Break all connections at once; the other ranks can tell why, unless one of them has failed before."""
+        if self._store is not None:
+            with contextlib.suppress(Exception):  # the store may have ended with its rank
+                self._store.compare_set(_FAILED, "", f"rank {self._identity.rank}: {reason[:MOST_REASON]}")
         if self._group is not None:
             self._group.cut(reason)
         self.close()

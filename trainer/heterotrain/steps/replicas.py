@@ -223,27 +223,15 @@ class Replicas:
         self._differences += 1
         workers = [rank.worker for rank in active_group.roster.ranks]
         what = describe(difference, step=self._training.progress.steps - 1, workers=workers, names=where)
-        remedy = self._remedy(where)
         if self._policy is OnDivergence.FAIL:
-            raise Diverged(f"{what}. {remedy}")
+            raise Diverged(f"{what}. {REMEDY}")
         if self._policy is OnDivergence.RESYNC:
             if self._resyncs >= MOST_RESYNCS:
-                raise Diverged(f"{what}, although it was made equal {self._resyncs} times. {remedy}")
+                raise Diverged(f"{what}, although it was made equal {self._resyncs} times. {REMEDY}")
             self._donor = difference.donor
         elif self._differences & (self._differences - 1):
             return  # after the first, one line whenever their number doubles
-        _log.warning("%s (%d such comparisons so far). %s", what, self._differences, remedy)
-
-    def _remedy(self, where: Sequence[str]) -> str:
-        """Return what to do, the likely cause first."""
-        model = self._training.model
-        frozen = {name for name, each in model.named_parameters() if not each.requires_grad} if model else set()
-        if where and frozen.issuperset(where):
-            return (
-                "Only frozen parameters differ, so layers change them in forward passes: give them a rule by "
-                f"job.buffers(name, rule). {REMEDY}"
-            )
-        return REMEDY
+        _log.warning("%s (%d such comparisons so far). %s", what, self._differences, REMEDY)
 
 
 def kind_of(device: torch.device) -> str:

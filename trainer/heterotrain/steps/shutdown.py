@@ -63,6 +63,7 @@ class Shutdown:
         self._requested_s: float | None = None
         self._signal = signal.SIGTERM
         self._grace_s = config.grace_s
+        self._committed = f"every {'epoch' if config.steps is None else 'step'} is committed"
         self._training = training
         self._membership = membership
         self._checkpoints = checkpoints
@@ -185,7 +186,7 @@ class Shutdown:
 
     @property
     def _why(self) -> str:
-        return self.reason or "every epoch is committed"
+        return self.reason or self._committed
 
     def _end(self, missing: str) -> None:
         self._checkpoints.wait()
