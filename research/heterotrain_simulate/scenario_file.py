@@ -104,6 +104,14 @@ class Noise(Part):
     """Probability that a worker's step takes hiccupRatio times as long."""
     hiccup_ratio: Annotated[Number, Field(ge=1, le=1000)] = 3
     """See hiccupProbability."""
+    hiccup_index: Annotated[Number, Field(ge=0, le=100)] = 0
+    """Index of a Pareto tail of hiccupRatio, such as 2.5; 0 for none."""
+    phase_probability: Fraction = 0
+    """Probability that a worker enters a slow phase at a step."""
+    phase_steps: Annotated[Number, Field(ge=1, le=1e6)] = 30
+    """Mean steps of a slow phase."""
+    phase_ratio: Annotated[Number, Field(ge=1, le=1000)] = 1.25
+    """Factor on the compute time in a slow phase."""
 
 
 class Slowdown(Part):

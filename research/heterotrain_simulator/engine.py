@@ -80,6 +80,7 @@ class _Run:
     workers: list[Worker] = field(default_factory=list)
     started: dict[str, int] = field(default_factory=dict)
     last_deviate: dict[str, float] = field(default_factory=dict)
+    in_phase: set[str] = field(default_factory=set)
     events: list[_Event] = field(default_factory=list)
     decision: PolicyDecision | None = None
     scraped_s: float = 0.0
@@ -165,7 +166,9 @@ class _Run:
         times = [self.truth.times(w.gpu, share) for w, share in zip(self.workers, shares, strict=True)]
         before_W = np.array([self.last_deviate.get(worker.name, math.nan) for worker in self.workers])
         deviate_NW = self.truth.deviates(before_W, most, self.rng)
-        factor_NW = self.truth.factors(self.workers, deviate_NW, self.accounting.now_s, self.rng)
+        phase_W = np.array([worker.name in self.in_phase for worker in self.workers])
+        phase_NW = self.truth.phases(phase_W, most, self.rng)
+        factor_NW = self.truth.factors(self.workers, deviate_NW, phase_NW, self.accounting.now_s, self.rng)
         finish_N = self.truth.steps_s(times, factor_NW)
         ends_N = self.accounting.now_s + np.cumsum(finish_N)
         whole = int(np.searchsorted(ends_N, cut_s, side="right"))
@@ -174,6 +177,7 @@ class _Run:
             self.last_deviate.update(
                 zip((worker.name for worker in self.workers), deviate_NW[count - 1].tolist(), strict=True)
             )
+            self.in_phase = {w.name for w, slow in zip(self.workers, phase_NW[count - 1], strict=True) if slow}
             self._commit(shares, factor_NW[:count], finish_N[:count], is_probe=is_probe)
         if count == whole < most:
             self._lose_step_in_flight(cut_s, lost=event is not None and cut_s == event.at_s)

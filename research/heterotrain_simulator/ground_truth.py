@@ -20,6 +20,7 @@ from heterotrain_simulator.scenario import Noise, Scenario
 from heterotrain_simulator.workloads import MILLISECOND_S, Points
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 _GAMMA_NOISE = 0.02
 
 
@@ -122,8 +123,26 @@ class GroundTruth:
             drawn_NW[step] = before_W = np.where(np.isnan(before_W), drawn_NW[step], followed_W)
         return drawn_NW
 
-    def factors(self, workers: Sequence[Worker], deviate_NW: Floats, at_s: float, rng: np.random.Generator) -> Floats:
-        """Return the factor on each rank's compute time in each step, ``_NW``, with mean 1 without slowdowns."""
+    def phases(self, before_W: Flags, steps: int, rng: np.random.Generator) -> Flags:
+        """Return whether each rank is in a slow phase in each step, ``_NW``: a chain of two states.
+
+        Args:
+            before_W: whether it was in the step before.
+            steps: number of steps.
+            rng: for the draws.
+        """
+        noise, phase_NW = self.scenario.noise, np.zeros((steps, len(before_W)), dtype=bool)
+        if noise.phase_probability > 0:
+            drawn_NW = rng.random(phase_NW.shape)
+            for step in range(steps):
+                limit_W = np.where(before_W, 1 - 1 / noise.phase_steps, noise.phase_probability)
+                phase_NW[step] = before_W = drawn_NW[step] < limit_W
+        return phase_NW
+
+    def factors(
+        self, workers: Sequence[Worker], deviate_NW: Floats, phase_NW: Flags, at_s: float, rng: np.random.Generator
+    ) -> Floats:
+        """Return the factor on each rank's compute time in each step, ``_NW``; its mean is 1 for usual steps."""
         noise: Noise = self.scenario.noise
         own = {group.pool: group.variation for group in self.scenario.groups if group.variation is not None}
         variation_W = np.array([own.get(worker.pool, noise.variation) for worker in workers])
@@ -131,7 +150,9 @@ class GroundTruth:
         factor_NW: Floats = np.exp(sigma_W * deviate_NW - sigma_W**2 / 2)
         if noise.hiccup_probability > 0:
             hit_NW = rng.random(deviate_NW.shape) < noise.hiccup_probability
-            factor_NW = np.where(hit_NW, noise.hiccup_ratio * factor_NW, factor_NW)
+            tail_NW = 1 + rng.pareto(noise.hiccup_index, hit_NW.shape) if noise.hiccup_index > 0 else 1.0
+            factor_NW = np.where(hit_NW, noise.hiccup_ratio * tail_NW * factor_NW, factor_NW)
+        factor_NW = np.where(phase_NW, noise.phase_ratio * factor_NW, factor_NW)
         slow_W = np.array([self.slowdown(worker, at_s) for worker in workers])
         slowed_NW: Floats = factor_NW * slow_W
         return slowed_NW

@@ -37,12 +37,20 @@ class Noise:
             ``1 / (1 - correlation)`` steps (other work on the node, quotas, clocks).
         hiccup_probability: probability that a step takes ``hiccup_ratio`` times as long on one rank.
         hiccup_ratio: factor on the compute time.
+        hiccup_index: of a Pareto tail of that factor, e.g. 2.5 for few steps that take very long; 0 for no tail.
+        phase_probability: probability that a rank enters a slow phase at a step, as by a neighbour or its clock.
+        phase_steps: mean steps of a phase.
+        phase_ratio: factor on the compute time in a phase.
     """
 
     variation: float = 0.03
     correlation: float = 0.0
     hiccup_probability: float = 0.0
     hiccup_ratio: float = 3.0
+    hiccup_index: float = 0.0
+    phase_probability: float = 0.0
+    phase_steps: float = 30.0
+    phase_ratio: float = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

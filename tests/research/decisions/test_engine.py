@@ -267,3 +267,31 @@ def test_deviates_have_the_scenario_s_correlation(correlation: float) -> None:
         assert found == pytest.approx(correlation**apart, abs=0.03)
     between = np.corrcoef(deviate_NW.T) - np.eye(4)
     assert float(np.abs(between).max()) < 0.05
+
+
+def test_slow_phases_have_the_length_and_the_part_of_a_chain_of_two_states() -> None:
+    """Closed form: a part ``a / (a + b)`` of steps is slow, in runs of ``1 / b``, however many are drawn at once."""
+    truth = GroundTruth(a_scenario(noise=Noise(phase_probability=1 / 90, phase_steps=30.0)))
+    rng, drawn, before_W = np.random.default_rng(3), [], np.zeros(8, dtype=bool)
+    for steps in (1, 7, 500) * 60:
+        drawn.append(truth.phases(before_W, steps, rng))
+        before_W = drawn[-1][-1]
+    slow_NW = np.concatenate(drawn)
+    begins = (slow_NW[1:] & ~slow_NW[:-1]).sum()
+    assert float(slow_NW.mean()) == pytest.approx(0.25, abs=0.02)
+    assert float(slow_NW.sum() / begins) == pytest.approx(30.0, rel=0.06)
+    assert not GroundTruth(a_scenario()).phases(before_W, 50, rng).any()
+
+
+def test_a_heavy_tail_and_phases_lengthen_the_run_by_their_means() -> None:
+    """One worker alone takes its own time: ``1 + p (r k / (k - 1) - 1)``, and ``1 + (r - 1) a / (a + b)``."""
+    groups = (Group(pool="fast", gpu="fast", count=1),)
+
+    def end_s(noise: Noise) -> float:
+        return simulate(a_scenario(groups=groups, noise=noise, end_epochs=120), Even(), seed=4).end_s
+
+    usual_s = end_s(Noise(variation=0.0))
+    tail = Noise(variation=0.0, hiccup_probability=0.2, hiccup_ratio=2.0, hiccup_index=5.0)
+    assert end_s(tail) / usual_s == pytest.approx(1 + 0.2 * (2 * 5 / 4 - 1), rel=0.03)
+    phases = Noise(variation=0.0, phase_probability=0.05, phase_steps=20.0, phase_ratio=1.5)
+    assert end_s(phases) / usual_s == pytest.approx(1.25, rel=0.03)
