@@ -121,6 +121,7 @@ def test_workers_are_never_mixed_and_a_restart_renews_them(start: Start) -> None
     running.wait_steps(steps + 3)
     print(f"together: {time.monotonic() - began_s:.1f} s")
     job.wait_members(3, timeout_s=120)
+    wait_for(lambda: job.status()["readyReplicas"] == 3, "all to be ready", timeout_s=60)
     change(running, {"op": "add", "path": "/spec/template/metadata", "value": {"labels": {"team": "vision"}}})
     wait_for(lambda: job.condition("TemplateApplied").get("reason") == "OlderTemplate", "notice", timeout_s=60)
     began_s, least = time.monotonic(), 3
@@ -133,6 +134,7 @@ def test_workers_are_never_mixed_and_a_restart_renews_them(start: Start) -> None
 
     wait_for(all_renewed, "all workers to be renewed", timeout_s=300)
     print(f"one by one: {time.monotonic() - began_s:.1f} s, at least {least} workers were ready")
+    assert least == 2, "one by one"
     assert job.status()["disruptions"] == 1, "only the deleted pod"
     running.stop()
 
@@ -157,6 +159,7 @@ def test_a_failed_job_ends_with_the_weights_of_an_undisturbed_one_after_retry(st
     failed_at, began_s = broken.steps(), time.monotonic()
     flaw(broken.folder, there=False)
     assert "is tried again, from step" in cli(broken.job.cluster, "retry", "broken")
+    wait_for(lambda: not broken.job.is_true("Failed"), "another try", timeout_s=60)
     broken.wait_steps(failed_at + 1)
     print(f"retry: trains {time.monotonic() - began_s:.1f} s later, after step {failed_at}")
     whole.wait_succeeded()
@@ -187,7 +190,7 @@ def own_folder(running: Running) -> Path:
 
 
 @pytest.mark.thorough
-def test_a_job_that_is_deleted_and_created_again_continues_where_it_was(start: Start) -> None:
+def test_a_job_created_again_continues_where_it_was(start: Start) -> None:
     """As by ``kubectl replace --force``, a GitOps tool, or a restore from a backup."""
     checkpoint = {"uri": "file:///checkpoints", "intervalSeconds": 1, "resumeFrom": "job"}
     running = start(epochs=None, spec={"checkpoint": checkpoint})

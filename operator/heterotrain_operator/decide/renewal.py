@@ -76,14 +76,17 @@ def decide_renewal(
     staying = [worker for worker in due if worker.alive]
     if not due:
         return Renewal(older=older)
-    first = max(staying, key=lambda worker: worker.pod.index, default=None)
-    if sources.changed or job.spec.runtime is Runtime.TORCHRUN or not _goes_on(job, plan, first):
-        if not _continues(job):
-            problem = "the restart does not begin: the job keeps no checkpoints and would begin again"
-            return Renewal(problem=f"{problem}; suspend and resume it if it may", older=older)
-        return Renewal(remove=tuple((worker, RENEWED) for worker in staying), hold=True, older=older)
-    busy = creating or any(_comes_or_goes(worker) for worker in workers)
-    return Renewal(remove=() if busy or first is None else ((first, RENEWED),), older=older)
+    if not sources.changed and job.spec.runtime is not Runtime.TORCHRUN:
+        # While workers come or go, the plan names too few for the question whether one more may leave.
+        if not staying or creating or any(_comes_or_goes(worker, plan) for worker in workers):
+            return Renewal(older=older)
+        last = max(staying, key=lambda worker: worker.pod.index)
+        if _goes_on(job, plan, last):
+            return Renewal(remove=((last, RENEWED),), older=older)
+    if not _continues(job):
+        problem = "the restart does not begin: the job keeps no checkpoints and would begin again"
+        return Renewal(problem=f"{problem}; suspend and resume it if it may", older=older)
+    return Renewal(remove=tuple((worker, RENEWED) for worker in staying), hold=True, older=older)
 
 
 def _asked(job: ValidJob, pod: PodView) -> bool:
@@ -96,9 +99,9 @@ def _lacks_container(worker: Worker, sources: PodSources) -> bool:
     return worker.state is WorkerState.READY and not worker.pod.all_started and is_older(worker.pod, digests)
 
 
-def _goes_on(job: ValidJob, plan: Plan | None, without: Worker | None) -> bool:
+def _goes_on(job: ValidJob, plan: Plan | None, without: Worker) -> bool:
     """Return whether the members that are left without a worker are enough to train."""
-    if plan is None or without is None:
+    if plan is None:
         return True
     ranks = [rank.rank for rank in plan.ranks if rank.worker_uid != without.pod.uid]
     return plan.replicas(ranks) >= least_to_go_on(job.spec)
@@ -110,8 +113,11 @@ def _continues(job: ValidJob) -> bool:
     return spec.checkpoint is not None or spec.runtime is Runtime.TORCHRUN or job.status.training_since is None
 
 
-def _comes_or_goes(worker: Worker) -> bool:
+def _comes_or_goes(worker: Worker, plan: Plan | None) -> bool:
     """Return whether the number of training workers is about to change."""
     if worker.state is WorkerState.WAITING:
         return not worker.pod.unschedulable
+    if worker.state is WorkerState.READY and plan is not None:
+        named = any(rank.worker_uid == worker.pod.uid for rank in plan.ranks)
+        return not named and worker.pod.name not in plan.spares
     return worker.state in (WorkerState.STARTING, WorkerState.LEAVING)

@@ -172,6 +172,28 @@ def test_a_restart_renews_workers_one_by_one_where_the_others_train_on() -> None
     assert not cluster.step().remove, "one request is one restart"
 
 
+def test_a_restart_never_takes_more_than_one_worker_of_a_job_that_just_suffices() -> None:
+    """While one of three is renewed, the other two are the minimum: they do not leave together for that reason."""
+    cluster = FakeCluster(
+        pool("a", maxReplicas=3), spec={"elasticPolicy": {"minReplicas": 2}, "checkpoint": CHECKPOINT}
+    )
+    cluster.with_nodes("a1", "a2", "a3", cpu="1").start()
+    before = {body["metadata"]["uid"] for body in cluster.pods.values()}
+    restart(cluster)
+    for _ in range(20):
+        decision = cluster.step()
+        assert len(decision.remove) <= 1
+        assert len(cluster.members()) >= 2
+        for name in [name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"]]:
+            if name in cluster.plan_json["drain"] or name not in cluster.members():
+                cluster.vanish(name)
+                cluster.step()
+        cluster.schedule().run()
+        cluster.pass_time(6.0)
+    assert before.isdisjoint(body["metadata"]["uid"] for body in cluster.pods.values())
+    assert len(cluster.members()) == 3
+
+
 @pytest.mark.parametrize(("kind", "least"), [("image", 1), ("label", 2)])
 def test_all_are_renewed_together_where_they_must_be_equal_or_too_few_would_be_left(kind: str, least: int) -> None:
     cluster = training(minReplicas=least)
