@@ -18,7 +18,7 @@ def one_worker(spec: dict[str, Any]) -> None:
 
 
 @pytest.mark.thorough
-def test_a_sidecar_without_an_image_is_named_and_training_goes_on(start: Start) -> None:
+def test_a_sidecar_without_an_image_is_named(start: Start) -> None:
     """The pod is never ready, the training container is. A helper that has ended is nothing to tell."""
 
     def with_containers(manifest: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ def test_a_sidecar_without_an_image_is_named_and_training_goes_on(start: Start) 
 
 
 @pytest.mark.thorough
-def test_a_worker_over_its_own_storage_limit_has_failed_with_the_kubelet_s_words(start: Start) -> None:
+def test_a_worker_over_its_own_limits_has_failed(start: Start) -> None:
     """It was replaced without end: ten times in three minutes."""
 
     def with_limit(manifest: dict[str, Any]) -> None:

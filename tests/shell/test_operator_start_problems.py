@@ -63,6 +63,7 @@ async def test_a_missing_volume_is_named_with_the_next_step() -> None:
         event(uid, "FailedMount", 'configmap "old" not found', at_s=NOW_S + 1),
         event(uid, "FailedMount", 'configmap "settings" not found', at_s=NOW_S + 9),
         event(uid, "Unhealthy", "Readiness probe failed", at_s=NOW_S + 10),
+        event(uid, "FailedScheduling", "0/5 nodes: persistentvolumeclaim not found", at_s=NOW_S + 9),
         event(uid, "Pulled", "image pulled", at_s=NOW_S + 11, kind="Normal"),
         event("another-pod", "FailedMount", "of another pod", at_s=NOW_S + 12),
     ):

@@ -24,6 +24,8 @@ EVERY_S = 15.0
 MOST_EVENTS = 100
 """Events that are read about one pod."""
 _MOST_CHARACTERS = 1000
+_PAST = ("Unhealthy", "FailedScheduling")
+"""Reasons of warnings that say nothing about a pod with a node: its probe fails until it runs, and it has a node."""
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ async def _newest_warning(kube: Kube, namespace: str, uid: str) -> str:
     async for event in kube.list(EVENTS, namespace, fields=f"involvedObject.uid={uid},type=Warning"):
         number += 1
         time = _time_of(event)
-        if time >= newest and str(event.get("reason") or "") != "Unhealthy":  # the readiness probe fails until it runs
+        if time >= newest and str(event.get("reason") or "") not in _PAST:
             newest, text = time, f"{event.get('reason') or 'Warning'}: {event.get('message') or ''}"[:_MOST_CHARACTERS]
         if number >= MOST_EVENTS:
             break

@@ -115,4 +115,6 @@ def _of_closed_nodes(reasons: Counter[str]) -> str:
     if taints:
         keys = listed(sorted({key for key, _ in taints}), most=_MOST_NAMED)
         return f"its nodes are not in order ({keys}): see `kubectl describe node`, or add nodes"
-    return "check the pool's nodeSelector and affinity against `kubectl get nodes --show-labels`" if unlike else ""
+    if unlike:
+        return "check the pool's nodeSelector and affinity against `kubectl get nodes --show-labels`"
+    return "add a toleration of its nodes' taints to the pool" if "untolerated taint(s)" in text else ""
