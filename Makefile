@@ -137,7 +137,7 @@ release: setup-core ## what a release publishes, into out/release, from the newe
 ##@ Longer runs and packages for parts of `make test-all`
 
 chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=number, SEED=first one; about one second each
-	@PYTHONPATH=core:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \
+	@PYTHONPATH=core:planner:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \
 	  --histories $(or $(HISTORIES),300) --seed $(or $(SEED),0)
 
 histories: setup ## seeded histories of real workers: KIND=data, divided, unequal, sharded or layout, HISTORIES=number, SEED=first one
