@@ -47,7 +47,7 @@ def _alias(field: str) -> str:
     return to_camel(re.sub(r"_s$", "_seconds", field))
 
 
-class Part(BaseModel):
+class DocumentPart(BaseModel):
     """Base of all parts of a document: no unknown fields, finite numbers, values of the right type only."""
 
     model_config = ConfigDict(
@@ -66,7 +66,7 @@ def schema_config(name: str) -> ConfigDict:
     return ConfigDict(title=f"heterotrain {name}", json_schema_extra=identity)
 
 
-class Document(Part):
+class Document(DocumentPart):
     """Base of whole documents."""
 
     schema_url: Text = Field(default="", alias="$schema")

@@ -12,7 +12,17 @@ from heterotrain_core.split.member import SplitMember, TableTime
 from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, MeasuredExchange, with_seen
 from pydantic import Field, model_validator
 
-from heterotrain_cli.documents import Document, Flag, Fraction, Integer, Name, Part, Price, Seconds, schema_config
+from heterotrain_cli.documents import (
+    Document,
+    DocumentPart,
+    Flag,
+    Fraction,
+    Integer,
+    Name,
+    Price,
+    Seconds,
+    schema_config,
+)
 
 MAX_MEMBERS = 100_000
 """Single members of one profile; a forecast for more of them takes far longer than a second."""
@@ -25,7 +35,7 @@ _AtLeastOne = Annotated[Integer, Field(ge=1, le=10**12)]
 _Point = tuple[Annotated[Integer, Field(ge=0, le=10**8)], Seconds]
 
 
-class ExchangeAmong(Part):
+class ExchangeAmong(DocumentPart):
     """Gradient exchange among another number of ranks."""
 
     ranks: _Ranks
@@ -36,7 +46,7 @@ class ExchangeAmong(Part):
     """Whether all of these ranks were in one worker, so that no network was used."""
 
 
-class Communication(Part):
+class ProfiledExchange(DocumentPart):
     """Gradient exchange of the whole cluster, independent of the batch."""
 
     overlapped_s: Seconds = 0
@@ -53,7 +63,7 @@ class Communication(Part):
     """The exchange among other numbers of ranks: together they show latency and transfer time."""
 
 
-class ProfileMember(Part):
+class ProfileMember(DocumentPart):
     """One entry: ``count`` equal members."""
 
     name: Name
@@ -131,7 +141,7 @@ class Profile(Document):
 
     model_config = schema_config("profile")
 
-    exchange: Communication = Field(default=Communication(), alias="communication")
+    exchange: ProfiledExchange = Field(default=ProfiledExchange(), alias="communication")
     """Gradient exchange of the whole cluster, independent of the batch."""
     members: Annotated[tuple[ProfileMember, ...], Field(min_length=1)]
     """The members; in the answer each single one has an entry, in this order."""

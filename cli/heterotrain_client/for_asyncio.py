@@ -8,7 +8,7 @@ from typing import Any
 
 from heterotrain_cli.cluster.checkpoint import TIMEOUT_S
 from heterotrain_cli.cluster.history import Arrays
-from heterotrain_cli.cluster.logs import Line
+from heterotrain_cli.cluster.logs import LogLine
 from heterotrain_cli.forecast.report import JobReport
 from heterotrain_operator.api.status import CheckpointStatus, HeteroTrainJobStatus
 
@@ -45,7 +45,7 @@ class AsyncTrainingJob:
         """Wait until the job has succeeded, and return its last status; see ``TrainingJob.wait``."""
         return await asyncio.to_thread(self._job.wait, timeout_s=timeout_s, progress=progress)
 
-    async def logs(self, *workers: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[Line]:
+    async def logs(self, *workers: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """Yield log lines; see ``TrainingJob.logs``."""
         lines = self._job.logs(*workers, follow=follow, tail=tail)
         while (line := await asyncio.to_thread(_next, lines)) is not None:
@@ -112,5 +112,5 @@ class AsyncHeteroTrainClient:
         return [AsyncTrainingJob(each) for each in await asyncio.to_thread(self._client.jobs)]
 
 
-def _next(lines: Iterator[Line]) -> Line | None:
+def _next(lines: Iterator[LogLine]) -> LogLine | None:
     return next(lines, None)

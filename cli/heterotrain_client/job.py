@@ -10,10 +10,10 @@ from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.change import scaled, why_ended
 from heterotrain_cli.cluster.checkpoint import TIMEOUT_S, take
 from heterotrain_cli.cluster.history import Arrays, History, from_prometheus
-from heterotrain_cli.cluster.logs import Line, chosen, followed, training_container
+from heterotrain_cli.cluster.logs import LogLine, chosen, followed, training_container
 from heterotrain_cli.cluster.render import description
 from heterotrain_cli.cluster.submit import until_ended
-from heterotrain_cli.cluster.view import JobView, view_of
+from heterotrain_cli.cluster.view import JobSummary, view_of
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.cluster import running_job
 from heterotrain_cli.forecast.job import job_of
@@ -89,7 +89,7 @@ class TrainingJob:
             raise JobFailedError(f"job {self.name}: {view.status.state}. {view.status.reason}")
         return view.status
 
-    def logs(self, *workers: str, follow: bool = False, tail: int | None = None) -> Iterator[Line]:
+    def logs(self, *workers: str, follow: bool = False, tail: int | None = None) -> Iterator[LogLine]:
         """Yield log lines, each with ``worker`` and ``text``.
 
         Args:
@@ -208,16 +208,16 @@ class TrainingJob:
             raise InputError(ended)
         return body
 
-    def _view(self) -> JobView:
+    def _view(self) -> JobSummary:
         return view_of(self.body())
 
-    def _lines(self, pod: Mapping[str, Any], *, follow: bool, tail: int | None) -> Iterator[Line]:
+    def _lines(self, pod: Mapping[str, Any], *, follow: bool, tail: int | None) -> Iterator[LogLine]:
         worker = str(pod["metadata"]["name"])
         lines = self._cluster.log_lines(
             worker, training_container(pod), follow=follow, tail=tail, previous=False, since_s=None
         )
         for text in lines:
-            yield Line(worker, text)
+            yield LogLine(worker, text)
 
     def _page(self) -> Console:
         page = Console(record=True, file=StringIO(), width=WIDTH)

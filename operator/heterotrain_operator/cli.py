@@ -30,7 +30,7 @@ from heterotrain_operator.prom.client import PromClient
 from heterotrain_operator.prom.errors import PromError
 from heterotrain_operator.settings import (
     ENVIRONMENT_PREFIX,
-    Option,
+    CommandLineOption,
     Settings,
     announcements,
     namespace_weights,
@@ -74,7 +74,7 @@ def _settings_options(*names: str) -> Callable[[_Command], _Command]:
     return decorate
 
 
-def _click_type(option: Option) -> Any:
+def _click_type(option: CommandLineOption) -> Any:
     if option.at_least is not None:
         range_of = click.IntRange if option.kind is int else click.FloatRange
         return range_of(option.at_least, option.at_most)

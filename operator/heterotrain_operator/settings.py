@@ -171,7 +171,7 @@ def namespace_weights(text: str) -> dict[str, float]:
     return weights
 
 
-class Option(NamedTuple):
+class CommandLineOption(NamedTuple):
     """One setting as a command-line option.
 
     Attributes:
@@ -194,13 +194,13 @@ class Option(NamedTuple):
         return self.name.replace("-", "_")
 
 
-def setting_options(kind: type = Settings, prefix: str = "") -> Iterator[Option]:
+def setting_options(kind: type = Settings, prefix: str = "") -> Iterator[CommandLineOption]:
     """Yield an option for every setting."""
     for each, value_type in _typed_fields(kind):
         if is_dataclass(value_type):
             yield from setting_options(value_type, f"{prefix}{each.name}-")
         else:
-            yield Option(_option_name(prefix, each), value_type, each.default, **each.metadata)
+            yield CommandLineOption(_option_name(prefix, each), value_type, each.default, **each.metadata)
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, get_args
 from heterotrain_cli import documents
 from heterotrain_cli.documents import (
     Document,
+    DocumentPart,
     Flag,
     Fraction,
     Integer,
     Name,
     Number,
-    Part,
     Price,
     Seconds,
     schema_config,
@@ -51,7 +51,7 @@ _Pause = Annotated[Number, Field(ge=0, le=1e5)]
 _Ratio = Annotated[Number, Field(gt=0, le=1000)]
 
 
-class Pool(Part):
+class Pool(DocumentPart):
     """Equal workers of the cluster."""
 
     name: Name
@@ -77,7 +77,7 @@ class Pool(Part):
         )
 
 
-class RingNetwork(Part):
+class RingNetwork(DocumentPart):
     """A ring over equal links."""
 
     gigabits_per_second: Annotated[Number, Field(gt=0, le=100_000)] = 10
@@ -93,7 +93,7 @@ class RingNetwork(Part):
         return Network(bytes_per_s=rate, latency_s=self.latency_s)
 
 
-class Noise(Part):
+class Noise(DocumentPart):
     """Variation of each worker's compute time from step to step."""
 
     variation: Annotated[Number, Field(ge=0, le=2)] = 0.03
@@ -114,7 +114,7 @@ class Noise(Part):
     """Factor on the compute time in a slow phase."""
 
 
-class Slowdown(Part):
+class Slowdown(DocumentPart):
     """Throttling or a noisy neighbour."""
 
     pool: Name
@@ -129,7 +129,7 @@ class Slowdown(Part):
     """Factor on the compute time; 2 is half as fast."""
 
 
-class Change(Part):
+class Change(DocumentPart):
     """Workers that join or leave."""
 
     pool: Name
@@ -142,7 +142,7 @@ class Change(Part):
     """Workers lost without notice."""
 
 
-class Pauses(Part):
+class Pauses(DocumentPart):
     """Cost of a change of members."""
 
     loss_s: _Pause = 1
@@ -155,7 +155,7 @@ class Pauses(Part):
     """From a node's appearance until its worker can train."""
 
 
-class End(Part):
+class End(DocumentPart):
     """End of the run, in addition to the workload's target."""
 
     epochs: Annotated[Integer, Field(ge=0, le=100_000)] = 0

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from heterotrain_planner.layout.problem import Link
-from heterotrain_planner.layout.result import Infeasible
+from heterotrain_planner.layout.result import NoLayout
 
 from heterotrain_simulator.grouping_bound import least_total
 from heterotrain_simulator.zones import Counts, ZoneCosts, zone_costs
@@ -75,7 +75,7 @@ def group(
     stages: int,
     exchange_bytes: float,
     boundary_bytes: float,
-) -> Grouping | Infeasible:
+) -> Grouping | NoLayout:
     """Return the grouping with the least communication that was found, and the bound that no grouping beats.
 
     Args:
@@ -86,7 +86,7 @@ def group(
         boundary_bytes: of one micro-batch between two stages.
     """
     if clause := _problem(zones, links, stages, exchange_bytes, boundary_bytes):
-        return Infeasible(reason=clause)
+        return NoLayout(reason=clause)
     counts = tuple(zone.devices for zone in zones)
     names = [zone.name for zone in zones]
     members = sum(counts) // stages

@@ -15,7 +15,7 @@ from distributed.network_cut import cut, refuse
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
 from heterotrain.layouts.neighbours import Neighbours
-from heterotrain.layouts.part_messages import Exchange
+from heterotrain.layouts.part_messages import PartExchange
 from heterotrain.membership.consensus.election import Election
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.network.group import Group
@@ -133,7 +133,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
     launch, wait, enter = Reducer._launch, Reducer.wait, Step.__enter__
     vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointManager.write_final
     wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Loop.confirm
-    send, part, hand_over = Neighbours.send, Exchange.receive, formations.hand_over
+    send, part, hand_over = Neighbours.send, PartExchange.receive, formations.hand_over
     visits = dict.fromkeys((*FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE), 0)
     running = [-1]
 
@@ -171,7 +171,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
         fault.at("sending", running[0])
         send(self, *arguments)
 
-    def parted(self: Exchange) -> None:
+    def parted(self: PartExchange) -> None:
         fault.at("exchanging", running[0])  # its messages are on their way
         part(self)
 
@@ -203,7 +203,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
 
     Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
     formations.hand_over = handed_over
-    Exchange.receive = parted  # type: ignore[method-assign]  # a deliberate wrapper
+    PartExchange.receive = parted  # type: ignore[method-assign]  # a deliberate wrapper
     Neighbours.send = sent  # type: ignore[method-assign]  # a deliberate wrapper
     PieceReducer.wait, Group.gather, Loop.confirm = waited_pieces, gathered, confirmed  # type: ignore[method-assign]  # a deliberate wrapper
     Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # a deliberate wrapper

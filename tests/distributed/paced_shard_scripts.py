@@ -14,7 +14,7 @@ import heterotrain
 import torch
 from distributed.paced_scripts import Paced
 from heterotrain.layouts import gathered_unit
-from heterotrain.layouts.part_messages import Exchange, sum_of_parts
+from heterotrain.layouts.part_messages import PartExchange, sum_of_parts
 from heterotrain.layouts.unit_passes import UnitPasses
 
 TOKENS = 64
@@ -54,7 +54,7 @@ class _Link:
         """Put this link between the ranks of this process's member."""
         link = self
 
-        class Slow(Exchange):
+        class Slow(PartExchange):
             def __init__(self, group: Any, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
                 super().__init__(group, sent, received)
                 self.ends_s = link.begin(received)  # this rank's own part is among them

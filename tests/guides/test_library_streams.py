@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.data.stream_reading import STATE_SAMPLES, Reading, StreamReadings, StreamState
+from heterotrain.data.stream_reading import STATE_SAMPLES, StreamReading, StreamReadings, StreamState
 from torch.utils.data import Dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
@@ -77,7 +77,7 @@ def stateful_loader(_folder: Path) -> Any:
     return library.StatefulDataLoader(Numbers(), batch_size=1, shuffle=True, generator=generator, num_workers=0)
 
 
-def identities(readings: Iterable[Reading]) -> list[tuple[int, int]]:
+def identities(readings: Iterable[StreamReading]) -> list[tuple[int, int]]:
     """Return position and number of each sample."""
     return [(reading.position, _number(reading.sample)) for reading in readings]
 
@@ -86,7 +86,7 @@ def _number(sample: Any) -> int:
     return int(sample.get("json", sample)["id"])
 
 
-def read_again(make: Callable[[Path], Any], folder: Path) -> tuple[list[Reading], list[tuple[int, int]]]:
+def read_again(make: Callable[[Path], Any], folder: Path) -> tuple[list[StreamReading], list[tuple[int, int]]]:
     """Return a reading of a whole epoch, and what a new process reads from position 512 on."""
     whole = list(StreamReadings(make(folder), seed=7).begin(0))
     assert sorted(number for _, number in identities(whole)) == list(range(SAMPLES))

@@ -12,7 +12,7 @@ from heterotrain_operator.engine.layout_planner import MOST_JOBS, LayoutPlanner
 from heterotrain_operator.threads import Threads
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.problem import DeviceKind, Problem
-from heterotrain_planner.layout.result import Cover, Infeasible
+from heterotrain_planner.layout.result import Cover, NoLayout
 from support.executors import ByHand, at_once
 from support.waiting import until
 
@@ -32,7 +32,7 @@ def a_problem(*counts: int, memory: int = 3) -> Problem:
     return Problem(units=(unit,) * 4, kinds=kinds, batch_samples=16, micro_batches=(1, 2))
 
 
-async def answered(planner: LayoutPlanner, queued: list[JobKey], problem: Problem) -> Cover | Infeasible:
+async def answered(planner: LayoutPlanner, queued: list[JobKey], problem: Problem) -> Cover | NoLayout:
     """Ask; where there is no answer yet, wait until the job is queued, and ask again."""
     ask = planner.cover_of(KEY)
     queued.clear()
@@ -56,7 +56,7 @@ async def test_after_a_loss_the_templates_are_used_again(monkeypatch: pytest.Mon
     searches: list[list[int]] = []
     real = layout_planner.book_of
 
-    def counting(problem: Problem) -> Book | Infeasible:
+    def counting(problem: Problem) -> Book | NoLayout:
         searches.append([kind.count for kind in problem.kinds])
         return real(problem)
 
@@ -77,7 +77,7 @@ async def test_the_loss_of_a_node_is_answered_in_advance(monkeypatch: pytest.Mon
     solved: list[list[int]] = []
     real = layout_planner.solve
 
-    def noted(book: Book | None, problem: Problem) -> tuple[Book | None, Cover | Infeasible]:
+    def noted(book: Book | None, problem: Problem) -> tuple[Book | None, Cover | NoLayout]:
         solved.append([kind.count for kind in problem.kinds])
         return real(book, problem)
 
@@ -101,7 +101,7 @@ async def test_what_does_not_fit_is_told_of_the_devices_that_there_are() -> None
     planner = LayoutPlanner(queued.append, at_once())
     await answered(planner, queued, a_problem(1, 1))
     found = await answered(planner, queued, a_problem(1, 0))
-    assert isinstance(found, Infeasible)
+    assert isinstance(found, NoLayout)
     assert "on 1 a" in found.reason
     assert "Add 1" in found.reason
 
@@ -112,7 +112,7 @@ async def test_the_loop_serves_others_during_a_search_and_only_the_newest_questi
     executor, asked = ByHand(), []
     real = layout_planner.solve
 
-    def slow(book: Book | None, problem: Problem) -> tuple[Book | None, Cover | Infeasible]:
+    def slow(book: Book | None, problem: Problem) -> tuple[Book | None, Cover | NoLayout]:
         asked.append([kind.count for kind in problem.kinds])
         return real(book, problem)
 
@@ -138,7 +138,7 @@ async def test_a_bug_in_the_search_is_the_job_s_answer(monkeypatch: pytest.Monke
     monkeypatch.setattr(layout_planner, "solve", broken)
     queued: list[JobKey] = []
     found = await answered(LayoutPlanner(queued.append, at_once()), queued, a_problem(1, 1))
-    assert isinstance(found, Infeasible)
+    assert isinstance(found, NoLayout)
     assert "failed by a bug: ZeroDivisionError()" in found.reason
 
 

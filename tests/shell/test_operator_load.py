@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import structlog
-from heterotrain_operator.cluster_state.store import Kind
+from heterotrain_operator.cluster_state.store import ObjectTable
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.status.events import JobEvent
@@ -83,7 +83,7 @@ def counted() -> Iterator[Counter[str]]:
                 counts[part] += module.startswith(part)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Kind, "all", lambda kind: CountedMapping(kind._views, counts))
+        patch.setattr(ObjectTable, "all", lambda kind: CountedMapping(kind._views, counts))
         sys.setprofile(profile)
         try:
             yield counts

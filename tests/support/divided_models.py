@@ -11,7 +11,7 @@ import torch
 from heterotrain.data.progress import Progress
 from heterotrain.layouts.holdings import Extent, Holding
 from heterotrain.layouts.layout import Shapes
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 SHAPES: dict[str, tuple[int, ...]] = {"embed.weight": (7, 3), "body.weight": (3, 5), "body.bias": (5,), "scale": ()}
 BUFFERS = {"count": torch.tensor(11, dtype=torch.int64)}
@@ -117,9 +117,9 @@ def layouts_of(rng: np.random.Generator, ranks: int) -> list[dict[str, Extent]]:
     return found
 
 
-def training_of(holding: Holding, *, seed: int, steps: int = 0) -> Training:
+def training_of(holding: Holding, *, seed: int, steps: int = 0) -> TrainState:
     """Return a rank's training, after some steps with gradients that follow from ``seed`` and the step."""
-    training = Training(order="as given")
+    training = TrainState(order="as given")
     begin(training, Elements(holding, whole_values(seed)))
     training.extras["average"] = Average()
     for step in range(steps):
@@ -134,7 +134,7 @@ def training_of(holding: Holding, *, seed: int, steps: int = 0) -> Training:
     return training
 
 
-def begin(training: Training, model: Elements) -> None:
+def begin(training: TrainState, model: Elements) -> None:
     """Give a training another model and optimizer."""
     layout = ElementsLayout(model)
     training.change_layout(model, layout)
@@ -144,7 +144,7 @@ def begin(training: Training, model: Elements) -> None:
     training.optimizers = [torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others}], lr=0.01)]
 
 
-def assert_state_is(training: Training, expected: Training) -> None:
+def assert_state_is(training: TrainState, expected: TrainState) -> None:
     """Check that a rank holds exactly its elements of the expected whole state."""
     wanted = {held.entry.name: held.values.reshape(-1) for held in expected.flat().held}
     found = training.flat()

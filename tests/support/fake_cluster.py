@@ -26,7 +26,7 @@ from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.engine.layout_planner import solve
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, Infeasible
+from heterotrain_planner.layout.result import Cover, NoLayout
 
 from support.plans import complete
 
@@ -85,9 +85,9 @@ def node_body(
 
 def remembering_planner() -> CoverOf:
     """Return a layout planner that answers at once, and the same question only once."""
-    known: dict[str, Cover | Infeasible] = {}
+    known: dict[str, Cover | NoLayout] = {}
 
-    def cover_of(problem: Problem) -> Cover | Infeasible:
+    def cover_of(problem: Problem) -> Cover | NoLayout:
         key = repr(problem)
         if key not in known:
             known[key] = solve(None, problem)[1]

@@ -15,7 +15,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import ComputeTime, Plan
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.prom.history import TelemetryHistory
-from heterotrain_operator.prom.snapshot import Snapshot, counter_name
+from heterotrain_operator.prom.snapshot import JobSeries, counter_name
 
 from support.exported_counters import SimulatedMembers
 from support.fake_cluster import JOB_UID, FakeCluster
@@ -135,7 +135,7 @@ class Training:
         """Scrape every member, and let the operator decide."""
         pools = {rank.worker_uid: self.plan.pool_of(rank) for rank in self.plan.ranks}
         self.job.take(
-            Snapshot(counters=self.speeds.counters(), gauges=dict.fromkeys(self.members, self.gauges())),
+            JobSeries(counters=self.speeds.counters(), gauges=dict.fromkeys(self.members, self.gauges())),
             dict.fromkeys(self.members, self.now_s),
             pools=pools,
         )

@@ -18,8 +18,8 @@ from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.state import admission
-from heterotrain.state.training import Training
-from heterotrain.telemetry.report import Report
+from heterotrain.state.training import TrainState
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain.termination_message import TerminationMessage
 
 
@@ -41,11 +41,11 @@ def operator_config(identity: Identity) -> TrainingConfig | None:
 def membership_of(
     identity: Identity,
     config: TrainingConfig,
-    training: Training,
+    training: TrainState,
     checkpoints: CheckpointManager,
     *,
     device: torch.device,
-    report: Report,
+    report: RankMetrics,
     shards: int,
     clock: Clock = time.monotonic,
 ) -> Membership:

@@ -32,12 +32,12 @@ from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.numerics.elementwise import is_elementwise
 from heterotrain.numerics.method import Numerics
 from heterotrain.state import admission
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.own_member import OwnMember
 from heterotrain.steps.pipeline_member import PipelineMember
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.unit_report import report_units
 
 _log = logging.getLogger(__name__)
@@ -74,11 +74,11 @@ class ModelSetup:
     config: TrainingConfig
     device: torch.device
     parallelism: Parallelism
-    training: Training
+    training: TrainState
     numerics: Numerics
     membership: Membership
     loop: Loop
-    report: Report
+    report: RankMetrics
 
     def wrap(self, model: Model, units: str | None, options: WrapOptions) -> torch.nn.Module:
         """Take the job's model; see ``Job.wrap``.

@@ -37,19 +37,19 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.preflight import in_job
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.attempt import seed_step
 from heterotrain.steps.hooks import EpochHook, Hooks, StepsHook
 from heterotrain.steps.leadership import LeaderHook, Leadership
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
-from heterotrain.steps.phases import Phases
+from heterotrain.steps.phases import TrainingPhases
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
 from heterotrain.stop_signals import StopSignals
 from heterotrain.telemetry import gpu
 from heterotrain.telemetry.logs import Tags, set_up_logs
-from heterotrain.telemetry.report import Report, serve
+from heterotrain.telemetry.report import RankMetrics, serve
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
 
@@ -75,11 +75,11 @@ class Job:
         self.config = config
         self.device = take_device(identity)
         log_tags = set_up_logs(identity.tags)
-        self._training = Training()
+        self._training = TrainState()
         self._numerics = Numerics(config, self.device, self._training, batch_norm=batch_norm)
         self._line = main_line()
         self._leadership = Leadership(leads=None if identity.mode is Mode.OPERATED else not identity.rank)
-        self._report = Report(identity)
+        self._report = RankMetrics(identity)
         self._hooks = Hooks(self._training, self._report, self._leadership, epochs=config.epochs)
         termination_message = TerminationMessage(
             identity.termination_path, where=self._where, metrics=self._report.reported
@@ -102,7 +102,7 @@ class Job:
             shards=identity.local_world_size if parallelism is Parallelism.SHARDED else 1,
             clock=clock,
         )
-        self._phases = Phases(config)
+        self._phases = TrainingPhases(config)
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
             checkpoints=checkpoints, numerics=self._numerics, report=self._report,

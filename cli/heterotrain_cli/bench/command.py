@@ -13,8 +13,8 @@ from heterotrain_planner.perf.counters import Observation
 from rich.console import Console
 
 from heterotrain_cli.bench import environment
-from heterotrain_cli.bench.ranks import Run, measure
-from heterotrain_cli.bench.result import Row, as_document, profile, table
+from heterotrain_cli.bench.ranks import BenchRun, measure
+from heterotrain_cli.bench.result import ScalingRow, as_document, profile, table
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.output import TABLE, output_option, print_document
 from heterotrain_cli.terminal import plain_table, say
@@ -87,7 +87,7 @@ def bench(
 
     def measured(ranks: int, samples: int, what: str) -> list[Observation]:
         click.echo(f"measuring {what} …", err=True)
-        run = Run(
+        run = BenchRun(
             ranks=ranks, batch_samples=samples, threads=threads, precision=precision, compression=compression
         )  # fmt: skip
         return measure([script, *arguments], run, seconds=seconds, timeout_s=timeout, folder=folder)
@@ -124,7 +124,7 @@ def bench(
         print_document({**document, "profile": found, "profileReason": why}, output)
 
 
-def draw(rows: Sequence[Row], path: Path, *, weak: bool) -> None:
+def draw(rows: Sequence[ScalingRow], path: Path, *, weak: bool) -> None:
     """Write a picture of speed-up and efficiency over workers, next to perfect scaling."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # takes a second to load
 
@@ -143,7 +143,7 @@ def draw(rows: Sequence[Row], path: Path, *, weak: bool) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _show(console: Console, rows: Sequence[Row]) -> None:
+def _show(console: Console, rows: Sequence[ScalingRow]) -> None:
     found = plain_table("workers")
     for heading in ("batch", "step", "samples/s", "speed-up", "efficiency"):
         found.add_column(heading, justify="right")

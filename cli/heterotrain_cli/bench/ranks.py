@@ -40,7 +40,7 @@ Snapshot = Mapping[CounterKey, Counters]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BenchRun:
     """One configuration of the script.
 
     Attributes:
@@ -58,7 +58,9 @@ class Run:
     compression: str = "none"
 
 
-def measure(command: Sequence[str], run: Run, *, seconds: float, timeout_s: float, folder: Path) -> list[Observation]:
+def measure(
+    command: Sequence[str], run: BenchRun, *, seconds: float, timeout_s: float, folder: Path
+) -> list[Observation]:
     """Run the script, and return what its ranks counted in ``seconds`` after their first steps.
 
     The settings of the script's own ``init`` are replaced: the batch is that of the run, there are epochs enough, and
@@ -123,7 +125,7 @@ def step_s(observations: Sequence[Observation]) -> float:
 
 
 @contextmanager
-def _started(command: Sequence[str], run: Run, folder: Path) -> Iterator[tuple[int, Callable[[], str]]]:
+def _started(command: Sequence[str], run: BenchRun, folder: Path) -> Iterator[tuple[int, Callable[[], str]]]:
     """Start the ranks and end them afterwards; yield their first metrics port, and why one of them has ended."""
     port = _free_ports(run.ranks + 1)
     meeting = port + run.ranks
@@ -221,5 +223,5 @@ def _last_line(output: IO[bytes]) -> str:
     return lines[-1][:_MOST_QUOTED] if lines else ""
 
 
-def _named(command: Sequence[str], run: Run) -> str:
+def _named(command: Sequence[str], run: BenchRun) -> str:
     return f"{command[0]} with {run.ranks} worker{'s' if run.ranks > 1 else ''}"

@@ -16,7 +16,7 @@ from heterotrain_cli.bench.ranks import samples_per_s, step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ScalingRow:
     """One number of workers.
 
     Attributes:
@@ -36,7 +36,7 @@ class Row:
     efficiency: float
 
 
-def table(runs: Sequence[tuple[int, int, Sequence[Observation]]]) -> list[Row]:
+def table(runs: Sequence[tuple[int, int, Sequence[Observation]]]) -> list[ScalingRow]:
     """Return a row for each run of (workers, global batch, observations); the first one has one worker."""
     alone = samples_per_s(runs[0][2])
     found = []
@@ -44,7 +44,7 @@ def table(runs: Sequence[tuple[int, int, Sequence[Observation]]]) -> list[Row]:
         rate = samples_per_s(observations)
         speed_up = rate / alone if alone > 0 else 0.0
         found.append(
-            Row(
+            ScalingRow(
                 workers=workers, batch_samples=batch_samples, step_s=step_s(observations), samples_per_s=rate,
                 speed_up=speed_up, efficiency=speed_up / workers,
             )
@@ -52,7 +52,7 @@ def table(runs: Sequence[tuple[int, int, Sequence[Observation]]]) -> list[Row]:
     return found
 
 
-def as_document(row: Row) -> dict[str, Any]:
+def as_document(row: ScalingRow) -> dict[str, Any]:
     """Return the row with the names that documents have."""
     return {
         "workers": row.workers, "batchSamples": row.batch_samples, "stepSeconds": row.step_s,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import WorkerStatus
 
-from heterotrain_cli.cluster.view import JobView, duration, number, seconds_since
+from heterotrain_cli.cluster.view import JobSummary, duration, number, seconds_since
 
 _DONE = ("Finished", "Left")
 """States of workers that ended as they should."""
@@ -51,7 +51,7 @@ class Finding:
     is_problem: bool = True
 
 
-def findings(view: JobView) -> tuple[Finding, ...]:
+def findings(view: JobSummary) -> tuple[Finding, ...]:
     """Return what holds a job up, the gravest first; a single reassuring sentence when nothing does."""
     if view.has_ended:
         return (Finding(view.status.reason, is_problem=view.status.state == "Failed"),)
@@ -68,7 +68,7 @@ def findings(view: JobView) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _waits(view: JobView) -> Finding | None:
+def _waits(view: JobSummary) -> Finding | None:
     """Return for how long a job has not trained, and what its status says; ``None`` where it trains, or is new."""
     running = view.condition(ConditionType.RUNNING)
     if running is None or running.status == "True":
@@ -81,7 +81,7 @@ def _waits(view: JobView) -> Finding | None:
     return Finding(f"it has not trained for {duration(waited_s)}: {said}; {where}")
 
 
-def _conditions(view: JobView) -> list[Finding]:
+def _conditions(view: JobSummary) -> list[Finding]:
     found = []
     for kinds, bad in ((_BAD_WHEN_FALSE, "False"), (_BAD_WHEN_TRUE, "True")):
         for kind in kinds:
@@ -92,7 +92,7 @@ def _conditions(view: JobView) -> list[Finding]:
     return found
 
 
-def _workers(view: JobView) -> list[Finding]:
+def _workers(view: JobSummary) -> list[Finding]:
     return [
         Finding(f"worker {each.name}: {each.message}")
         for each in view.status.workers
@@ -100,7 +100,7 @@ def _workers(view: JobView) -> list[Finding]:
     ]
 
 
-def _speed(view: JobView) -> list[Finding]:
+def _speed(view: JobSummary) -> list[Finding]:
     status = view.status
     efficiency, ceiling = status.efficiency, status.plan.efficiency_ceiling
     if efficiency is None or status.state not in ("Running", "Degraded"):

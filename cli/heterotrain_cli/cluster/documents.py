@@ -7,10 +7,10 @@ from typing import Any
 
 from heterotrain_cli.cluster.api import event_time
 from heterotrain_cli.cluster.diagnosis import findings
-from heterotrain_cli.cluster.view import JobView, cost_until_end
+from heterotrain_cli.cluster.view import JobSummary, cost_until_end
 
 
-def description_document(view: JobView, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def description_document(view: JobSummary, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what ``heterotrain describe`` says of a job: durations in seconds, unknown values as ``None``."""
     found = findings(view)
     return {

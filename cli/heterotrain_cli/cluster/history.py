@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.prometheus import answer_of
-from heterotrain_cli.cluster.view import JobView
+from heterotrain_cli.cluster.view import JobSummary
 from heterotrain_cli.errors import UnavailableError
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -37,7 +37,7 @@ class History:
 
     rows: list[dict[str, float]] = field(default_factory=list)
 
-    def add(self, view: JobView) -> None:
+    def add(self, view: JobSummary) -> None:
         """Keep a reading if the job has progressed since the last one."""
         status = view.status
         values = {
@@ -63,7 +63,7 @@ def as_arrays(rows: Iterable[Mapping[str, float]]) -> Arrays:
     return {name: np.array([row.get(name, math.nan) for row in every]) for name in found}
 
 
-def shares_of(cluster: Cluster, where: str, view: JobView, *, every_s: float) -> dict[str, Arrays]:
+def shares_of(cluster: Cluster, where: str, view: JobSummary, *, every_s: float) -> dict[str, Arrays]:
     """Return times and mean shares of each worker, in samples of a step, over all its ranks.
 
     Args and errors are those of ``from_prometheus``.
@@ -85,14 +85,14 @@ def shares_of(cluster: Cluster, where: str, view: JobView, *, every_s: float) ->
         raise UnavailableError(f"the answer of Prometheus at {where} cannot be read") from error
 
 
-def _span(view: JobView, every_s: float) -> tuple[float, float, float]:
+def _span(view: JobSummary, every_s: float) -> tuple[float, float, float]:
     """Return begin, end and distance of the points of a job's history, in seconds."""
     end_s = view.now.timestamp()
     begin_s = end_s - (view.age_s or 0.0)
     return begin_s, end_s, max(every_s, (end_s - begin_s) / MOST_POINTS)
 
 
-def from_prometheus(cluster: Cluster, where: str, view: JobView, *, every_s: float) -> Arrays:
+def from_prometheus(cluster: Cluster, where: str, view: JobSummary, *, every_s: float) -> Arrays:
     """Return the job's history as Prometheus has it.
 
     Args:

@@ -27,14 +27,14 @@ MOST_LINES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line of a worker's log."""
 
     worker: str
     text: str
 
 
-Read = Callable[[Mapping[str, Any], Callable[[Line], None]], None]
+Read = Callable[[Mapping[str, Any], Callable[[LogLine], None]], None]
 """Reads the log of a pod and passes each line on."""
 
 
@@ -77,13 +77,13 @@ def logs(
         raise InputError(f"job {name} has no workers at present: `heterotrain describe {name}` tells why")
     width = max((len(pod["metadata"]["name"]) for pod in pods), default=0)
 
-    def read(pod: Mapping[str, Any], put: Callable[[Line], None]) -> None:
+    def read(pod: Mapping[str, Any], put: Callable[[LogLine], None]) -> None:
         worker = str(pod["metadata"]["name"])
         lines = cluster.log_lines(
             worker, container or training_container(pod), follow=follow, tail=tail, previous=previous, since_s=since
         )
         for text in lines:
-            put(Line(worker, text))
+            put(LogLine(worker, text))
 
     if not follow:
         for pod in pods:
@@ -129,7 +129,7 @@ def _follow(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read, w
         _print(line, width)
 
 
-def followed(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read) -> Iterator[Line]:
+def followed(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read) -> Iterator[LogLine]:
     """Yield lines of all workers, of those that join later, too, until the job has ended and all lines are out.
 
     Args:
@@ -138,14 +138,14 @@ def followed(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read) 
         workers: names of pods, or their ends, such as w3; empty for all.
         read: reads one pod's log and passes each line on.
     """
-    lines: queue.Queue[Line] = queue.Queue(MOST_LINES)
+    lines: queue.Queue[LogLine] = queue.Queue(MOST_LINES)
     running: dict[str, threading.Thread] = {}
 
     def follow_one(pod: Mapping[str, Any]) -> None:
         try:
             read(pod, lines.put)
         except (InputError, UnavailableError) as error:
-            lines.put(Line(str(pod["metadata"]["name"]), f"({error.message})"))
+            lines.put(LogLine(str(pod["metadata"]["name"]), f"({error.message})"))
 
     ended, looked_s = False, 0.0
     while True:
@@ -167,7 +167,7 @@ def followed(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read) 
         yield line
 
 
-def _print(line: Line, width: int) -> None:
+def _print(line: LogLine, width: int) -> None:
     tail = line.worker.rpartition("-w")[2]
     colour = COLOURS[int(tail) % len(COLOURS)] if tail.isdecimal() else COLOURS[0]
     click.echo(f"{click.style(line.worker.ljust(width), fg=colour)} {line.text}")

@@ -19,7 +19,7 @@ from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.phases import Phases
 from heterotrain_cli.cluster.view import (
     UNKNOWN,
-    JobView,
+    JobSummary,
     cost,
     cost_until_end,
     duration,
@@ -51,7 +51,7 @@ def console() -> Console:
     return found if found.is_terminal else Console(width=PIPE_COLUMNS)
 
 
-def jobs_table(views: Sequence[JobView], *, everywhere: bool) -> Table:
+def jobs_table(views: Sequence[JobSummary], *, everywhere: bool) -> Table:
     """Return one row for each job."""
     table = plain_table("namespace" if everywhere else "job")
     if everywhere:
@@ -71,7 +71,7 @@ def jobs_table(views: Sequence[JobView], *, everywhere: bool) -> Table:
     return table
 
 
-def summary(view: JobView) -> Table:
+def summary(view: JobSummary) -> Table:
     """Return the job's key figures, a line each."""
     status = view.status
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -101,7 +101,7 @@ def summary(view: JobView) -> Table:
     return table
 
 
-def _price(view: JobView) -> str:
+def _price(view: JobSummary) -> str:
     """Return the price of an hour, the cost so far and that of the rest; empty for a job without prices."""
     per_hour, rest, so_far = cost(view), cost_until_end(view), view.status.cost
     parts = [f"{per_hour:.2f} an hour"] if per_hour is not None and not view.has_ended else []
@@ -112,7 +112,7 @@ def _price(view: JobView) -> str:
     return ", ".join(parts)
 
 
-def workers_table(view: JobView, phases: Mapping[str, Phases] | None = None) -> Table:
+def workers_table(view: JobSummary, phases: Mapping[str, Phases] | None = None) -> Table:
     """Return one row for each worker; of many, those that need attention (``noticed``).
 
     Args:
@@ -190,7 +190,7 @@ def events_table(events: Sequence[Mapping[str, Any]], now: datetime) -> Table:
 
 
 def description(
-    view: JobView, events: Sequence[Mapping[str, Any]], phases: Mapping[str, Phases] | None = None
+    view: JobSummary, events: Sequence[Mapping[str, Any]], phases: Mapping[str, Phases] | None = None
 ) -> RenderableType:
     """Return everything about a job on one page; ``phases`` as for ``workers_table``."""
     parts: list[RenderableType] = [Text(f"{view.namespace}/{view.name}", style="bold"), summary(view), Text()]
@@ -211,7 +211,7 @@ def _state(word: str) -> Text:
     return Text(word or "New", style=COLOURS.get(word, ""))
 
 
-def _progress(view: JobView) -> RenderableType:
+def _progress(view: JobSummary) -> RenderableType:
     percentage = view.status.progress_percentage
     if percentage is None:
         return Text(UNKNOWN)
@@ -222,7 +222,7 @@ def _progress(view: JobView) -> RenderableType:
     return line
 
 
-def _speed(view: JobView) -> str:
+def _speed(view: JobSummary) -> str:
     status = view.status
     if status.samples_per_second is None:
         return UNKNOWN
@@ -235,7 +235,7 @@ def _speed(view: JobView) -> str:
     return ", ".join(parts)
 
 
-def _batch(view: JobView) -> str:
+def _batch(view: JobSummary) -> str:
     status = view.status
     size = f"{_whole(status.global_batch_size)} samples" if status.global_batch_size is not None else UNKNOWN
     return f"{size} ({status.batch_reason})" if status.batch_reason else size

@@ -16,7 +16,7 @@ from heterotrain_cli.cluster.api import Cluster, cluster_for
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.names import complete_jobs, job_argument
 from heterotrain_cli.cluster.target import Target, target_options
-from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, trained, view_of
+from heterotrain_cli.cluster.view import UNKNOWN, JobSummary, duration, number, trained, view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_check import read_checked_job
 from heterotrain_cli.output import TABLE, output_option, print_document
@@ -107,7 +107,7 @@ def continued(body: Mapping[str, Any], name: str, earlier: Mapping[str, Any] | N
     return found
 
 
-def progress_line(view: JobView) -> str:
+def progress_line(view: JobSummary) -> str:
     """Return the job's progress on one line."""
     status = view.status
     if status.samples_per_second is None or status.state in ("", "Pending", "Starting", "Suspended"):
@@ -133,8 +133,8 @@ def until_ended(
     *,
     console: Console | None,
     timeout_s: float | None = None,
-    on_view: Callable[[JobView], None] = lambda _view: None,
-) -> JobView:
+    on_view: Callable[[JobSummary], None] = lambda _view: None,
+) -> JobSummary:
     """Wait until a job has ended and return it.
 
     Args:

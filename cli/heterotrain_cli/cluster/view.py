@@ -16,7 +16,7 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
+class JobSummary:
     """A job as read at one time.
 
     Attributes:
@@ -53,7 +53,7 @@ class JobView:
         return next((each for each in self.status.conditions if each.type == kind.value), None)
 
 
-def trained(view: JobView) -> tuple[str, str]:
+def trained(view: JobSummary) -> tuple[str, str]:
     """Return what counts until the end, epochs or steps, and how many of them are done."""
     training = view.body["spec"].get("training") or {}
     if (steps := training.get("steps")) is not None:
@@ -61,10 +61,10 @@ def trained(view: JobView) -> tuple[str, str]:
     return "epoch", f"{UNKNOWN if view.status.epoch is None else view.status.epoch} of {training.get('epochs', 1)}"
 
 
-def view_of(body: Mapping[str, Any], now: datetime | None = None) -> JobView:
+def view_of(body: Mapping[str, Any], now: datetime | None = None) -> JobSummary:
     """Return the view of a job's object; ``now`` is the present by default."""
     metadata = body["metadata"]
-    return JobView(
+    return JobSummary(
         name=str(metadata["name"]), namespace=str(metadata["namespace"]), body=body, status=read_status(body),
         now=now or datetime.now(UTC),
     )  # fmt: skip
@@ -113,7 +113,7 @@ def number(value: float | None, *, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def cost(view: JobView) -> float | None:
+def cost(view: JobSummary) -> float | None:
     """Return what an hour of the job costs at present; ``None`` without prices."""
     try:
         return None if view.status.price_per_hour is None else float(view.status.price_per_hour)
@@ -121,7 +121,7 @@ def cost(view: JobView) -> float | None:
         return None
 
 
-def cost_until_end(view: JobView) -> float | None:
+def cost_until_end(view: JobSummary) -> float | None:
     """Return what the rest of the job costs at its present price and speed; ``None`` where that is unknown."""
     per_hour, left_s = cost(view), view.status.estimated_remaining_seconds
     return None if per_hour is None or left_s is None or view.has_ended else per_hour * left_s / 3600

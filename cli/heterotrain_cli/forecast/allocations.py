@@ -18,8 +18,8 @@ from heterotrain_cli.forecast.bound import best_possible
 from heterotrain_cli.forecast.candidates import candidate_allocations, climb
 from heterotrain_cli.forecast.job import (
     Allocation,
-    Job,
-    Pool,
+    JobInput,
+    PoolInput,
     preferred_allocation,
     price_per_hour,
     ranks_of,
@@ -115,7 +115,7 @@ class JobForecast:
     cost_gain: float | None = None
 
 
-def forecast_job(job: Job, exchange: MeasuredExchange) -> JobForecast:
+def forecast_job(job: JobInput, exchange: MeasuredExchange) -> JobForecast:
     """Return the forecast with the shares of the operator.
 
     Args:
@@ -148,7 +148,9 @@ def forecast_job(job: Job, exchange: MeasuredExchange) -> JobForecast:
     )
 
 
-def _climb(job: Job, exchange: MeasuredExchange, found: dict[tuple[int, ...], AllocationForecast | Infeasible]) -> None:
+def _climb(
+    job: JobInput, exchange: MeasuredExchange, found: dict[tuple[int, ...], AllocationForecast | Infeasible]
+) -> None:
     """Add the allocations on the way from the fastest one and from the cheapest one to better neighbours."""
 
     def loss_of(workers: tuple[int, ...], loss: Callable[[AllocationForecast], float]) -> float:
@@ -162,13 +164,13 @@ def _climb(job: Job, exchange: MeasuredExchange, found: dict[tuple[int, ...], Al
             climb(job, min(known, key=loss).allocation.workers, partial(loss_of, loss=loss))
 
 
-def _alike(job: Job) -> bool:
+def _alike(job: JobInput) -> bool:
     """Return whether the operator's shares are the balanced or the even ones, so that all forecasts are final."""
     return job.even or len({pool.variation or 0.0 for pool in job.pools}) == 1
 
 
 def _front(
-    job: Job, exchange: MeasuredExchange, found: Iterable[AllocationForecast | Infeasible]
+    job: JobInput, exchange: MeasuredExchange, found: Iterable[AllocationForecast | Infeasible]
 ) -> tuple[AllocationForecast, ...]:
     """Return the Pareto front of forecasts with balanced shares.
 
@@ -183,7 +185,7 @@ def _front(
 
 
 def _most_gains(
-    job: Job, exchange: MeasuredExchange, front: Sequence[AllocationForecast], *, exact: bool
+    job: JobInput, exchange: MeasuredExchange, front: Sequence[AllocationForecast], *, exact: bool
 ) -> tuple[float, float | None]:
     """Return by how much any allocation could be faster than the front's fastest, and cheaper than its cheapest."""
     if not front:
@@ -201,7 +203,7 @@ def _most_gains(
 
 
 def forecast_allocation(
-    job: Job, allocation: Allocation, exchange: MeasuredExchange, *, aware: bool = True
+    job: JobInput, allocation: Allocation, exchange: MeasuredExchange, *, aware: bool = True
 ) -> AllocationForecast | Infeasible:
     """Return the forecast of an allocation with the job's batch.
 
@@ -243,7 +245,7 @@ def forecast_allocation(
 
 
 def _split(
-    job: Job,
+    job: JobInput,
     members: Sequence[SplitMember],
     variations: Sequence[float],
     communication: CommunicationTime,
@@ -274,7 +276,7 @@ def _equal_speed(member: SplitMember) -> SplitMember:
     return replace(member, compute=_EQUAL_SPEED, cap_samples=cap)
 
 
-def _pool(pool: Pool, workers: int, own: Sequence[int], split: Split, batch_samples: int) -> PoolForecast:
+def _pool(pool: PoolInput, workers: int, own: Sequence[int], split: Split, batch_samples: int) -> PoolForecast:
     shares = [split.shares[i] for i in own]
     bindings = [split.bindings[i] for i in own]
     counts = {binding: bindings.count(binding) for binding in sorted(set(bindings))}

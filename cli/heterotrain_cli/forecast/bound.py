@@ -32,7 +32,7 @@ from heterotrain_planner.allocate.value import MOST_VALUES, Floats, Ints, limits
 from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
 from heterotrain_planner.perf.expected_maximum import balanced_ceiling
 
-from heterotrain_cli.forecast.job import Job, Pool
+from heterotrain_cli.forecast.job import JobInput, PoolInput
 
 _HOUR_S = 3600.0
 _PRECISION = 1e-6
@@ -56,7 +56,7 @@ class BestPossible:
 
 
 def best_possible(
-    job: Job, exchange: MeasuredExchange, *, reached_per_s: float, reached_cost: float | None
+    job: JobInput, exchange: MeasuredExchange, *, reached_per_s: float, reached_cost: float | None
 ) -> BestPossible:
     """Return the bound of all allocations that the job allows, of the pools with known speeds.
 
@@ -93,7 +93,7 @@ def best_possible(
     return BestPossible(samples_per_s=rate, cost_per_million=cost if math.isfinite(cost) else 0.0)
 
 
-def _demand(job: Job, pools: list[Pool], exchange: MeasuredExchange) -> JobDemand:
+def _demand(job: JobInput, pools: list[PoolInput], exchange: MeasuredExchange) -> JobDemand:
     """Return the job as the allocation takes it, without noise, losses or the price of a change."""
     return JobDemand(
         key=job.name,
@@ -119,7 +119,7 @@ def _demand(job: Job, pools: list[Pool], exchange: MeasuredExchange) -> JobDeman
     )
 
 
-def _least_steps(job: Job, pools: list[Pool], exchange: MeasuredExchange, rows_OP: Ints) -> Floats:
+def _least_steps(job: JobInput, pools: list[PoolInput], exchange: MeasuredExchange, rows_OP: Ints) -> Floats:
     """Return at most the least mean step of each allocation, ``_O``; infinite where it cannot take the batch."""
     members = [pool.rank for pool in pools if pool.rank is not None]  # all of them
     counts_OP: Floats = (rows_OP * np.array([pool.ranks for pool in pools])).astype(float)
@@ -148,7 +148,7 @@ def _least_steps(job: Job, pools: list[Pool], exchange: MeasuredExchange, rows_O
     return np.where(possible_O, low_O, math.inf)
 
 
-def _noise(pool: Pool, hiccups: Hiccups, members_O: Floats) -> Floats:
+def _noise(pool: PoolInput, hiccups: Hiccups, members_O: Floats) -> Floats:
     """Return by how much the latest of so many members of a pool is later than their mean, relative to compute.
 
     Pauses of fixed length are left out, so it is at least as late.

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from heterotrain_cli.forecast.job import Allocation, Job, Pool
+from heterotrain_cli.forecast.job import Allocation, JobInput, PoolInput
 
 MAX_CANDIDATES = 2000
 """Most allocations to compare; beyond it, fewer counts of each pool are tried."""
@@ -14,7 +14,7 @@ MOST_MOVES = 400
 """Most allocations that one climb compares."""
 
 
-def candidate_allocations(job: Job) -> tuple[list[Allocation], bool]:
+def candidate_allocations(job: JobInput) -> tuple[list[Allocation], bool]:
     """Return the allocations to compare: all that the job allows, or fewer counts of each pool if they are too many.
 
     The second value says whether they are all.
@@ -27,7 +27,7 @@ def candidate_allocations(job: Job) -> tuple[list[Allocation], bool]:
     return [Allocation(workers=counts) for counts in found], complete
 
 
-def climb(job: Job, start: tuple[int, ...], loss: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
+def climb(job: JobInput, start: tuple[int, ...], loss: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
     """Return an allocation that no move of workers improves: a pool gets more or fewer, or two pools exchange some.
 
     Half of the most workers move at first, single ones in the end. At most ``MOST_MOVES`` allocations are compared.
@@ -64,7 +64,7 @@ def _moves(known: Sequence[int], moved: int) -> Iterator[dict[int, int]]:
         yield {giver: -moved, taker: moved}
 
 
-def _allows(job: Job, workers: Sequence[int]) -> bool:
+def _allows(job: JobInput, workers: Sequence[int]) -> bool:
     """Return whether the job's limits allow these workers."""
     if not job.least_workers <= sum(workers) <= job.most_workers:
         return False
@@ -84,7 +84,7 @@ def _allowed(limits: Sequence[range], least: int, most: int) -> Iterator[tuple[i
             yield (count, *rest)
 
 
-def _fewer(job: Job) -> Iterator[tuple[int, ...]]:
+def _fewer(job: JobInput) -> Iterator[tuple[int, ...]]:
     """Return fewer counts, whatever their sum."""
     ranges: list[list[int]] = []
     for wanted in (_halved_counts, _extreme_counts):
@@ -94,16 +94,16 @@ def _fewer(job: Job) -> Iterator[tuple[int, ...]]:
     return _without_or_only_each_pool(ranges)
 
 
-def _all_counts(pool: Pool) -> range:
+def _all_counts(pool: PoolInput) -> range:
     return range(pool.least_workers, pool.most_workers + 1)
 
 
-def _halved_counts(pool: Pool) -> list[int]:
+def _halved_counts(pool: PoolInput) -> list[int]:
     halves = {pool.most_workers >> shift for shift in range(pool.most_workers.bit_length() + 1)}
     return sorted({pool.least_workers, *(n for n in halves if n > pool.least_workers)})
 
 
-def _extreme_counts(pool: Pool) -> list[int]:
+def _extreme_counts(pool: PoolInput) -> list[int]:
     return sorted({pool.least_workers, pool.most_workers})
 
 

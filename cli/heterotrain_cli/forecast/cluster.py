@@ -21,7 +21,7 @@ from heterotrain_planner.perf.model import compute_s
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.errors import InputError, UnavailableError
-from heterotrain_cli.forecast.job import Job
+from heterotrain_cli.forecast.job import JobInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def running_job(cluster: Cluster, name: str, body: Mapping[str, Any]) -> Running
     )
 
 
-def with_measured_speeds(job: Job, found: RunningJob) -> Job:
+def with_measured_speeds(job: JobInput, found: RunningJob) -> JobInput:
     """Return the job with measured speeds: each pool has the speed of its median rank in the plan, the slower of two.
 
     A pool without workers has the speed of its last ones. All ranks have the variation that explains the plan's ceiling

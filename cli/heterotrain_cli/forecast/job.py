@@ -22,7 +22,7 @@ from heterotrain_cli.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PoolInput:
     """One pool of the job.
 
     Attributes:
@@ -48,7 +48,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JobInput:
     """A job for a forecast.
 
     Attributes:
@@ -66,7 +66,7 @@ class Job:
     name: str
     namespace: str | None
     batch_samples: int
-    pools: tuple[Pool, ...]
+    pools: tuple[PoolInput, ...]
     least_workers: int
     most_workers: int
     even: bool
@@ -76,7 +76,7 @@ class Job:
     hiccups: Hiccups = NO_HICCUPS
 
 
-def read_job(path: str) -> Job:
+def read_job(path: str) -> JobInput:
     """Return the one HeteroTrainJob in a YAML file; other objects are ignored.
 
     Raises:
@@ -86,7 +86,9 @@ def read_job(path: str) -> Job:
     return job_of(file.spec, name=file.name, namespace=file.namespace, body=file.body, where=place(path))
 
 
-def job_of(spec: HeteroTrainJobSpec, *, name: str, namespace: str | None, body: Mapping[str, Any], where: str) -> Job:
+def job_of(
+    spec: HeteroTrainJobSpec, *, name: str, namespace: str | None, body: Mapping[str, Any], where: str
+) -> JobInput:
     """Return the parts of a job that a forecast needs.
 
     Args:
@@ -104,7 +106,7 @@ def job_of(spec: HeteroTrainJobSpec, *, name: str, namespace: str | None, body: 
             f"{where}: the batch of a job with runtime: Torchrun is in its script, and all workers get equal "
             "work: to compare, forecast the job with runtime: HeteroTrain and training.globalBatchSize"
         )
-    return Job(
+    return JobInput(
         name=name,
         namespace=namespace,
         batch_samples=spec.training.base_batch_samples,
@@ -120,9 +122,9 @@ def job_of(spec: HeteroTrainJobSpec, *, name: str, namespace: str | None, body: 
 
 def _pools(
     spec: HeteroTrainJobSpec, template: Mapping[str, Any], patches: Mapping[str, Mapping[str, Any]]
-) -> tuple[Pool, ...]:
+) -> tuple[PoolInput, ...]:
     return tuple(
-        Pool(
+        PoolInput(
             name=pool.name,
             ranks=members_per_worker(spec, pool, patched(template, patches, pool)),
             least_workers=pool.min_replicas,
@@ -143,7 +145,7 @@ def _micro_batch(spec: HeteroTrainJobSpec, pool: WorkerPool, template: Mapping[s
     return pool.micro_batch_size * processes
 
 
-def with_profile(job: Job, profile: Profile, *, where: str) -> Job:
+def with_profile(job: JobInput, profile: Profile, *, where: str) -> JobInput:
     """Return the job with the speeds of the profile's members, matched to pools by name.
 
     A member is one rank; its ``count`` is ignored, as the job has the number of workers. A pool without a price takes
@@ -179,7 +181,7 @@ class Allocation:
     workers: tuple[int, ...]
 
 
-def preferred_allocation(job: Job) -> Allocation | str:
+def preferred_allocation(job: JobInput) -> Allocation | str:
     """Return the job's allocation when every pool has capacity, or the reason why no forecast is possible.
 
     Minimums come first, then the pools in the job's order, up to the job's maximum. Pools of unknown speed get no
@@ -204,7 +206,7 @@ def preferred_allocation(job: Job) -> Allocation | str:
     return Allocation(workers=tuple(workers))
 
 
-def ranks_of(job: Job, allocation: Allocation) -> tuple[tuple[int, SplitMember], ...]:
+def ranks_of(job: JobInput, allocation: Allocation) -> tuple[tuple[int, SplitMember], ...]:
     """Return (index of the pool, curve) of each rank of an allocation."""
     return tuple(
         (index, pool.rank)
@@ -214,7 +216,7 @@ def ranks_of(job: Job, allocation: Allocation) -> tuple[tuple[int, SplitMember],
     )
 
 
-def price_per_hour(job: Job, allocation: Allocation) -> float | None:
+def price_per_hour(job: JobInput, allocation: Allocation) -> float | None:
     """Return the price of an allocation; ``None`` if a pool in it has none."""
     total = 0.0
     for pool, workers in zip(job.pools, allocation.workers, strict=True):

@@ -18,7 +18,7 @@ from heterotrain_cli.documents import place, read_document
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.allocations import AllocationForecast, JobForecast, PoolForecast, forecast_job
 from heterotrain_cli.forecast.cluster import RunningJob, exchange, read_running_job, with_measured_speeds
-from heterotrain_cli.forecast.job import Job, job_of, read_job, with_profile
+from heterotrain_cli.forecast.job import JobInput, job_of, read_job, with_profile
 from heterotrain_cli.forecast.tables import headline, noise_line
 from heterotrain_cli.profile import Profile
 from heterotrain_cli.terminal import plain_table, say
@@ -39,7 +39,7 @@ class JobReport:
         running: the running job, ``None`` with a profile.
     """
 
-    job: Job
+    job: JobInput
     forecast: JobForecast
     samples_per_epoch: int | None
     running: RunningJob | None = None
@@ -262,7 +262,9 @@ def report_from_cluster(path: str, *, target: Target, batch: int | None, samples
     return report_of_running(written, found, batch=batch, samples_per_epoch=samples_per_epoch)
 
 
-def report_of_running(job: Job, found: RunningJob, *, batch: int | None, samples_per_epoch: int | None) -> JobReport:
+def report_of_running(
+    job: JobInput, found: RunningJob, *, batch: int | None, samples_per_epoch: int | None
+) -> JobReport:
     """Return the forecast of a job with the measured speeds of a running one.
 
     Raises:
@@ -276,7 +278,7 @@ def report_of_running(job: Job, found: RunningJob, *, batch: int | None, samples
     return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch, running=found)
 
 
-def _with_batch(job: Job, batch: int | None) -> Job:
+def _with_batch(job: JobInput, batch: int | None) -> JobInput:
     return job if batch is None else replace(job, batch_samples=batch)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from heterotrain_planner.layout.best import best_cover, best_members
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.problem import Problem, invalid
-from heterotrain_planner.layout.result import Cover, Infeasible, Layout, LayoutKind, Member, Template
+from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, Member, NoLayout, Template
 from heterotrain_planner.layout.sharded import sharded_templates
 
 from heterotrain_cli.errors import InputError
@@ -52,14 +52,14 @@ class LayoutForecast:
     """
 
     problem: Problem
-    found: Cover | Infeasible
+    found: Cover | NoLayout
     by_mode: Mapping[str, float | None]
     one_more: tuple[OneMore, ...]
 
     @property
     def price_per_hour(self) -> float:
         """The price of the devices in use."""
-        if isinstance(self.found, Infeasible):
+        if isinstance(self.found, NoLayout):
             return 0.0
         prices = {kind.name: kind.price_per_hour for kind in self.problem.kinds}
         return sum(
@@ -90,27 +90,27 @@ def forecast_layout(problem: Problem, *, mode: str = AUTO) -> LayoutForecast:
     return LayoutForecast(problem=problem, found=found, by_mode=rates, one_more=tuple(more))
 
 
-def best(problem: Problem, mode: str) -> Cover | Infeasible:
+def best(problem: Problem, mode: str) -> Cover | NoLayout:
     """Return the fastest members of a mode, or why there are none."""
     book = book_of(problem)
     return _auto(book, problem, _by_mode(book, problem)) if mode == AUTO else _best(book, problem, mode)
 
 
-def _by_mode(book: Book | Infeasible, problem: Problem) -> dict[str, Cover | Infeasible]:
+def _by_mode(book: Book | NoLayout, problem: Problem) -> dict[str, Cover | NoLayout]:
     return {mode: _best(book, problem, mode) for mode in MODES if mode != AUTO}
 
 
-def _auto(book: Book | Infeasible, problem: Problem, by_mode: Mapping[str, Cover | Infeasible]) -> Cover | Infeasible:
+def _auto(book: Book | NoLayout, problem: Problem, by_mode: Mapping[str, Cover | NoLayout]) -> Cover | NoLayout:
     found = [*by_mode.values(), best_members(book, replace(problem, may_shard=True, reduces_late=True))]
     covers = [each for each in found if isinstance(each, Cover)]
     # Without any, the reason names the devices that pipelines would need.
     return max(covers, key=lambda cover: cover.samples_per_s, default=by_mode["pipeline"])
 
 
-def _best(book: Book | Infeasible, problem: Problem, mode: str) -> Cover | Infeasible:
+def _best(book: Book | NoLayout, problem: Problem, mode: str) -> Cover | NoLayout:
     if mode == ACROSS_WORKERS:
         return best_members(book, replace(problem, may_cut=False, may_shard=True, reduces_late=True))
-    if isinstance(book, Infeasible):
+    if isinstance(book, NoLayout):
         return book
     if mode == SHARDED:
         shards = tuple(each for each in sharded_templates(problem) if _is_one_worker(problem, each))
@@ -144,7 +144,7 @@ def as_document(found: LayoutForecast) -> dict[str, Any]:
     answer = found.found
     more = [{"kind": each.kind, "samplesPerSecond": each.samples_per_s} for each in found.one_more]
     common = {"batch": found.problem.batch_samples, "samplesPerSecondByMode": dict(found.by_mode), "oneMore": more}
-    if isinstance(answer, Infeasible):
+    if isinstance(answer, NoLayout):
         return {
             "feasible": False, "reason": answer.reason, "neededBytes": answer.needed_bytes,
             "availableBytes": answer.available_bytes, "fittingUnits": answer.fitting_units, **common,
@@ -184,8 +184,8 @@ def _with_one_more(problem: Problem, index: int) -> Problem:
     return replace(problem, kinds=(*kinds[:index], more, *kinds[index + 1 :]))
 
 
-def _rate(found: Cover | Infeasible) -> float | None:
-    return None if isinstance(found, Infeasible) else found.samples_per_s
+def _rate(found: Cover | NoLayout) -> float | None:
+    return None if isinstance(found, NoLayout) else found.samples_per_s
 
 
 def _range(first: int, last: int) -> str:

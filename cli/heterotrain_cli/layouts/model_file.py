@@ -19,14 +19,14 @@ from heterotrain_planner.layout.problem import (
 )
 from pydantic import Field
 
-from heterotrain_cli.documents import Document, Integer, Name, Number, Part, Price, Seconds, schema_config
+from heterotrain_cli.documents import Document, DocumentPart, Integer, Name, Number, Price, Seconds, schema_config
 from heterotrain_cli.errors import InputError
 
 _GIB, _GBIT = 1024**3, 1e9 / 8
 _Bytes = Annotated[Integer, Field(ge=0, le=10**18)]
 
 
-class Measured(Part):
+class Measured(DocumentPart):
     """One measurement of a unit on a kind of device."""
 
     micro_batch_samples: Annotated[Integer, Field(ge=1, le=MOST_BATCH_SAMPLES)]
@@ -37,7 +37,7 @@ class Measured(Part):
     """Seconds of its backward pass."""
 
 
-class Unit(Part):
+class Unit(DocumentPart):
     """One unit, or ``count`` equal ones in a row."""
 
     name: Name
@@ -54,7 +54,7 @@ class Unit(Part):
     """Measurements by kind of device, with growing micro-batches."""
 
 
-class Devices(Part):
+class Devices(DocumentPart):
     """Equal devices."""
 
     name: Name
@@ -71,7 +71,7 @@ class Devices(Part):
     """Seconds of the optimizer for each GiB of parameters that a device holds, once a step."""
 
 
-class Connection(Part):
+class Connection(DocumentPart):
     """A link between two devices."""
 
     gbit_per_second: Annotated[Number, Field(gt=0, le=1e9)] = 1e9

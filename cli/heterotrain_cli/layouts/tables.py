@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from heterotrain_planner.layout.result import Cover, Infeasible, Member
+from heterotrain_planner.layout.result import Cover, Member, NoLayout
 from rich.console import Console
 
 from heterotrain_cli.layouts.forecast import LayoutForecast, draw
@@ -16,13 +16,13 @@ _GIB = 1024**3
 def show_layout(console: Console, forecast: LayoutForecast) -> None:
     """Print the members of a forecast, one row for equal ones, and what else would be possible."""
     found = forecast.found
-    if isinstance(found, Infeasible):
+    if isinstance(found, NoLayout):
         say(console, f"not possible: {found.reason}")
     else:
         _show_cover(console, forecast, found)
     modes = [f"{name} {_rate(rate)}" for name, rate in forecast.by_mode.items()]
     say(console, f"samples/s by mode: {', '.join(modes)}")
-    base = None if isinstance(found, Infeasible) else found.samples_per_s
+    base = None if isinstance(found, NoLayout) else found.samples_per_s
     for each in forecast.one_more:
         if each.samples_per_s is None:
             gain = "does not make it fit"

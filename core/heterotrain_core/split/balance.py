@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.split.gaps import Run, pick
+from heterotrain_core.split.gaps import ShareRun, pick
 from heterotrain_core.split.level import least_shares
 from heterotrain_core.split.member import SplitMember, member_problem
 from heterotrain_core.split.proportion import evenly, in_proportion
@@ -152,10 +152,10 @@ def _with_gaps(
 
     def choice(level: float) -> tuple[int, ...] | None:
         most_W = timing.most(np.array([level]))
-        sets: list[list[Run]] = []
+        sets: list[list[ShareRun]] = []
         for g, columns in columns_of.items():
             first, last = int(timing.lo_W[columns].sum()), int(most_W[columns].sum())
-            sets.append([Run(first // unit, last // unit, g // unit)])
+            sets.append([ShareRun(first // unit, last // unit, g // unit)])
         for index in odd:
             table = grids[index]
             step_G = table.own_G + exchange_s
@@ -163,7 +163,7 @@ def _with_gaps(
             edges = np.flatnonzero(np.diff(np.concatenate(([False], allowed, [False])).astype(np.int8)))
             runs = zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True)
             at = [tuple((table.lo + x * table.granularity) // unit for x in run) for run in runs]
-            sets.append([Run(first, last, table.granularity // unit) for first, last in at])
+            sets.append([ShareRun(first, last, table.granularity // unit) for first, last in at])
         return pick(sets, total // unit)
 
     low = 0.0

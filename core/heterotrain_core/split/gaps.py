@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ShareRun:
     """The shares ``first``, ``first + stride``, …, ``last``."""
 
     first: int
@@ -21,7 +21,7 @@ class Run:
     stride: int
 
 
-def sums(sets: Sequence[Sequence[Run]], total: int) -> list[int]:
+def sums(sets: Sequence[Sequence[ShareRun]], total: int) -> list[int]:
     """Return bit sets of the sums up to ``total`` that the first 0, 1, 2, … sets reach with one share from each."""
     mask = (1 << (total + 1)) - 1
     reached = [1]
@@ -33,7 +33,7 @@ def sums(sets: Sequence[Sequence[Run]], total: int) -> list[int]:
     return reached
 
 
-def pick(sets: Sequence[Sequence[Run]], total: int) -> tuple[int, ...] | None:
+def pick(sets: Sequence[Sequence[ShareRun]], total: int) -> tuple[int, ...] | None:
     """Return one share from each set so that they sum to ``total``, the largest possible from the last set first."""
     reached = sums(sets, total)
     if not reached[-1] >> total & 1:
@@ -47,7 +47,7 @@ def pick(sets: Sequence[Sequence[Run]], total: int) -> tuple[int, ...] | None:
     return tuple(reversed(chosen))
 
 
-def _largest_in(run: Run, before: int, left: int) -> list[int]:
+def _largest_in(run: ShareRun, before: int, left: int) -> list[int]:
     """Return the largest share of the run whose complement is in ``before``, as a list of at most one."""
     share = run.first + (min(run.last, left) - run.first) // run.stride * run.stride
     while share >= run.first:
@@ -57,7 +57,7 @@ def _largest_in(run: Run, before: int, left: int) -> list[int]:
     return []
 
 
-def _add(reached: int, run: Run, mask: int) -> int:
+def _add(reached: int, run: ShareRun, mask: int) -> int:
     """Return the sums after adding one share of the run; doubling covers the progression in logarithmic steps."""
     last = min(run.last, mask.bit_length() - 1)
     if last < run.first:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.member import CurveTime, SplitMember, TableTime
-from heterotrain_core.split.tabulated import Lookup, Table, curve_seconds, table_seconds
+from heterotrain_core.split.tabulated import Lookup, ShareTable, curve_seconds, table_seconds
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -73,7 +73,7 @@ class Timing:
         # Where this slope of the communication term is zero (q = 0, gamma = 0), a member only waits for its fixed part.
         self.late_W = self.rate_W - self.hidden * self.k_W
 
-    def _tables(self, members: Sequence[SplitMember], hideable_s: float) -> tuple[Table, ...]:
+    def _tables(self, members: Sequence[SplitMember], hideable_s: float) -> tuple[ShareTable, ...]:
         groups: dict[tuple[TableTime | CurveTime, int, int, int, int], list[int]] = {}
         for column, member in enumerate(members):
             if not isinstance(member.compute, ComputeTime) and self.lo_W[column] <= self.hi_W[column]:
@@ -93,7 +93,7 @@ class Timing:
                 reach = np.ascontiguousarray(np.minimum.accumulate(own[::-1])[::-1])
                 back = np.zeros_like(own)
             falls = isinstance(compute, TableTime) and bool(np.any(own != reach))
-            found.append(Table(np.array(columns, dtype=np.int64), lo, granularity, own, reach, back, falls))
+            found.append(ShareTable(np.array(columns, dtype=np.int64), lo, granularity, own, reach, back, falls))
         return tuple(found)
 
     def micro_batches(self, samples_LW: Ints) -> Ints:

@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ShareTable:
     """One distinct table, on the grid of shares that its members may have.
 
     Attributes:
@@ -49,7 +49,7 @@ class Lookup:
         own_G, reach_G, back_G: as of the tables.
     """
 
-    def __init__(self, tables: Sequence[Table], members: int) -> None:
+    def __init__(self, tables: Sequence[ShareTable], members: int) -> None:
         whose = np.concatenate([table.columns for table in tables])
         which = np.repeat(np.arange(len(tables)), [len(table.columns) for table in tables])
         sizes = np.array([len(table.own_G) for table in tables])

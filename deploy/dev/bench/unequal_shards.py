@@ -28,7 +28,7 @@ from heterotrain_core.units import ends_inside
 from heterotrain_planner.layout.costs import costs_of
 from heterotrain_planner.layout.pass_time import Gathering, gathered_bytes
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
-from heterotrain_planner.layout.result import Infeasible
+from heterotrain_planner.layout.result import NoLayout
 from heterotrain_planner.layout.schedule import passes, share_seconds
 from heterotrain_planner.layout.sharded import ShardedMember, sharded_member
 from machine import machine
@@ -93,7 +93,7 @@ def divisions(problem: Problem) -> dict[str, ShardedMember]:
     found = {}
     for name, equal in (("equal", True), ("by memory", False)):
         member = sharded_member(problem, devices, problem.batch_samples, equal_shards=equal)
-        if isinstance(member, Infeasible):
+        if isinstance(member, NoLayout):
             sys.exit(member.reason)
         found[name] = member
     return found

@@ -7,7 +7,7 @@ from typing import Annotated
 from heterotrain_core.contract.choices import Choice
 from pydantic import Field
 
-from heterotrain_operator.api.schema import Model, Rule
+from heterotrain_operator.api.schema import Model, SpecRule
 
 MAX_RULES = 20
 MAX_WINDOW_S = 31_536_000
@@ -26,7 +26,7 @@ class FailureAction(Choice):
     """It counts as a disruption, and the job gets no more workers on that node."""
 
 
-class Membership(Choice):
+class ExitCodeMatch(Choice):
     """Whether an exit code has to be among the values."""
 
     IN = "In"
@@ -36,7 +36,7 @@ class Membership(Choice):
 class ExitCodes(Model):
     """Exit codes of the training container, as in a Kubernetes Job's ``podFailurePolicy``."""
 
-    operator: Membership = Field(default=Membership.IN, description="In or NotIn. Exit code 0 never matches.")
+    operator: ExitCodeMatch = Field(default=ExitCodeMatch.IN, description="In or NotIn. Exit code 0 never matches.")
     values: tuple[Annotated[int, Field(ge=1, le=255)], ...] = Field(
         min_length=1, max_length=64, description="Exit codes. Example: [42]."
     )
@@ -64,7 +64,7 @@ def _given(rule: FailureRule) -> int:
 class FailureRule(
     Model,
     rules=(
-        Rule(
+        SpecRule(
             cel="(has(self.onExitCodes) ? 1 : 0) + "
             "(has(self.onPodConditions) && size(self.onPodConditions) > 0 ? 1 : 0) + "
             "(has(self.onReasons) && size(self.onReasons) > 0 ? 1 : 0) == 1",

@@ -8,7 +8,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Choice
 from pydantic import Field
 
-from heterotrain_operator.api.schema import Model, Rule
+from heterotrain_operator.api.schema import Model, SpecRule
 
 LEAST_PORT = 1024
 """Lower ports need a privilege that workers do not have."""
@@ -35,19 +35,19 @@ class IPFamilyPolicy(Choice):
 class Network(
     Model,
     rules=(
-        Rule(
+        SpecRule(
             cel=f"self.metricsPort + {_LAST_METRICS} < self.peerPort || "
             f"self.peerPort + {_LAST_PEER} < self.metricsPort",
             holds=lambda self: not set(self.metrics_ports) & set(self.peer_ports),
             message=f"the ports overlap: workers use {keys.METRICS_PORTS} ports from metricsPort on and "
             f"{keys.PEER_PORTS} from peerPort on, so choose ports that are further apart",
         ),
-        Rule(
+        SpecRule(
             cel="!has(self.ipFamilies) || self.ipFamilies.size() < 2 || self.ipFamilies[0] != self.ipFamilies[1]",
             holds=lambda self: len(set(self.ip_families)) == len(self.ip_families),
             message="ipFamilies names one family twice: name each at most once",
         ),
-        Rule(
+        SpecRule(
             cel="!has(self.ipFamilies) || self.ipFamilies.size() < 2 || "
             "(has(self.ipFamilyPolicy) && self.ipFamilyPolicy != 'SingleStack')",
             holds=lambda self: (
@@ -133,19 +133,19 @@ def _uses_host_network(spec: Any) -> bool:
 
 
 NETWORK_RULES = (
-    Rule(
+    SpecRule(
         cel=f"!(({_ON_HOST.format('self.template.spec')}) || {_POOL_ON_HOST}) || !({_TAKEN})",
         holds=lambda self: not _uses_host_network(self) or clear_of_node_ports(self.network),
         message="with hostNetwork the workers' ports are the node's: choose network.metricsPort and network.peerPort "
         "below 10000 or from 10260 to 29800, because Kubernetes itself uses 10248 to 10259 and 30000 to 32767",
     ),
-    Rule(
+    SpecRule(
         cel="oldSelf.suspend || (self.network.metricsPort == oldSelf.network.metricsPort && "
         "self.network.peerPort == oldSelf.network.peerPort)",
         message="the network's ports are immutable while the job runs: set suspend: true, change them, then set "
         "suspend: false",
     ),
-    Rule(
+    SpecRule(
         # Of the two values of an optional field, the API server would not know how long a comparison takes.
         cel="has(self.network.ipFamilies) == has(oldSelf.network.ipFamilies) && "
         "(!has(self.network.ipFamilies) || self.network.ipFamilies == oldSelf.network.ipFamilies) && "

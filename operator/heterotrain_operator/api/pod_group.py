@@ -5,7 +5,7 @@ from __future__ import annotations
 from heterotrain_core.contract.choices import Choice
 from pydantic import Field
 
-from heterotrain_operator.api.schema import Model, Rule
+from heterotrain_operator.api.schema import Model, SpecRule
 
 
 class GroupScheduler(Choice):
@@ -19,12 +19,12 @@ class GroupScheduler(Choice):
 class PodGroup(
     Model,
     rules=(
-        Rule(
+        SpecRule(
             cel="self.scheduler != 'KAI' || has(self.queue)",
             holds=lambda self: self.scheduler is not GroupScheduler.KAI or self.queue is not None,
             message="the KAI scheduler places pods of queues only: give podGroup.queue",
         ),
-        Rule(
+        SpecRule(
             cel="self.scheduler != 'Coscheduling' || !has(self.queue)",
             holds=lambda self: self.scheduler is not GroupScheduler.COSCHEDULING or self.queue is None,
             message="the coscheduling plugin has no queues: remove podGroup.queue",

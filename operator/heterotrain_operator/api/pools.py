@@ -8,7 +8,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Choice
 from pydantic import Field
 
-from heterotrain_operator.api.schema import Model, Rule
+from heterotrain_operator.api.schema import Model, SpecRule
 from heterotrain_operator.api.template import PodTemplatePatch
 from heterotrain_operator.api.types import MAX_BATCH, MAX_NUM_PROC_PER_WORKER, MAX_WORKERS, LabelValue, Quantity
 
@@ -23,7 +23,7 @@ class CapacityType(Choice):
 class ElasticPolicy(
     Model,
     rules=(
-        Rule(
+        SpecRule(
             cel="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
             holds=lambda self: self.max_replicas is None or self.min_replicas <= self.max_replicas,
             message="minReplicas is larger than maxReplicas: lower minReplicas or raise maxReplicas",
@@ -94,7 +94,7 @@ class Resources(Model):
 class WorkerPool(
     Model,
     rules=(
-        Rule(
+        SpecRule(
             cel="self.minReplicas <= self.maxReplicas",
             holds=lambda self: self.min_replicas <= self.max_replicas,
             message="the pool's minReplicas is larger than its maxReplicas: lower minReplicas or raise maxReplicas",

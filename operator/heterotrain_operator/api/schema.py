@@ -21,7 +21,7 @@ PRESERVE = "x-kubernetes-preserve-unknown-fields"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class SpecRule:
     """One validation rule, stated once for the API server and for the operator.
 
     The API server evaluates the CEL expression. The operator evaluates ``holds`` when it reads an object, because the
@@ -51,10 +51,10 @@ class Model(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore", defer_build=True
     )
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    rules: ClassVar[tuple[SpecRule, ...]] = ()
     preserves_unknown: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, rules: tuple[Rule, ...] = (), preserve: bool = False, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, rules: tuple[SpecRule, ...] = (), preserve: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.rules = rules
         cls.preserves_unknown = preserve

@@ -11,7 +11,7 @@ from typing import Annotated
 from heterotrain_core.contract import env, keys
 from pydantic import Field
 
-from heterotrain_operator.api.schema import MapList, Model, Rule
+from heterotrain_operator.api.schema import MapList, Model, SpecRule
 from heterotrain_operator.api.types import EnvName, LabelValue, Quantity
 
 
@@ -19,7 +19,7 @@ class EnvVar(
     Model,
     preserve=True,
     rules=(
-        Rule(
+        SpecRule(
             cel=f"!self.name.startsWith('{env.PREFIX}') || self.name in {sorted(env.USER_SETTABLE)}",
             admits=lambda self: not self.name.startswith(env.PREFIX) or self.name in env.USER_SETTABLE,
             message=f"names that start with {env.PREFIX} belong to the operator: rename the variable",
@@ -82,7 +82,7 @@ class Volume(
     Model,
     preserve=True,
     rules=(
-        Rule(
+        SpecRule(
             cel=f"!(self.name in {sorted([keys.CONTAINER_PLAN_VOLUME, keys.CONTAINER_SHM_VOLUME])})",
             admits=lambda self: self.name not in (keys.CONTAINER_PLAN_VOLUME, keys.CONTAINER_SHM_VOLUME),
             message=f"the volume names {keys.CONTAINER_PLAN_VOLUME} and {keys.CONTAINER_SHM_VOLUME} belong to the "
@@ -117,17 +117,17 @@ LIMITED_BY_JOB = (
 
 
 _POD_RULES = (
-    Rule(
+    SpecRule(
         cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
         admits=lambda self: self.restart_policy in (None, "Never"),
         message=REPLACED_BY_US,
     ),
-    Rule(
+    SpecRule(
         cel="!has(self.nodeName) || self.nodeName == ''",
         admits=lambda self: not self.node_name,
         message=SCHEDULED_BY_POOL,
     ),
-    Rule(
+    SpecRule(
         cel="!has(self.activeDeadlineSeconds)",
         admits=lambda self: self.active_deadline_seconds is None,
         message=LIMITED_BY_JOB,

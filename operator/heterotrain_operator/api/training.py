@@ -7,7 +7,7 @@ from heterotrain_core.contract.config import ANY_EPOCHS
 from heterotrain_core.scaling_rules import Scaling
 from pydantic import Field
 
-from heterotrain_operator.api.schema import Model, Rule
+from heterotrain_operator.api.schema import Model, SpecRule
 from heterotrain_operator.api.types import MAX_BATCH
 
 
@@ -23,7 +23,7 @@ class RebalanceBoundary(Choice):
 class Rebalance(
     Model,
     rules=(
-        Rule(
+        SpecRule(
             cel="self.boundary == 'Steps' ? self.everySteps > 0 : self.everySteps == 0",
             holds=lambda self: (self.boundary is RebalanceBoundary.STEPS) == (self.every_steps > 0),
             message="everySteps belongs to boundary: Steps. Set it to at least 1 there, and leave it out otherwise",
@@ -61,7 +61,7 @@ class Encryption(Choice):
 class Communication(
     Model,
     rules=(
-        Rule(
+        SpecRule(
             cel="self.encryption == 'None'",
             holds=lambda self: self.encryption is Encryption.NONE,
             message="workers do not encrypt their connections: remove training.communication.encryption, and encrypt "
@@ -90,7 +90,7 @@ class Communication(
 class AdaptiveBatch(
     Model,
     rules=(
-        Rule(
+        SpecRule(
             cel="self.min <= self.max",
             holds=lambda self: self.least_samples <= self.most_samples,
             message="adaptiveBatch.min is larger than adaptiveBatch.max: lower min or raise max",

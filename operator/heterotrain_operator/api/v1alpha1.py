@@ -20,14 +20,14 @@ from heterotrain_operator.api.network import NETWORK_RULES, Network
 from heterotrain_operator.api.parallelism import Parallelism
 from heterotrain_operator.api.pod_group import PodGroup
 from heterotrain_operator.api.pools import ElasticPolicy, WorkerPool
-from heterotrain_operator.api.schema import MapList, Model, Rule
+from heterotrain_operator.api.schema import MapList, Model, SpecRule
 from heterotrain_operator.api.template import PodTemplate
 from heterotrain_operator.api.training import (
     Training,
 )
 from heterotrain_operator.api.types import MAX_BATCH, MAX_NAME_LENGTH, MAX_POOLS, MAX_RANKS, Timestamp
 
-NAME_RULE = Rule(
+NAME_RULE = SpecRule(
     admits=lambda name: len(name) <= MAX_NAME_LENGTH and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) is not None,
     cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
     message="metadata.name has to start with a letter, contain only a-z, 0-9 and '-', end with a letter or digit, "
@@ -49,13 +49,13 @@ class CleanPodPolicy(Choice):
 class Checkpoint(
     Model,
     rules=(
-        Rule(
+        SpecRule(
             cel=f"!self.uri.matches('{uris.PASSWORD}') && !self.uri.matches('{uris.QUERY}')",
             holds=lambda self: not uris.has_credentials(self.uri),
             message="uri must have no password and no query (?name=value), which many people could read: remove it, "
             "and give the workers the credentials by a Secret in spec.template (envFrom)",
         ),
-        Rule(
+        SpecRule(
             cel=f"!has(self.resumeFrom) || (!self.resumeFrom.matches('{uris.PASSWORD}') && "
             f"!self.resumeFrom.matches('{uris.QUERY}'))",
             holds=lambda self: self.resume_from is None or not uris.has_credentials(self.resume_from),
@@ -131,7 +131,7 @@ def _by_torchrun(spec: HeteroTrainJobSpec) -> bool:
 
 _ONLY_TORCHRUN = "self.runtime != 'Torchrun' || "
 _RUNTIME_RULES = (
-    Rule(
+    SpecRule(
         cel="self.runtime == 'Torchrun' || has(self.training.globalBatchSize) != has(self.training.adaptiveBatch)",
         holds=lambda self: (
             _by_torchrun(self) or (self.training.global_batch_size is None) != (self.training.adaptive_batch is None)
@@ -139,29 +139,29 @@ _RUNTIME_RULES = (
         message="training: give exactly one of globalBatchSize (a fixed batch) and adaptiveBatch (a range: min and "
         "max)",
     ),
-    Rule(
+    SpecRule(
         cel="!has(self.training.epochs) || !has(self.training.steps)",
         holds=lambda self: self.training.epochs is None or self.training.steps is None,
         message="training: epochs and steps both say when the training ends: remove one of them",
     ),
-    Rule(
+    SpecRule(
         cel="!has(self.training.steps) || !has(self.training.adaptiveBatch)",
         holds=lambda self: self.training.steps is None or self.training.adaptive_batch is None,
         message="training.steps needs steps of one size: give training.globalBatchSize instead of adaptiveBatch, or "
         "epochs instead of steps",
     ),
-    Rule(
+    SpecRule(
         cel=f"self.managedBy != '{MANAGED_BY_MULTIKUEUE}'",
         holds=lambda self: self.managed_by != MANAGED_BY_MULTIKUEUE,
         message="managedBy: MultiKueue does not know HeteroTrainJobs, so that nobody would start the job: remove "
         "managedBy",
     ),
-    Rule(
+    SpecRule(
         cel=f"{_ONLY_TORCHRUN}!has(self.training.steps)",
         holds=lambda self: not _by_torchrun(self) or self.training.steps is None,
         message="with runtime: Torchrun the script counts its steps itself: remove training.steps",
     ),
-    Rule(
+    SpecRule(
         cel=f"{_ONLY_TORCHRUN}!has(self.training.globalBatchSize) && !has(self.training.adaptiveBatch)",
         holds=lambda self: (
             not _by_torchrun(self) or (self.training.global_batch_size is None and self.training.adaptive_batch is None)
@@ -169,23 +169,23 @@ _RUNTIME_RULES = (
         message="with runtime: Torchrun the script chooses its own batch: remove training.globalBatchSize and "
         "training.adaptiveBatch",
     ),
-    Rule(
+    SpecRule(
         cel=f"{_ONLY_TORCHRUN}!has(self.checkpoint)",
         holds=lambda self: not _by_torchrun(self) or self.checkpoint is None,
         message="with runtime: Torchrun the script writes and reads its own checkpoints: remove checkpoint",
     ),
-    Rule(
+    SpecRule(
         cel=f"{_ONLY_TORCHRUN}self.parallelism.mode == 'Data'",
         holds=lambda self: not _by_torchrun(self) or self.parallelism.mode is ParallelismMode.DATA,
         message="with runtime: Torchrun the script divides its model itself: remove parallelism",
     ),
-    Rule(
+    SpecRule(
         cel=f"{_ONLY_TORCHRUN}self.objective != 'Deadline'",
         holds=lambda self: not _by_torchrun(self) or self.objective is not Objective.DEADLINE,
         message="with runtime: Torchrun no progress is reported: choose another objective than Deadline, and limit the "
         "time with activeDeadlineSeconds",
     ),
-    Rule(
+    SpecRule(
         cel="oldSelf.suspend || self.runtime == oldSelf.runtime",
         message="runtime is immutable while the job runs: set suspend: true, change runtime, then set suspend: false",
     ),
@@ -202,13 +202,13 @@ class HeteroTrainJobSpec(
     rules=(
         *_RUNTIME_RULES,
         *NETWORK_RULES,
-        Rule(
+        SpecRule(
             cel="self.workerPools.map(p, p.maxReplicas).sum() >= self.elasticPolicy.minReplicas",
             holds=lambda self: sum(pool.max_replicas for pool in self.worker_pools) >= self.elastic_policy.min_replicas,
             message="elasticPolicy.minReplicas is larger than the sum of the pools' maxReplicas: lower it, or raise a "
             "pool's maxReplicas",
         ),
-        Rule(
+        SpecRule(
             cel="!has(self.elasticPolicy.maxReplicas) || "
             "self.workerPools.map(p, p.minReplicas).sum() <= self.elasticPolicy.maxReplicas",
             holds=lambda self: (
@@ -218,14 +218,14 @@ class HeteroTrainJobSpec(
             message="the sum of the pools' minReplicas is larger than elasticPolicy.maxReplicas: lower one or raise "
             "the other",
         ),
-        Rule(
+        SpecRule(
             cel=f"{_LEAST_BATCH} >= (has(self.elasticPolicy.maxReplicas) ? self.elasticPolicy.maxReplicas : "
             "self.workerPools.map(p, p.maxReplicas * (has(p.numProcPerWorker) ? p.numProcPerWorker : 1)).sum())",
             holds=lambda self: _by_torchrun(self) or self.training.base_batch_samples >= _most_ranks(self),
             message="the batch is too small for the maximum number of processes: raise training.globalBatchSize (or "
             "adaptiveBatch.min), or lower maxReplicas",
         ),
-        Rule(
+        SpecRule(
             cel=f"self.workerPools.map(p, p.maxReplicas * {_PROCESSES}).sum() <= {MAX_RANKS} || "
             "(has(self.elasticPolicy.maxReplicas) && self.elasticPolicy.maxReplicas * "
             f"self.workerPools.map(p, {_PROCESSES}).max() <= {MAX_RANKS})",
@@ -233,53 +233,53 @@ class HeteroTrainJobSpec(
             message=f"more than {MAX_RANKS} processes do not fit into a plan: lower elasticPolicy.maxReplicas, the "
             "pools' maxReplicas or numProcPerWorker",
         ),
-        Rule(
+        SpecRule(
             cel="self.objective != 'Cost' || self.workerPools.all(p, has(p.pricePerHour))",
             holds=lambda self: self.objective is not Objective.COST or _priced(self) == {True},
             message="objective: Cost compares prices: give every pool its pricePerHour, or choose another objective",
         ),
-        Rule(
+        SpecRule(
             cel="(self.objective == 'Deadline') == has(self.deadline)",
             holds=lambda self: (self.objective is Objective.DEADLINE) == (self.deadline is not None),
             message="deadline and objective: Deadline belong together: give both or neither",
         ),
-        Rule(
+        SpecRule(
             cel="self.objective != 'Deadline' || self.workerPools.all(p, has(p.pricePerHour)) || "
             "!self.workerPools.exists(p, has(p.pricePerHour))",
             holds=lambda self: self.objective is not Objective.DEADLINE or len(_priced(self)) == 1,
             message="objective: Deadline compares prices: give every pool its pricePerHour, or none of them",
         ),
-        Rule(
+        SpecRule(
             cel="oldSelf.suspend || ("
             + " && ".join(f"self.training.{name} == oldSelf.training.{name}" for name in _TRAINING_FIXED)
             + ")",
             message="training (except rebalance) is immutable while the job runs: set suspend: true, change training, "
             "then set suspend: false",
         ),
-        Rule(
+        SpecRule(
             cel="oldSelf.suspend || self.parallelism == oldSelf.parallelism",
             message="parallelism is immutable while the job runs: set suspend: true, change parallelism, then set "
             "suspend: false",
         ),
-        Rule(
+        SpecRule(
             cel="!(self.parallelism.mode in ['Pipeline', 'Auto'] || self.parallelism.acrossWorkers) || "
             "!has(self.training.adaptiveBatch)",
             holds=lambda self: not self.parallelism.is_planned or self.training.adaptive_batch is None,
             message="parallelism.mode Pipeline and Auto are planned for a fixed batch, and so is acrossWorkers: give "
             "training.globalBatchSize instead of adaptiveBatch, or choose another mode",
         ),
-        Rule(
+        SpecRule(
             cel="!self.parallelism.acrossWorkers || self.parallelism.mode == 'Sharded'",
             holds=lambda self: not self.parallelism.across_workers or self.parallelism.mode is ParallelismMode.SHARDED,
             message="parallelism.acrossWorkers belongs to mode Sharded: remove it, or choose that mode",
         ),
-        Rule(
+        SpecRule(
             cel="oldSelf.suspend || has(self.podGroup) == has(oldSelf.podGroup) && "
             "(!has(self.podGroup) || self.podGroup == oldSelf.podGroup)",
             message="podGroup is immutable while the job runs: set suspend: true, change podGroup, then set suspend: "
             "false",
         ),
-        Rule(
+        SpecRule(
             cel="self.managedBy == oldSelf.managedBy",
             message="managedBy is immutable: delete the job and create it again",
         ),

@@ -35,7 +35,7 @@ DeviceKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class DeviceKind:
+class DeviceRequest:
     """Which devices satisfy a request.
 
     Attributes:
@@ -86,7 +86,7 @@ class Allocated:
     extended: bool
 
 
-def requests_of_claim(claim: Mapping[str, Any]) -> dict[DeviceKind, int]:
+def requests_of_claim(claim: Mapping[str, Any]) -> dict[DeviceRequest, int]:
     """Return how many devices of each kind a claim asks for; what is left to the scheduler is left out.
 
     Args:
@@ -95,7 +95,7 @@ def requests_of_claim(claim: Mapping[str, Any]) -> dict[DeviceKind, int]:
     Raises:
         ValueError: the text is none that the API server would accept.
     """
-    found: Counter[DeviceKind] = Counter()
+    found: Counter[DeviceRequest] = Counter()
     try:
         for request in (claim.get("devices") or {}).get("requests") or ():
             exactly = request.get("exactly")
@@ -105,7 +105,7 @@ def requests_of_claim(claim: Mapping[str, Any]) -> dict[DeviceKind, int]:
             count = int(exactly.get("count", 1))
             if not 0 < count <= MOST_DEVICES:
                 raise ValueError(f"a claim cannot ask for {count} devices")
-            found[DeviceKind(str(exactly["deviceClassName"]), selectors)] += count
+            found[DeviceRequest(str(exactly["deviceClassName"]), selectors)] += count
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not the spec of a ResourceClaim: {error!r}") from error
     return dict(found)
@@ -177,11 +177,11 @@ class Offer:
     """A device that satisfies requests of these kinds."""
 
     node: str
-    kinds: tuple[DeviceKind, ...]
+    kinds: tuple[DeviceRequest, ...]
 
 
 def amounts(
-    offers: Iterable[Offer], *, uncounted: Collection[DeviceKind], nodes: Iterable[str]
+    offers: Iterable[Offer], *, uncounted: Collection[DeviceRequest], nodes: Iterable[str]
 ) -> dict[str, dict[str, float]]:
     """Return by node how many devices of each kind it has, by resource.
 

@@ -35,7 +35,7 @@ class Sequence:
         self.last = 0
 
 
-class Kind(Generic[_Key, _View]):
+class ObjectTable(Generic[_Key, _View]):
     """All objects of one kind; the shared sequence orders changes across kinds."""
 
     def __init__(self, key: Callable[[_View], _Key], sequence: Sequence) -> None:
@@ -102,7 +102,7 @@ class Kind(Generic[_Key, _View]):
         self._stamps[key] = self._sequence.last
 
 
-class PodKind(Kind[tuple[str, str], PodView]):
+class PodKind(ObjectTable[tuple[str, str], PodView]):
     """Pods, also found by their job and by their node, with running sums of what they request on each node."""
 
     def __init__(self, sequence: Sequence, changes: NodeChanges) -> None:
@@ -135,7 +135,7 @@ class PodKind(Kind[tuple[str, str], PodView]):
         return self._placed[key]
 
     def put(self, view: PodView) -> bool:
-        """Store a state of a pod; see ``Kind.put``."""
+        """Store a state of a pod; see ``ObjectTable.put``."""
         known = self.get((view.key.namespace, view.name))
         taken = super().put(view)
         if taken:
@@ -151,7 +151,7 @@ class PodKind(Kind[tuple[str, str], PodView]):
         super().discard(key)
 
     def replace(self, views: Iterable[PodView], *, since: int) -> set[tuple[str, str]]:
-        """Replace pods by a list; see ``Kind.replace``."""
+        """Replace pods by a list; see ``ObjectTable.replace``."""
         before = dict(self.all())
         changed = super().replace(views, since=since)
         for key in changed:
@@ -198,7 +198,7 @@ class PodKind(Kind[tuple[str, str], PodView]):
                 del self._on_node[pod.node]
 
 
-class NodeKind(Kind[str, NodeView]):
+class NodeKind(ObjectTable[str, NodeView]):
     """Nodes, with a hold on those that flap.
 
     Attributes:
@@ -214,7 +214,7 @@ class NodeKind(Kind[str, NodeView]):
         self.held: dict[str, NodeView] = {}
 
     def put(self, view: NodeView) -> bool:
-        """Store a state of a node; see ``Kind.put``."""
+        """Store a state of a node; see ``ObjectTable.put``."""
         if self.is_stored(view.name, view.resource_version):
             return False
         self._changes.note((view.name,))
@@ -229,7 +229,7 @@ class NodeKind(Kind[str, NodeView]):
         super().discard(key)
 
     def replace(self, views: Iterable[NodeView], *, since: int) -> set[str]:
-        """Replace nodes by a list; see ``Kind.replace``."""
+        """Replace nodes by a list; see ``ObjectTable.replace``."""
         changed = super().replace(views, since=since)
         for name in changed:
             if (known := self.get(name)) is not None:
@@ -308,11 +308,11 @@ class Store:
     def __init__(self, wall: Callable[[], float] = lambda: 0.0) -> None:
         """Make an empty store; ``wall`` returns the time of day, in seconds since the epoch, for nodes that flap."""
         sequence = Sequence()
-        self.jobs: Kind[JobKey, JobView] = Kind(lambda job: job.key, sequence)
+        self.jobs: ObjectTable[JobKey, JobView] = ObjectTable(lambda job: job.key, sequence)
         self.node_changes = NodeChanges()
         self.pods = PodKind(sequence, self.node_changes)
         self.nodes = NodeKind(sequence, wall, self.node_changes)
-        self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key, sequence)
+        self.plans: ObjectTable[JobKey, PlanObject] = ObjectTable(lambda plan: plan.key, sequence)
         self._foreign_requests: Mapping[str, Mapping[str, float]] = {}
         self._foreign_devices: Mapping[str, Mapping[str, float]] = {}
         self._used: Mapping[str, Mapping[str, float]] = {}

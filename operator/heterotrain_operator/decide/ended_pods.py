@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from heterotrain_operator.api.v1alpha1 import CleanPodPolicy
 from heterotrain_operator.cluster_state.views import PodView
-from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
+from heterotrain_operator.decide.lifecycle import ENDED_STAGES, LifeStage
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -21,11 +21,11 @@ _QUICK_DEATH_S = 30.0
 """A worker that ends within this time of its creation counts as killed right after its start."""
 
 
-def is_deleted(worker: Worker, stage: Stage, policy: CleanPodPolicy) -> bool:
+def is_deleted(worker: Worker, stage: LifeStage, policy: CleanPodPolicy) -> bool:
     """Return whether a worker's pod is deleted in this stage."""
-    if stage is Stage.SUSPENDED:
+    if stage is LifeStage.SUSPENDED:
         return True
-    if stage is Stage.FINISHING:
+    if stage is LifeStage.FINISHING:
         return worker.state is WorkerState.WAITING  # it would start a training that is over
     if stage in ENDED_STAGES:
         runs = not (worker.pod.phase_ended or worker.pod.all_ended)

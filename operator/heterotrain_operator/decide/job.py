@@ -20,7 +20,7 @@ from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.ended_pods import cooling_s, is_deleted, sidecar_wait_s, unneeded_ended_pods
 from heterotrain_operator.decide.faults import Faults
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs, derive
-from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Life, Stage
+from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Life, LifeStage
 from heterotrain_operator.decide.next_plan import PlannedShares, members_of_next_plan, shares_of_next_plan
 from heterotrain_operator.decide.objects.common_parts import PodSources, pod_sources
 from heterotrain_operator.decide.objects.objects import (
@@ -77,7 +77,7 @@ def decide(inputs: JobInputs) -> Decision:
     derived = derive(inputs)
     # 3. Only an active job gets workers and plans.
     faults = Faults()
-    if isinstance(job, ValidJob) and derived.life.stage is Stage.ACTIVE:
+    if isinstance(job, ValidJob) and derived.life.stage is LifeStage.ACTIVE:
         decision = _decide_active(inputs, derived, job, faults)
     else:
         decision = _decide_inactive(inputs, derived, faults)
@@ -321,9 +321,9 @@ def _decide_inactive(inputs: JobInputs, derived: DerivedState, faults: Faults) -
     )
 
 
-def _released(job: JobView, stage: Stage) -> tuple[dict[str, Any], ...]:
+def _released(job: JobView, stage: LifeStage) -> tuple[dict[str, Any], ...]:
     """Return what an inactive job gives back: a group without pods would still count in its queue."""
-    if not isinstance(job, ValidJob) or stage not in (Stage.SUSPENDED, *ENDED_STAGES):
+    if not isinstance(job, ValidJob) or stage not in (LifeStage.SUSPENDED, *ENDED_STAGES):
         return ()
     group = build_pod_group(job)
     return (group,) if group is not None else ()

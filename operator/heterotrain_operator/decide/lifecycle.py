@@ -22,7 +22,7 @@ FINISHING_S = 30.0
 """Time that the other workers get to end by themselves once one has finished."""
 
 
-class Stage(StrEnum):
+class LifeStage(StrEnum):
     """Stage of a job's life."""
 
     INVALID = "Invalid"
@@ -33,7 +33,7 @@ class Stage(StrEnum):
     FAILED = "Failed"
 
 
-ENDED_STAGES = frozenset({Stage.SUCCEEDED, Stage.FAILED})
+ENDED_STAGES = frozenset({LifeStage.SUCCEEDED, LifeStage.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Acceptance:
 class Life:
     """The stage with its reason, and the seconds after which it may change by time alone (``None`` for never)."""
 
-    stage: Stage
+    stage: LifeStage
     reason: str
     message: str
     again_s: float | None = None
@@ -60,12 +60,12 @@ def decide_life(
     job: JobView, workers: Sequence[Worker], accounts: Accounts, acceptance: Acceptance, *, now_s: float
 ) -> Life:
     """Return the stage of a job. An end stays, unless a user asks for another try of a failed job."""
-    for ended, kind in ((Stage.SUCCEEDED, ConditionType.SUCCEEDED), (Stage.FAILED, ConditionType.FAILED)):
+    for ended, kind in ((LifeStage.SUCCEEDED, ConditionType.SUCCEEDED), (LifeStage.FAILED, ConditionType.FAILED)):
         known = find_condition(job.status.conditions, kind)
         if known is not None and known.status == "True":
             return Life(stage=ended, reason=known.reason, message=known.message)
     life = _not_ended(job, workers, accounts, acceptance, now_s=now_s)
-    if life.stage is not Stage.FAILED:
+    if life.stage is not LifeStage.FAILED:
         return life
     return replace(life, message=with_way_on(job, (worker.pod for worker in workers), life.message))
 
@@ -76,20 +76,20 @@ def _not_ended(
     """Return the stage of a job that had neither succeeded nor failed before."""
     spec = job.spec
     if spec is None:
-        return Life(stage=Stage.INVALID, reason="InvalidSpec", message=job.problem)
+        return Life(stage=LifeStage.INVALID, reason="InvalidSpec", message=job.problem)
     if spec.suspend:
-        return Life(stage=Stage.SUSPENDED, reason="Suspended", message="spec.suspend is true")
+        return Life(stage=LifeStage.SUSPENDED, reason="Suspended", message="spec.suspend is true")
     finished = [worker for worker in workers if worker.state is WorkerState.FINISHED]
     if finished:
         return _finishing(job, spec, finished, workers, now_s=now_s)
     ruled = next((w for w in workers if w.action is FailureAction.FAIL and w.state is WorkerState.FAILED), None)
     if ruled is not None:
-        return Life(stage=Stage.FAILED, reason="FailurePolicy", message=f"{ruled.pod.name}: {ruled.reason}")
+        return Life(stage=LifeStage.FAILED, reason="FailurePolicy", message=f"{ruled.pod.name}: {ruled.reason}")
     if accounts.counted > spec.backoff_limit:
         window_s = spec.failure_policy.window_seconds
         within = f" within {window_s} s" if window_s is not None else ""
         return Life(
-            stage=Stage.FAILED,
+            stage=LifeStage.FAILED,
             reason="BackoffLimitExceeded",
             message=(
                 f"workers failed {accounts.counted} times{within}, but backoffLimit is {spec.backoff_limit}; "
@@ -98,7 +98,7 @@ def _not_ended(
         )
     # Running workers go on: only new ones have to wait until the template is corrected.
     if acceptance.known and not acceptance.ok and not any(worker.alive for worker in workers):
-        return Life(stage=Stage.INVALID, reason=acceptance.reason, message=acceptance.message)
+        return Life(stage=LifeStage.INVALID, reason=acceptance.reason, message=acceptance.message)
     return _deadlines(job, spec, now_s=now_s)
 
 
@@ -117,8 +117,8 @@ def _finishing(
     message = finished[0].reason or "every epoch is committed"
     wait_s = left_s(since_s, FINISHING_S, now_s=now_s)
     if running and wait_s:
-        return Life(stage=Stage.FINISHING, reason="Finishing", message=message, again_s=wait_s)
-    return Life(stage=Stage.SUCCEEDED, reason="Completed", message=message)
+        return Life(stage=LifeStage.FINISHING, reason="Finishing", message=message, again_s=wait_s)
+    return Life(stage=LifeStage.SUCCEEDED, reason="Completed", message=message)
 
 
 def _finishing_copies(
@@ -144,11 +144,11 @@ def _finishing_copies(
     failed = [w for w in workers if w.state is WorkerState.FAILED and w.pod.ended and w.pod.ended.finished_s >= since_s]
     if running:
         message = f"{message}; {len(running)} copies still run"
-        return Life(stage=Stage.FINISHING, reason="Finishing", message=message, again_s=again_s)
+        return Life(stage=LifeStage.FINISHING, reason="Finishing", message=message, again_s=again_s)
     if failed:
         message = f"{failed[0].pod.name}: {failed[0].reason}; {len(finished)} other copies of the script succeeded"
-        return Life(stage=Stage.FAILED, reason="CopyFailed", message=message)
-    return Life(stage=Stage.SUCCEEDED, reason="Completed", message=message)
+        return Life(stage=LifeStage.FAILED, reason="CopyFailed", message=message)
+    return Life(stage=LifeStage.SUCCEEDED, reason="Completed", message=message)
 
 
 def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
@@ -176,6 +176,6 @@ def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
             continue
         rest_s = start_s + limit_s - now_s
         if rest_s <= 0:
-            return Life(stage=Stage.FAILED, reason=reason, message=f"{message} ({limit_s} s)")
+            return Life(stage=LifeStage.FAILED, reason=reason, message=f"{message} ({limit_s} s)")
         may_wait.append(rest_s)
-    return Life(stage=Stage.ACTIVE, reason="Active", message="", again_s=min(may_wait, default=None))
+    return Life(stage=LifeStage.ACTIVE, reason="Active", message="", again_s=min(may_wait, default=None))

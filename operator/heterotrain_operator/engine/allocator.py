@@ -31,7 +31,7 @@ from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.engine.queue import Line, Queue
+from heterotrain_operator.engine.queue import Queue, QueueLine
 from heterotrain_operator.engine.turns import Turns
 from heterotrain_operator.threads import Threads
 
@@ -217,7 +217,7 @@ class Allocator:
             self._count_moves(competitors[key].spec, before, grant)
             if _relevant(grant) != _relevant(before):
                 moved = grant.limits != before.limits and competitors[key].job.status.training_since is not None
-                self._queue.add(key, line=Line.MOVING if moved else None)
+                self._queue.add(key, line=QueueLine.MOVING if moved else None)
             elif grant.message != before.message:  # other words for the same, often in the grant of every job at once
                 self._queue.add_news(key)
             if grant.limits != before.limits and grant.reason:

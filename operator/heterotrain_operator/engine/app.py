@@ -39,7 +39,7 @@ from heterotrain_operator.engine.loop_delay import watch_delay
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.publisher import Publisher
-from heterotrain_operator.engine.queue import Line, Queue
+from heterotrain_operator.engine.queue import Queue, QueueLine
 from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
 from heterotrain_operator.engine.responsiveness import keep_responsive
 from heterotrain_operator.engine.resync import list_foreign, relist
@@ -151,7 +151,7 @@ class App:
         """By kind, the uids of the objects in the list with which its watch started."""
         self._watch_gap = asyncio.Event()
 
-    def _line_of(self, key: JobKey) -> Line:
+    def _line_of(self, key: JobKey) -> QueueLine:
         return self.reconciler.line_of(key)
 
     # --- watch events ------------------------------------------------------------------------------------------------

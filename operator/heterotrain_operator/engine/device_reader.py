@@ -16,7 +16,7 @@ import structlog
 from heterotrain_operator.cluster_state.devices import (
     CLASS_PREFIX,
     DeviceKey,
-    DeviceKind,
+    DeviceRequest,
     Offer,
     allocated,
     amounts,
@@ -53,9 +53,9 @@ class DeviceReader:
         self._threads = threads
         self._store = store
         self._expressions = Expressions()
-        self._kinds: set[DeviceKind] = set()
+        self._kinds: set[DeviceRequest] = set()
         self._offers: Mapping[DeviceKey, Offer] = {}
-        self._counted: set[DeviceKind] = set()
+        self._counted: set[DeviceRequest] = set()
         self._matches: dict[tuple[str, ...], dict[tuple[DeviceKey, str], bool]] = {}
         """By expressions, which devices in which versions satisfy them: evaluating them is the dearest part."""
         self._complaint = ""
@@ -70,7 +70,7 @@ class DeviceReader:
             namespace: of the pod.
             spec: the pod's.
         """
-        found: dict[DeviceKind, int] = {}
+        found: dict[DeviceRequest, int] = {}
         for name in names_of_templates(spec):
             try:
                 template = await self._kube.get(RESOURCE_CLAIM_TEMPLATES, namespace, name)
@@ -86,20 +86,20 @@ class DeviceReader:
             await self.refresh()
         return {kind.resource: float(count) for kind, count in found.items() if kind in self._kinds}
 
-    async def _kinds_by_name(self, spec: Mapping[str, Any]) -> set[DeviceKind]:
+    async def _kinds_by_name(self, spec: Mapping[str, Any]) -> set[DeviceRequest]:
         """Return the kinds that a pod requests by a resource's name, where no node has such a resource of its own."""
         names = {name for each in spec.get("containers") or () for name in container_requests(each)}
         names = {name for name in names if "/" in name and not self._store.nodes.offers(name)}
         if not names:
             return set()
-        own = {DeviceKind(name.removeprefix(CLASS_PREFIX)) for name in names if name.startswith(CLASS_PREFIX)}
+        own = {DeviceRequest(name.removeprefix(CLASS_PREFIX)) for name in names if name.startswith(CLASS_PREFIX)}
         try:
             classes = await self._classes()
         except KubeError as error:
             self._complain(f"the DeviceClasses can't be listed: {error}")
             return own
         return own | {
-            DeviceKind(name, extended=extended)
+            DeviceRequest(name, extended=extended)
             for name, body in classes.items()
             if (extended := str((body.get("spec") or {}).get("extendedResourceName") or "")) in names
         }
@@ -132,8 +132,8 @@ class DeviceReader:
             return self._store.nodes.set_devices(amounts(self._offers.values(), uncounted=uncounted, nodes=nodes))
 
     def _count(
-        self, classes: Mapping[str, Body], slices: Sequence[Body], kinds: set[DeviceKind]
-    ) -> tuple[dict[DeviceKey, Offer], set[DeviceKind]]:
+        self, classes: Mapping[str, Body], slices: Sequence[Body], kinds: set[DeviceRequest]
+    ) -> tuple[dict[DeviceKey, Offer], set[DeviceRequest]]:
         """Return the devices that satisfy requests of the kinds, and the kinds that can be counted."""
         devices, counted = devices_of(slices), set()
         found: dict[DeviceKey, Offer] = {}

@@ -17,7 +17,7 @@ import structlog
 from heterotrain_planner.layout.best import best_members
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, Infeasible
+from heterotrain_planner.layout.result import Cover, NoLayout
 
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.plan.stages import CoverOf
@@ -29,7 +29,7 @@ MOST_COVERS = 32
 """Answers that are kept for each job, the newest ones."""
 MOST_AHEAD = 8
 """Losses that are answered in advance for each job: of a node of each of the first kinds."""
-Answer = Cover | Infeasible
+Answer = Cover | NoLayout
 
 log = structlog.get_logger()
 
@@ -120,7 +120,7 @@ class LayoutPlanner:
             known.book, answer = await self._threads.run(solve, known.book, problem)
         except Exception as error:  # a bug in one job's search must not end the operator
             log.exception("the search for layouts failed by a bug", job=key.name, namespace=key.namespace)
-            answer = Infeasible(reason=f"the search for layouts failed by a bug: {error!r}")
+            answer = NoLayout(reason=f"the search for layouts failed by a bug: {error!r}")
         known.answers[_counts(problem)] = answer
         while len(known.answers) > MOST_COVERS:
             known.answers.popitem(last=False)
@@ -147,9 +147,9 @@ def solve(book: Book | None, problem: Problem) -> tuple[Book | None, Answer]:
     wanted = [kind.count for kind in problem.kinds]
     if book is None or any(kind.count < count for kind, count in zip(book.problem.kinds, wanted, strict=True)):
         found = book_of(_with_most(problem, book))
-        if isinstance(found, Infeasible):
+        if isinstance(found, NoLayout):
             found = book_of(problem)  # its reason names the devices that there are
-        if isinstance(found, Infeasible):
+        if isinstance(found, NoLayout):
             return book, best_members(found, problem)
         book = found
     return book, best_members(book, problem)

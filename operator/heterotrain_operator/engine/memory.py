@@ -23,7 +23,7 @@ MANY_CONFLICTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class WriteRefusal:
     """The API server's answer to a write that it refused, and when it is tried again."""
 
     message: str
@@ -72,7 +72,7 @@ class JobMemory:
     dry_run_due_s: float = 0.0
     dry_run_pause_s: float = 0.0
     applied: dict[str, str] = field(default_factory=dict)
-    refusals: dict[str, Refusal] = field(default_factory=dict)
+    refusals: dict[str, WriteRefusal] = field(default_factory=dict)
     refused_generation: int = 0
     taken_indices: set[int] = field(default_factory=set)
     saved: SavedCheckpoint | None = None
@@ -111,7 +111,7 @@ class JobMemory:
         """Note that a step was refused; each further refusal doubles the pause."""
         before = self.refusals.get(step)
         pause_s = min(LONGEST_REFUSAL_S, 2 * before.pause_s) if before is not None else FIRST_RETRY_S
-        self.refusals[step] = Refusal(message, pause_s, now_s + pause_s)
+        self.refusals[step] = WriteRefusal(message, pause_s, now_s + pause_s)
 
     def retry_after_change(self, generation: int) -> None:
         """Let every refused step be tried at once when the spec has changed."""

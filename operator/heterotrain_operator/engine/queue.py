@@ -37,7 +37,7 @@ class Priority(StrEnum):
     ROUTINE = "routine"
 
 
-class Line(IntEnum):
+class QueueLine(IntEnum):
     """Lines of jobs: those in one line wait for each other, and the lines take turns."""
 
     NEW = 0

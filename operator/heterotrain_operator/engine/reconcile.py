@@ -37,7 +37,7 @@ from heterotrain_operator.engine.device_reader import DeviceReader
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.planning import UNKNOWN_S, PlanningSlots
-from heterotrain_operator.engine.queue import Line, Queue
+from heterotrain_operator.engine.queue import Queue, QueueLine
 from heterotrain_operator.engine.slot_index import SlotIndex
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
@@ -267,12 +267,12 @@ class Reconciler:
         memory, pods = self._memories.get(key), self._store.pods.of_job(key)
         return pods if memory is None else memory.start_problems.added_to(pods)
 
-    def line_of(self, key: JobKey) -> Line:
+    def line_of(self, key: JobKey) -> QueueLine:
         """Return how far a job has come."""
         if not self._store.pods.has_any(key):
-            return Line.NEW
+            return QueueLine.NEW
         memory = self._memories.get(key)
-        return Line.TRAINING if memory is not None and memory.trains else Line.STARTING
+        return QueueLine.TRAINING if memory is not None and memory.trains else QueueLine.STARTING
 
     def wrote_numbers(self, key: JobKey, version: str) -> bool:
         """Return whether this state of a job is one that a pass wrote, and nothing but numbers changed by it."""

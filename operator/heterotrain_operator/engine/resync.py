@@ -19,7 +19,7 @@ from heterotrain_operator.cluster_state.parse import (
     parse_pod,
 )
 from heterotrain_operator.cluster_state.quantity import added, pod_requests
-from heterotrain_operator.cluster_state.store import Kind, Store
+from heterotrain_operator.cluster_state.store import ObjectTable, Store
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.engine.turns import Turns
 from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
@@ -54,7 +54,7 @@ async def relist(
     """
 
     async def refill(
-        kind: Kind[Any, Any],
+        kind: ObjectTable[Any, Any],
         key: Callable[[Body], Any],
         parse: Callable[[Body], Any],
         bodies: Callable[[], AsyncIterator[Body]],

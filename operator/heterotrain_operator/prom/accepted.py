@@ -104,7 +104,7 @@ class Reason(StrEnum):
     DUPLICATE = "duplicates"
 
 
-class Refusal(NamedTuple):
+class BadSeries(NamedTuple):
     """A series that is not accepted; ``example`` is the offending label or value."""
 
     reason: Reason
@@ -118,7 +118,7 @@ class Dropped:
         self._counts: Counter[Reason] = Counter()
         self._example = ""
 
-    def add(self, refusal: Refusal) -> None:
+    def add(self, refusal: BadSeries) -> None:
         """Count a series; the example that sorts first is kept, whatever the order of the series."""
         self._counts[refusal.reason] += 1
         example = quoted(refusal.example)
@@ -133,7 +133,7 @@ class Dropped:
         return f"series were dropped: {kinds}; e.g. {self._example}"[:_MAX_SENTENCE]
 
 
-class Row(NamedTuple):
+class SeriesRow(NamedTuple):
     """What an accepted series is; labels that it does not have are ``None`` or empty."""
 
     member: MemberId
@@ -155,7 +155,7 @@ def accepted_rows(
     workers: Mapping[str, str] | None,
     dropped: Dropped,
     namespace: str = "",
-) -> dict[int, Row]:
+) -> dict[int, SeriesRow]:
     """Return the accepted series by number, one of each identity.
 
     Of duplicates, a series whose target is the worker's own pod is preferred, then the one whose labels sort first.
@@ -167,47 +167,49 @@ def accepted_rows(
         dropped: counts the other series.
         namespace: of the job's pods; empty accepts any namespace.
     """
-    kept: dict[tuple[object, ...], tuple[int, Row, Mapping[str, str]]] = {}
+    kept: dict[tuple[object, ...], tuple[int, SeriesRow, Mapping[str, str]]] = {}
     for place, labels in rows:
         row = _parse(labels, workers, namespace)
-        if isinstance(row, Refusal):
+        if isinstance(row, BadSeries):
             dropped.add(row)
             continue
         identity = row[:-1]
         known = kept.setdefault(identity, (place, row, labels))
         if known[0] != place:
-            dropped.add(Refusal(Reason.DUPLICATE, row.name))
+            dropped.add(BadSeries(Reason.DUPLICATE, row.name))
             if _preference(labels, row, workers) < _preference(known[2], known[1], workers):
                 kept[identity] = (place, row, labels)
     return {place: row for place, row, _ in kept.values()}
 
 
-def member_of(labels: Mapping[str, str], workers: Mapping[str, str] | None, namespace: str = "") -> MemberId | Refusal:
+def member_of(
+    labels: Mapping[str, str], workers: Mapping[str, str] | None, namespace: str = ""
+) -> MemberId | BadSeries:
     """Return the member of a series; for the arguments, see ``accepted_rows``."""
     uid, rank = labels.get(metrics.LABEL_WORKER_UID, ""), labels.get(metrics.LABEL_LOCAL_RANK, "")
     if not 0 < len(uid) <= _MAX_LABEL_LENGTH:
-        return Refusal(Reason.LABEL, f"{metrics.LABEL_WORKER_UID}={uid}")
+        return BadSeries(Reason.LABEL, f"{metrics.LABEL_WORKER_UID}={uid}")
     if workers is not None and uid not in workers:
-        return Refusal(Reason.FOREIGN, f"{metrics.LABEL_WORKER_UID}={uid}")
+        return BadSeries(Reason.FOREIGN, f"{metrics.LABEL_WORKER_UID}={uid}")
     # Any pod may export another pod's uid. Prometheus itself sets these two labels where it discovers pods.
     for label, own in ((LABEL_POD, workers[uid] if workers is not None else ""), (LABEL_NAMESPACE, namespace)):
         if own and labels.get(label, own) != own:
-            return Refusal(Reason.FOREIGN, f"{label}={labels[label]}")
+            return BadSeries(Reason.FOREIGN, f"{label}={labels[label]}")
     local_rank = number(rank, MAX_NUM_PROC_PER_WORKER - 1)
     if local_rank is None:
-        return Refusal(Reason.LABEL, f"{metrics.LABEL_LOCAL_RANK}={rank}")
+        return BadSeries(Reason.LABEL, f"{metrics.LABEL_LOCAL_RANK}={rank}")
     return MemberId(sys.intern(uid), local_rank)  # each series, and each answer, has it again
 
 
-def _parse(labels: Mapping[str, str], workers: Mapping[str, str] | None, namespace: str) -> Row | Refusal:
+def _parse(labels: Mapping[str, str], workers: Mapping[str, str] | None, namespace: str) -> SeriesRow | BadSeries:
     member, name = member_of(labels, workers, namespace), labels.get("__name__", "")
-    if isinstance(member, Refusal):
+    if isinstance(member, BadSeries):
         return member
     numbers: dict[str, int | None] = {}
     for label in metrics.SHAPE_LABELS:
         numbers[label] = number(labels[label], MOST_SAMPLES) if label in labels else None
         if label in labels and numbers[label] is None:
-            return Refusal(Reason.LABEL, f"{label}={labels[label]}")
+            return BadSeries(Reason.LABEL, f"{label}={labels[label]}")
     phase, cause = labels.get(metrics.LABEL_PHASE, ""), labels.get(metrics.LABEL_CAUSE, "")
     worker, user = labels.get(metrics.LABEL_WORKER, ""), labels.get(metrics.LABEL_NAME, "")
     is_problem, is_users = name == metrics.PREFLIGHT_PROBLEM, name == metrics.USER_METRIC
@@ -226,10 +228,10 @@ def _parse(labels: Mapping[str, str], workers: Mapping[str, str] | None, namespa
         (metrics.LABEL_MESSAGE, len(message) <= metrics.MOST_MESSAGE and message.isprintable()),
     ):
         if not valid:
-            return Refusal(Reason.LABEL, f"{label}={labels.get(label, '')}")
+            return BadSeries(Reason.LABEL, f"{label}={labels.get(label, '')}")
     share, micro = numbers[metrics.LABEL_SHARE], numbers[metrics.LABEL_MICRO_BATCH]
     user = user if is_users else ""
-    return Row(member, name, share, micro, phase, cause, user, check, message, peer, worker)
+    return SeriesRow(member, name, share, micro, phase, cause, user, check, message, peer, worker)
 
 
 def number(text: str, most: int) -> int | None:
@@ -239,7 +241,7 @@ def number(text: str, most: int) -> int | None:
     return int(text) if int(text) <= most else None
 
 
-def _preference(labels: Mapping[str, str], row: Row, workers: Mapping[str, str] | None) -> tuple[bool, object]:
+def _preference(labels: Mapping[str, str], row: SeriesRow, workers: Mapping[str, str] | None) -> tuple[bool, object]:
     """Return the sort key of duplicates."""
     name = (workers or {}).get(row.member.worker_uid, row.worker)
     return labels.get(LABEL_POD) != name, sorted(labels.items())

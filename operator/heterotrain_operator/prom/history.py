@@ -36,7 +36,7 @@ from heterotrain_operator.cluster_state.telemetry import (
     Sustained,
     Telemetry,
 )
-from heterotrain_operator.prom.snapshot import Snapshot, counter_name
+from heterotrain_operator.prom.snapshot import JobSeries, counter_name
 
 RATE_WINDOW_S = 30.0
 """Shortest window of rates; with a long scrape interval, it is ``RATE_SCRAPES`` of them."""
@@ -122,7 +122,7 @@ class TelemetryHistory:
 
     def take(
         self,
-        snapshot: Snapshot,
+        snapshot: JobSeries,
         times: Mapping[MemberId, float],
         *,
         pools: Mapping[str, str],
@@ -198,7 +198,7 @@ class TelemetryHistory:
         )
         return True
 
-    def _links(self, snapshot: Snapshot, known: Collection[str]) -> dict[tuple[str, str], MeasuredLink]:
+    def _links(self, snapshot: JobSeries, known: Collection[str]) -> dict[tuple[str, str], MeasuredLink]:
         """Return the links between pools; a pair that no member uses now keeps what was measured of it."""
         newest = by_pair(
             (self._pools[member], peer, link)
@@ -238,8 +238,8 @@ class TelemetryHistory:
                 del self._counters[key]
 
     def _without_older(
-        self, snapshot: Snapshot, times: Mapping[MemberId, float]
-    ) -> tuple[Snapshot, Mapping[MemberId, float]]:
+        self, snapshot: JobSeries, times: Mapping[MemberId, float]
+    ) -> tuple[JobSeries, Mapping[MemberId, float]]:
         """Return the read with what is known of members whose scrape is older than the one already taken.
 
         One of several replicas of Prometheus may be a scrape behind, and its counters would look like a new process.
@@ -260,7 +260,7 @@ class TelemetryHistory:
             },
         ), {member: self._scraped_s[member] if member in older else at_s for member, at_s in times.items()}
 
-    def _fallen(self, snapshot: Snapshot, times: Mapping[MemberId, float]) -> set[MemberId]:
+    def _fallen(self, snapshot: JobSeries, times: Mapping[MemberId, float]) -> set[MemberId]:
         """Return the members whose counters fell: no process counts backwards, and a new one has a new uid.
 
         Two reads may reach two replicas of Prometheus. A member without newer counters for ``FORGET_S`` is believed
@@ -277,7 +277,7 @@ class TelemetryHistory:
             if counter_name(member) in fallen and times[member] - self._scraped_s.get(member, 0.0) <= FORGET_S
         }
 
-    def _in_another_generation(self, snapshot: Snapshot) -> frozenset[MemberId]:
+    def _in_another_generation(self, snapshot: JobSeries) -> frozenset[MemberId]:
         """Return the members whose generation in force has changed since the scrape before."""
         return frozenset(
             member
@@ -286,7 +286,7 @@ class TelemetryHistory:
             and (member not in self._in_force or self._in_force[member].version[0] != gauges.generation)
         )
 
-    def _counting_members(self, snapshot: Snapshot) -> set[MemberId]:
+    def _counting_members(self, snapshot: JobSeries) -> set[MemberId]:
         """Return the members whose newest steps all belong to their plan in force.
 
         The first scrape with a new version also contains steps of the version before, so it only starts the count.
@@ -339,7 +339,7 @@ class TelemetryHistory:
         self.telemetry = replace(self.telemetry, reason=reason, problem=problem)
         return changed
 
-    def _sustained(self, snapshot: Snapshot, now_s: float) -> Sustained | None:
+    def _sustained(self, snapshot: JobSeries, now_s: float) -> Sustained | None:
         """Return the newest generation's rate since the first scrape that showed it."""
         newest = max(snapshot.gauges.values(), key=lambda gauges: gauges.step or -1, default=None)
         if newest is None or newest.generation is None or newest.samples_committed is None:
@@ -357,7 +357,7 @@ class TelemetryHistory:
         lasts_s = now_s - since_s
         return Sustained(generation, (samples - before) / lasts_s, lasts_s)
 
-    def _rates(self, snapshot: Snapshot, now_s: float) -> Rates:
+    def _rates(self, snapshot: JobSeries, now_s: float) -> Rates:
         samples = max(
             (g.samples_committed for g in snapshot.gauges.values() if g.samples_committed is not None), default=None
         )

@@ -21,14 +21,14 @@ from heterotrain_planner.perf.counters import CounterKey, Counters, PhaseSums
 from heterotrain_operator.cluster_state.telemetry import MemberId, PreflightProblem
 from heterotrain_operator.prom.accepted import (
     PLAUSIBLE,
+    BadSeries,
     Dropped,
     Reason,
-    Refusal,
-    Row,
+    SeriesRow,
     accepted_rows,
     member_of,
 )
-from heterotrain_operator.prom.snapshot import Snapshot, Special, counter_name, gauges_of
+from heterotrain_operator.prom.snapshot import JobSeries, Special, counter_name, gauges_of
 from heterotrain_operator.prom.vector import Series, Vector
 
 MAX_SHAPES = 4 * metrics.MAX_LIVE_SHAPES
@@ -113,12 +113,12 @@ class SeriesMap:
     ) -> Iterator[tuple[int, MemberId]]:
         for number, labels in rows:
             member = member_of(labels, workers, namespace)
-            if isinstance(member, Refusal):
+            if isinstance(member, BadSeries):
                 self._dropped.add(member)
             else:
                 yield number, member
 
-    def snapshot(self, values: Sequence[float], *, latest_s: float = LATEST_S) -> Snapshot:
+    def snapshot(self, values: Sequence[float], *, latest_s: float = LATEST_S) -> JobSeries:
         """Return what an answer with these series says; a value that is not finite is left out.
 
         Args:
@@ -144,7 +144,7 @@ class SeriesMap:
         plain = [_values_of_member(cells) for cells in _cut(table, 0, first_of_shapes, len(_OF_MEMBER))]
         of_shapes = _cut(table, first_of_shapes, len(table), len(_OF_SHAPE))
         shapes = zip(self._shapes, of_shapes, self._member_of_shape, strict=True)
-        return Snapshot(
+        return JobSeries(
             counters={
                 key: _counters(steps, cells, plain[member])
                 for key, cells, member in shapes
@@ -192,7 +192,7 @@ class JobReader:
         self._known: tuple[object, ...] = ()
         self._map = SeriesMap((), workers=None)
 
-    def read(self, answer: Vector, *, workers: Mapping[str, str], namespace: str, latest_s: float) -> Snapshot:
+    def read(self, answer: Vector, *, workers: Mapping[str, str], namespace: str, latest_s: float) -> JobSeries:
         """Return what an answer to ``series_and_times_of`` says.
 
         Args:
@@ -213,18 +213,18 @@ class JobReader:
 
 def parse_everything(
     rows: Iterable[Series], *, workers: Mapping[str, str] | None = None, namespace: str = ""
-) -> Snapshot:
+) -> JobSeries:
     """Return what these series say; for the arguments, see ``SeriesMap``."""
     found = tuple(rows)
     known = SeriesMap([row.labels for row in found], workers=workers, namespace=namespace)
     return known.snapshot([row.value for row in found])
 
 
-def _is_special(row: Row) -> bool:
+def _is_special(row: SeriesRow) -> bool:
     return row.name in _SPECIAL or (row.name == metrics.PEAK_MEMORY and row.micro is not None)
 
 
-def _first_alike(special: Mapping[int, Row], dropped: Dropped) -> tuple[tuple[int, Row], ...]:
+def _first_alike(special: Mapping[int, SeriesRow], dropped: Dropped) -> tuple[tuple[int, SeriesRow], ...]:
     """Return these series without those beyond ``MOST_ALIKE``: each is kept from read to read."""
     kept, number = [], Counter[tuple[MemberId, str]]()
     for place, row in sorted(special.items(), key=lambda item: (item[1].micro or 0, item[1][6:])):
@@ -232,23 +232,23 @@ def _first_alike(special: Mapping[int, Row], dropped: Dropped) -> tuple[tuple[in
         if number[row.member, row.name] <= MOST_ALIKE:
             kept.append((place, row))
         else:
-            dropped.add(Refusal(Reason.LABEL, f"{row.name}, more than {MOST_ALIKE} of one rank"))
+            dropped.add(BadSeries(Reason.LABEL, f"{row.name}, more than {MOST_ALIKE} of one rank"))
     return tuple(kept)
 
 
-def _has_shape(row: Row) -> bool:
+def _has_shape(row: SeriesRow) -> bool:
     return row.share is not None and row.micro is not None
 
 
-def _field_of(row: Row, dropped: Dropped) -> int | None:
+def _field_of(row: SeriesRow, dropped: Dropped) -> int | None:
     """Return which value of a member or a shape a series is; ``None`` for one with labels that it should not have."""
     field = (_FIELD_OF_SHAPE if _has_shape(row) else _FIELD_OF_MEMBER).get((row.name, row.phase))
     if field is None:
-        dropped.add(Refusal(Reason.LABEL, f"{row.name} with share={row.share} and phase={row.phase}"))
+        dropped.add(BadSeries(Reason.LABEL, f"{row.name} with share={row.share} and phase={row.phase}"))
     return field
 
 
-def _shape_of(row: Row) -> _Shape:
+def _shape_of(row: SeriesRow) -> _Shape:
     """Return the shape that a series with the labels of one belongs to."""
     return _Shape(row.member, row.share or 0, row.micro or 0)
 
@@ -261,14 +261,14 @@ def _without_largest(shapes: Iterable[_Shape], dropped: Dropped) -> Sequence[_Sh
         if number[shape.member] > MAX_SHAPES:
             number[shape.member] -= 1
             del kept[shape]
-            dropped.add(Refusal(Reason.LABEL, f"share={shape.samples} of more than {MAX_SHAPES}"))
+            dropped.add(BadSeries(Reason.LABEL, f"share={shape.samples} of more than {MAX_SHAPES}"))
     return tuple(kept)
 
 
 def _note(name: str, value: float, dropped: Dropped) -> None:
     """Count an implausible value; one that is not finite is a missing one."""
     if math.isfinite(value):
-        dropped.add(Refusal(Reason.VALUE, f"{name}={value:.15g}"))
+        dropped.add(BadSeries(Reason.VALUE, f"{name}={value:.15g}"))
 
 
 def _cut(table: Sequence[float | None], first: int, end: int, width: int) -> Iterator[Sequence[float | None]]:

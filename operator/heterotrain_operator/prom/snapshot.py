@@ -14,7 +14,7 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class JobSeries:
     """All current series of one job in Prometheus.
 
     Attributes:

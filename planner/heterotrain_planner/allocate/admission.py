@@ -8,7 +8,7 @@ from operator import le
 
 from heterotrain_planner.allocate.candidate import Candidate, difference
 from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_planner.allocate.chains import Span, with_chains
+from heterotrain_planner.allocate.chains import WorkerSpan, with_chains
 from heterotrain_planner.allocate.value import Option
 
 _ALTERNATIVES = 16
@@ -53,7 +53,7 @@ def admit(
                 chosen[i] = option
                 occupancy.add(candidate.need(option))
     moves, visits = _MOST_MOVES, _MOST_VISITS
-    spans: dict[int, Span] = {}
+    spans: dict[int, WorkerSpan] = {}
     for i in range(len(candidates)):
         if chosen[i] is None and not _place(candidates, occupancy, chosen, i, trial_order) and visits > 0:
             moves -= _place_by_moving_one(candidates, occupancy, chosen, i, trial_order=trial_order, most_moves=moves)

@@ -19,7 +19,7 @@ from heterotrain_planner.allocate.problem import Size
 from heterotrain_planner.allocate.value import Option
 
 
-class Span(NamedTuple):
+class WorkerSpan(NamedTuple):
     """The least and the most workers of a job over all its options.
 
     Attributes:
@@ -36,11 +36,11 @@ class Span(NamedTuple):
     once: bool
 
 
-def span_of(candidate: Candidate) -> Span:
+def span_of(candidate: Candidate) -> WorkerSpan:
     """Return the span of a job that has options."""
     counts_OP, _ = candidate.arrays
     sizes = {job_pool.pool: job_pool.size for job_pool in candidate.job.pools}
-    return Span(
+    return WorkerSpan(
         sizes,
         counts_OP.min(axis=0).tolist(),
         counts_OP.max(axis=0).tolist(),
@@ -58,7 +58,7 @@ class _Workers:
         holders: by pool, the jobs that may have workers there, each with the pool's position in its list, in order.
     """
 
-    def __init__(self, chosen: Sequence[Option | None], new: int, spans: Mapping[int, Span]) -> None:
+    def __init__(self, chosen: Sequence[Option | None], new: int, spans: Mapping[int, WorkerSpan]) -> None:
         """Take the options of jobs that run, and the position of the job that does not."""
         self._chosen, self._new, self._spans = chosen, new, spans
         self.moved: dict[int, list[int]] = {new: [0] * len(spans[new].sizes)}
@@ -143,7 +143,7 @@ def with_chains(
     capacity: PoolCapacity,
     chosen: Sequence[Option | None],
     new: int,
-    spans: dict[int, Span],
+    spans: dict[int, WorkerSpan],
 ) -> list[Option | None] | None:
     """Return options for the jobs that run and for one more, which together fit; ``None`` if no chains are found.
 

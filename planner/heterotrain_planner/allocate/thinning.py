@@ -21,7 +21,7 @@ _TOTALS_RATIO = 1.4
 """Ratio of one total of workers to the next."""
 
 
-class Limit(NamedTuple):
+class PoolLimit(NamedTuple):
     """The least and the most workers that some of the job's pools have together.
 
     Attributes:
@@ -39,7 +39,7 @@ class Limit(NamedTuple):
         return self.least <= sum(row[i] for i in self.own) <= self.most
 
 
-def combine(axes: Sequence[Sequence[int]], limits: Sequence[Limit], most_rows: int) -> Ints | None:
+def combine(axes: Sequence[Sequence[int]], limits: Sequence[PoolLimit], most_rows: int) -> Ints | None:
     """Return all combinations that keep the limits, in the order of their numbers; ``None`` above ``most_rows``.
 
     Impossible combinations are dropped pool by pool, so the memory is bounded by ``most_rows`` times the pools. Where
@@ -73,7 +73,12 @@ def combine(axes: Sequence[Sequence[int]], limits: Sequence[Limit], most_rows: i
 
 
 def thin(
-    axes: Sequence[Sequence[int]], limits: Sequence[Limit], *, current: Row, preferred: Sequence[int], most_rows: int
+    axes: Sequence[Sequence[int]],
+    limits: Sequence[PoolLimit],
+    *,
+    current: Row,
+    preferred: Sequence[int],
+    most_rows: int,
 ) -> Ints:
     """Return some combinations that keep the limits, at most ``most_rows``, always the same for the same input.
 
@@ -97,7 +102,7 @@ def thin(
 
 
 def _in_order_of_importance(
-    axes: Sequence[Sequence[int]], limits: Sequence[Limit], current: Row, preferred: Sequence[int], most_rows: int
+    axes: Sequence[Sequence[int]], limits: Sequence[PoolLimit], current: Row, preferred: Sequence[int], most_rows: int
 ) -> Iterator[Row]:
     """Yield combinations, the most important ones first; some repeat and some break a limit."""
     yield current
@@ -131,7 +136,7 @@ def _changed(row: Row, axes: Sequence[Sequence[int]], *, pools: int) -> Iterator
             yield tuple(changed)
 
 
-def _filled(axes: Sequence[Sequence[int]], limits: Sequence[Limit], order: Sequence[int], total: int) -> Row:
+def _filled(axes: Sequence[Sequence[int]], limits: Sequence[PoolLimit], order: Sequence[int], total: int) -> Row:
     """Return this total of workers from one pool after another, minimums first; fewer where limits bind."""
     row = [axis[0] for axis in axes]
     spare = [most - sum(row[i] for i in own) for own, _, most in limits]

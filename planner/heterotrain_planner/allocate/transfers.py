@@ -15,7 +15,7 @@ import numpy as np
 from heterotrain_planner.allocate.candidate import EPSILON, Candidate, Choice, difference
 from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_planner.allocate.problem import Size
-from heterotrain_planner.allocate.thinning import Limit
+from heterotrain_planner.allocate.thinning import PoolLimit
 from heterotrain_planner.allocate.value import Option, limits, rates, scored_options
 
 _MOST_JOBS = 24
@@ -49,7 +49,7 @@ class _Neighbours:
         self._candidate, self._capacity = candidate, capacity
         slots = [capacity.slots(each.pool, each.size) for each in candidate.job.pools]
         self._axes, limits_of = limits(candidate.job, slots)
-        self._limits: Sequence[Limit] = limits_of
+        self._limits: Sequence[PoolLimit] = limits_of
         self.found: dict[tuple[int, ...], Option] = dict(candidate.by_counts)
         self.values = 0
 

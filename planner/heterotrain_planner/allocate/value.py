@@ -23,7 +23,7 @@ from heterotrain_planner.allocate.deadline import in_time, needed_s
 from heterotrain_planner.allocate.noise import noise_ceilings
 from heterotrain_planner.allocate.problem import JobDemand, Pool
 from heterotrain_planner.allocate.risk import losses_per_s
-from heterotrain_planner.allocate.thinning import Limit, combine, thin
+from heterotrain_planner.allocate.thinning import PoolLimit, combine, thin
 from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
 
 Floats = NDArray[np.float64]
@@ -330,7 +330,7 @@ def counts_near(job: JobDemand, slots: Sequence[int], centre: Sequence[int]) -> 
     return np.empty((0, len(axes)), dtype=np.int64) if rows_OP is None else rows_OP
 
 
-def limits(job: JobDemand, slots: Sequence[int]) -> tuple[list[list[int]], list[Limit]]:
+def limits(job: JobDemand, slots: Sequence[int]) -> tuple[list[list[int]], list[PoolLimit]]:
     """Return all numbers of workers of each of the job's pools, and the limits of pools together."""
     highest = _highest(job, slots)
     labels = [job_pool.label for job_pool in job.pools]
@@ -346,8 +346,8 @@ def limits(job: JobDemand, slots: Sequence[int]) -> tuple[list[list[int]], list[
         list(range(max(low, min(least, high)), high + 1))
         for low, least, high in zip(lowest, kept, highest, strict=True)
     ]
-    all_pools = Limit(range(len(axes)), max(1, job.min_workers), job.max_workers)
-    return axes, [all_pools, *(Limit(own, *limits[label]) for label, own in parts.items() if len(own) > 1)]
+    all_pools = PoolLimit(range(len(axes)), max(1, job.min_workers), job.max_workers)
+    return axes, [all_pools, *(PoolLimit(own, *limits[label]) for label, own in parts.items() if len(own) > 1)]
 
 
 def _preferred(job: JobDemand) -> list[int]:

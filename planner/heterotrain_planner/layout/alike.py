@@ -19,7 +19,7 @@ from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Costs, Floats, Ints
 from heterotrain_planner.layout.cut import layout_of
 from heterotrain_planner.layout.exchange import exchange_seconds
-from heterotrain_planner.layout.level import Menu
+from heterotrain_planner.layout.level import LevelMenu
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Layout
 from heterotrain_planner.layout.worked_out import WorkedOut, work_out
@@ -53,7 +53,7 @@ class Alike:
     step_s: float
 
 
-def alike_members(book: Book, menu: Menu, left_K: Ints, shorter_than_s: float) -> Alike | None:
+def alike_members(book: Book, menu: LevelMenu, left_K: Ints, shorter_than_s: float) -> Alike | None:
     """Return the equal members with the shortest step, ``None`` where none is shorter than a given one.
 
     Args:
@@ -73,7 +73,7 @@ def alike_members(book: Book, menu: Menu, left_K: Ints, shorter_than_s: float) -
     return best
 
 
-def _estimated(problem: Problem, menu: Menu, left_K: Ints) -> list[tuple[float, int, int, int]]:
+def _estimated(problem: Problem, menu: LevelMenu, left_K: Ints) -> list[tuple[float, int, int, int]]:
     """Return (step, members, row, column) of the best size and number of members of each template, best first.
 
     Each device is taken to hold an equal part of the model, and to exchange it with devices of its own kind.
@@ -111,7 +111,7 @@ def _numbers(most: int, most_J: Ints, least: int) -> list[int]:
     return sorted(number for number in numbers if least <= number <= most)
 
 
-def _worked_out(book: Book, menu: Menu, number: int, row: int, column: int) -> Alike | None:
+def _worked_out(book: Book, menu: LevelMenu, number: int, row: int, column: int) -> Alike | None:
     """Return members of one template with the best cut for share and exchange together."""
     problem = book.problem
     samples = int(menu.samples_BJ[row, column])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, Infeasible, LayoutKind, Limit, Member, Template
+from heterotrain_planner.layout.result import Cover, LayoutKind, Member, MemberLimit, NoLayout, Template
 from heterotrain_planner.layout.sharded import sharded_templates
 from heterotrain_planner.layout.update import update_seconds
 
@@ -32,7 +32,7 @@ def best_cover(
     *,
     devices: Sequence[int] | None = None,
     further: Sequence[Template] = (),
-) -> Cover | Infeasible:
+) -> Cover | NoLayout:
     """Return the fastest members whose layouts are of these kinds, or why there are none.
 
     ``cover`` chooses templates before it knows their exchange exactly. So the kinds are compared with fewer of them,
@@ -65,7 +65,7 @@ def shards_of(problem: Problem) -> tuple[Template, ...]:
     return sharded_templates(problem, equal_shards=False) if problem.may_shard else ()
 
 
-def best_members(book: Book | Infeasible, problem: Problem) -> Cover | Infeasible:
+def best_members(book: Book | NoLayout, problem: Problem) -> Cover | NoLayout:
     """Return the fastest members of a problem's devices, of the layouts that it allows, or why there are none.
 
     Args:
@@ -73,12 +73,12 @@ def best_members(book: Book | Infeasible, problem: Problem) -> Cover | Infeasibl
         problem: the question.
     """
     further = shards_of(problem)
-    if isinstance(book, Infeasible):
+    if isinstance(book, NoLayout):
         return _one_member(problem, further, book)
     return best_cover(book, allowed_kinds(problem), devices=[kind.count for kind in problem.kinds], further=further)
 
 
-def _one_member(problem: Problem, templates: Sequence[Template], reason: Infeasible) -> Cover | Infeasible:
+def _one_member(problem: Problem, templates: Sequence[Template], reason: NoLayout) -> Cover | NoLayout:
     """Return the fastest single member out of templates, with the whole batch; ``reason`` where there is none."""
     if problem.least_members > 1 or not templates:
         return reason
@@ -96,7 +96,7 @@ def _one_member(problem: Problem, templates: Sequence[Template], reason: Infeasi
         micro_batches=_passes(problem, best),
         compute_s=step,
         update_s=update_seconds(problem, best.layout),
-        limit=Limit.MEMORY,
+        limit=MemberLimit.MEMORY,
     )
     left = {kind.name: count - used for kind, count, used in zip(problem.kinds, counts, best.devices, strict=True)}
     return Cover(

@@ -16,10 +16,10 @@ import numpy as np
 
 from heterotrain_planner.layout.costs import Costs, Floats, Ints, costs_of
 from heterotrain_planner.layout.cut import memory_reach
-from heterotrain_planner.layout.family import Family, family_of
+from heterotrain_planner.layout.family import Multisets, family_of
 from heterotrain_planner.layout.problem import Problem, invalid
 from heterotrain_planner.layout.reach import reach
-from heterotrain_planner.layout.result import Infeasible
+from heterotrain_planner.layout.result import NoLayout
 
 MOST_WORK = 300_000_000
 """Steps of the passes for all sizes of micro-batch: about a second."""
@@ -47,7 +47,7 @@ class Book:
 
     problem: Problem
     costs: tuple[Costs, ...]
-    family: Family
+    family: Multisets
     slowest_BU: Floats
     fill_BU: Floats
     flow_K: Floats
@@ -58,10 +58,10 @@ class Book:
         return float(self.flow_K @ np.array(devices, dtype=float))
 
 
-def book_of(problem: Problem) -> Book | Infeasible:
+def book_of(problem: Problem) -> Book | NoLayout:
     """Return the templates of a problem, or why no pipeline of its devices can hold the model."""
     if clause := invalid(problem):
-        return Infeasible(reason=clause)
+        return NoLayout(reason=clause)
     costs = tuple(costs_of(problem, size) for size in problem.micro_batches)
     classes, edges = costs[0].receive_CE.shape
     work = len(costs) * classes * classes * edges * edges // 2
@@ -86,7 +86,7 @@ def book_of(problem: Problem) -> Book | Infeasible:
     return book if np.isfinite(slowest_BU).any() else does_not_fit(book)
 
 
-def does_not_fit(book: Book) -> Infeasible:
+def does_not_fit(book: Book) -> NoLayout:
     """Return why no pipeline of the book's devices holds the whole model."""
     problem = book.problem
     costs = min(book.costs, key=lambda each: each.micro_batch_samples)
@@ -102,13 +102,13 @@ def does_not_fit(book: Book) -> Infeasible:
         f"devices have {_gib(available)}"
     )
     if blocked := _blocked(problem, costs):
-        return Infeasible(reason=blocked, needed_bytes=needed, available_bytes=available, fitting_units=held)
+        return NoLayout(reason=blocked, needed_bytes=needed, available_bytes=available, fitting_units=held)
     limit = "" if book.complete else " The search was limited to fewer kinds of devices in one member."
     reason = (
         f"{what}: the pipeline that holds most has {held} of {len(problem.units)} units, on "
         f"{_names(problem, book.family.counts_UK[best])}. {_remedy(book, costs, reached)}{limit}"
     )
-    return Infeasible(reason=reason, needed_bytes=needed, available_bytes=available, fitting_units=held)
+    return NoLayout(reason=reason, needed_bytes=needed, available_bytes=available, fitting_units=held)
 
 
 def _blocked(problem: Problem, costs: Costs) -> str | None:

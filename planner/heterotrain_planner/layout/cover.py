@@ -20,9 +20,9 @@ from heterotrain_planner.layout.alike import alike_members
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.costs import Ints
 from heterotrain_planner.layout.exchange import exchange_seconds, least_exchange, rough_exchange
-from heterotrain_planner.layout.level import FINE, ROUGH, Level, Menu, Search, menu_of
+from heterotrain_planner.layout.level import FINE, ROUGH, Level, LevelMenu, Search, menu_of
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Member, Template
+from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, Member, MemberLimit, NoLayout, Template
 from heterotrain_planner.layout.step_bound import least_step
 from heterotrain_planner.layout.update import least_update, rough_update
 from heterotrain_planner.layout.worked_out import WorkedOut, work_out
@@ -55,7 +55,7 @@ class _Rough:
         step_s: by the formula, exchange included.
     """
 
-    menu: Menu
+    menu: LevelMenu
     search: Search
     least_s: float
     level: Level
@@ -68,7 +68,7 @@ def cover(
     devices: Sequence[int] | None = None,
     kinds: frozenset[LayoutKind] = EVERY_KIND,
     further: Sequence[Template] = (),
-) -> Cover | Infeasible:
+) -> Cover | NoLayout:
     """Return the members with the shortest predicted step.
 
     The templates are chosen by the formula ``fill + (n − 1) · slowest stage``, which the bound belongs to. Members are
@@ -104,17 +104,17 @@ def cover(
     near = [each for each in wholes[:MOST_FINALISTS] if each.step_s <= NEAR * wholes[0].step_s]
     results = [_worked_out(book, left, each, first) for each in near]
     for each in wholes[len(near) :]:  # where the best choices need too many groups of owners
-        if not all(isinstance(result, Infeasible) for result in results):
+        if not all(isinstance(result, NoLayout) for result in results):
             break
         results.append(_worked_out(book, left, each, first))
     covers = [each for each in results if isinstance(each, Cover)]
     found = min(covers, key=lambda each: each.step_s) if covers else results[0]
-    if exchange_s > NOTICED_EXCHANGE * first.step_s or isinstance(found, Infeasible):
+    if exchange_s > NOTICED_EXCHANGE * first.step_s or isinstance(found, NoLayout):
         found = _alike(book, left, first, found)
-    return found if isinstance(found, Infeasible) else _bounded(book, left, first.menu, found)
+    return found if isinstance(found, NoLayout) else _bounded(book, left, first.menu, found)
 
 
-def _bounded(book: Book, left: Sequence[int], menu: Menu, found: Cover) -> Cover:
+def _bounded(book: Book, left: Sequence[int], menu: LevelMenu, found: Cover) -> Cover:
     """Return a cover whose bound and gap are those of its shares with those of its whole step."""
     shares_s = found.bound_s * (1 + found.share_gap_ratio)
     least_update_s = least_update(
@@ -127,7 +127,7 @@ def _bounded(book: Book, left: Sequence[int], menu: Menu, found: Cover) -> Cover
     return replace(found, bound_s=bound_s, gap_ratio=known_s / bound_s - 1)
 
 
-def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | Infeasible) -> Cover | Infeasible:
+def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | NoLayout) -> Cover | NoLayout:
     """Return equal members with one cut where their step is shorter than that of known members."""
     step_s = known.step_s if isinstance(known, Cover) else math.inf
     found = alike_members(book, rough.menu, np.array(left, dtype=np.int64), step_s)
@@ -142,7 +142,7 @@ def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | Infeas
 
 
 def _rough(
-    book: Book, left: Sequence[int], menu: Menu, guess_s: float = 0.0, shortest_s: float = math.inf
+    book: Book, left: Sequence[int], menu: LevelMenu, guess_s: float = 0.0, shortest_s: float = math.inf
 ) -> _Rough | None:
     """Return the whole members with the shortest step by the formula; ``None`` where none is shorter than another's.
 
@@ -164,7 +164,7 @@ def _rough(
     return _Rough(menu=menu, search=search, least_s=least_s, level=level, step_s=step_s)
 
 
-def _about_s(problem: Problem, menu: Menu, amounts: Mapping[int, int]) -> float:
+def _about_s(problem: Problem, menu: LevelMenu, amounts: Mapping[int, int]) -> float:
     """Return about the seconds of the exchange between members of these templates, and of the update."""
     members = Counter[tuple[int, ...]]()
     for column, number in amounts.items():
@@ -172,7 +172,7 @@ def _about_s(problem: Problem, menu: Menu, amounts: Mapping[int, int]) -> float:
     return rough_exchange(problem, members) + rough_update(problem, members)
 
 
-def _worked_out(book: Book, left: Sequence[int], rough: _Rough, first: _Rough) -> Cover | Infeasible:
+def _worked_out(book: Book, left: Sequence[int], rough: _Rough, first: _Rough) -> Cover | NoLayout:
     """Return the cover with cuts, simulated schedules and shares; ``first`` has the bound of all templates."""
     level = rough.level
     fine = rough.search.whole(rough.least_s, FINE, level)
@@ -189,13 +189,13 @@ def _worked_out(book: Book, left: Sequence[int], rough: _Rough, first: _Rough) -
         for column in amounts
     }
     divided = divide(book.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
-    if isinstance(divided, Infeasible):
+    if isinstance(divided, NoLayout):
         return divided
     kept, micro_batches, padding = divided
     choices = _exchanging_less(book.problem, choices, kept, micro_batches)
     groups = owner_groups([choices[column].layout.planned for column in kept])
     if groups > MOST_OWNER_GROUPS:
-        return Infeasible(
+        return NoLayout(
             reason=f"the members that fit hold the model in parts with {groups} different groups of owners, and at "
             f"most {MOST_OWNER_GROUPS} can exchange gradients: allow other layouts, or use fewer devices"
         )
@@ -226,13 +226,13 @@ def _exchanging_less(
     return best
 
 
-def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template]) -> Infeasible:
+def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template]) -> NoLayout:
     """Return why these devices form too few members."""
     menu = menu_of(book, further, kinds, 1)
     members, used_K = Search(menu, np.array(left, dtype=np.int64), 0).most_members()
     problem = book.problem
     if members:
-        return Infeasible(
+        return NoLayout(
             reason=f"these devices form {members} {'member' if members == 1 else 'members'} and least_members is "
             f"{problem.least_members}; {_lacking(problem, menu, np.array(left) - used_K)}: add devices, or accept "
             "fewer members"
@@ -240,13 +240,13 @@ def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], furt
     counted = tuple(replace(kind, count=count) for kind, count in zip(problem.kinds, left, strict=True))
     if not (np.isfinite(book.fill_BU).any(axis=0) & (book.family.counts_UK <= np.array(left)).all(axis=1)).any():
         fewer = book_of(replace(problem, kinds=counted))
-        if isinstance(fewer, Infeasible):
+        if isinstance(fewer, NoLayout):
             return fewer
     names = " or ".join(sorted(kind.value.lower() for kind in kinds))
-    return Infeasible(reason=f"the model fits on these devices, but no {names} layout does: allow other layouts")
+    return NoLayout(reason=f"the model fits on these devices, but no {names} layout does: allow other layouts")
 
 
-def _lacking(problem: Problem, menu: Menu, unused_K: Ints) -> str:
+def _lacking(problem: Problem, menu: LevelMenu, unused_K: Ints) -> str:
     """Return which devices a further member lacks, the fewest, in a clause."""
     possible = np.flatnonzero(np.isfinite(menu.first_BJ).any(axis=0))
     lacking_JK = np.maximum(0, menu.need_JK[possible] - unused_K)
@@ -259,7 +259,7 @@ def _lacking(problem: Problem, menu: Menu, unused_K: Ints) -> str:
 
 def divide(
     problem: Problem, choices: Mapping[int, WorkedOut], columns: Sequence[int]
-) -> tuple[list[int], list[int], int] | Infeasible:
+) -> tuple[list[int], list[int], int] | NoLayout:
     """Return the columns of the members that take part, their micro-batches, and the samples of weight zero.
 
     The shares of the split are whole micro-batches. Where the batch is not a multiple of them, it is padded.
@@ -284,7 +284,7 @@ def divide(
             micro_batches = [share // size for share, size in zip(split.shares, sizes, strict=True)]
             return kept, micro_batches, total - problem.batch_samples
     least = sum(member.floor_samples for member in members)
-    return Infeasible(
+    return NoLayout(
         reason=f"the global batch of {problem.batch_samples} is too small for {len(kept)} members, which need {least} "
         "samples: take smaller micro-batches, fewer stages, or a larger batch"
     )
@@ -329,18 +329,18 @@ def _result(
     )
 
 
-def _limit(choice: WorkedOut, micro_batches: int, seconds: float) -> Limit:
+def _limit(choice: WorkedOut, micro_batches: int, seconds: float) -> MemberLimit:
     """Return what costs a member most of its time, apart from the computing of its slowest stage."""
     if not choice.layout.stages:
-        return Limit.COMPUTE
+        return MemberLimit.COMPUTE
     slowest = max(choice.layout.stages, key=lambda stage: stage.busy_s)
     losses = {
-        Limit.LINK: micro_batches * (slowest.input_s + slowest.gradient_s),
-        Limit.FILL: seconds - choice.update_s - micro_batches * slowest.busy_s,
-        Limit.MEMORY: micro_batches * (slowest.busy_s - choice.roomy_slowest_s),
+        MemberLimit.LINK: micro_batches * (slowest.input_s + slowest.gradient_s),
+        MemberLimit.FILL: seconds - choice.update_s - micro_batches * slowest.busy_s,
+        MemberLimit.MEMORY: micro_batches * (slowest.busy_s - choice.roomy_slowest_s),
     }
     worst = max(losses, key=lambda each: losses[each])
-    return worst if losses[worst] >= NOTICED_LOSS * seconds else Limit.COMPUTE
+    return worst if losses[worst] >= NOTICED_LOSS * seconds else MemberLimit.COMPUTE
 
 
 def _sentence(members: Sequence[Member], step_s: float) -> str:
@@ -348,7 +348,7 @@ def _sentence(members: Sequence[Member], step_s: float) -> str:
     limits = Counter(member.limit for member in members)
     shown = [f"{count} × {shape}" if count > 1 else shape for shape, count in shapes.most_common(_MOST_SHOWN)]
     more = [f"{len(shapes) - _MOST_SHOWN} other layouts"] if len(shapes) > _MOST_SHOWN else []
-    by_limit = ", ".join(f"{limit.value.lower()} {limits[limit]}" for limit in Limit if limits[limit])
+    by_limit = ", ".join(f"{limit.value.lower()} {limits[limit]}" for limit in MemberLimit if limits[limit])
     number = "1 member" if len(members) == 1 else f"{len(members)} members"
     samples = sum(member.share_samples for member in members)
     takes = "takes" if len(members) == 1 else "take"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from heterotrain_planner.layout.costs import Costs
-from heterotrain_planner.layout.family import Family, parts_of
+from heterotrain_planner.layout.family import Multisets, parts_of
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.reach import Least, reach, trace
 from heterotrain_planner.layout.result import Layout, LayoutKind, Stage
@@ -162,7 +162,7 @@ def layout_of(problem: Problem, costs: Costs, stages: Sequence[tuple[int, int, i
     return Layout(kind=LayoutKind.PIPELINE if last else LayoutKind.REPLICATED, stages=tuple(found))
 
 
-def memory_reach(costs: Costs, family: Family) -> list[int]:
+def memory_reach(costs: Costs, family: Multisets) -> list[int]:
     """Return for each multiset the most groups of units, counted from the end, that its devices can hold.
 
     Holding fewer units never takes more memory. So the front stage of the best arrangement may start where the best

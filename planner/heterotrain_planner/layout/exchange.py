@@ -22,7 +22,7 @@ _ROUNDING = 1e-9
 """Parts of the state whose edges differ by less begin at the same element."""
 
 
-class Part(NamedTuple):
+class HeldUnits(NamedTuple):
     """What one device holds: units ``[first, end)``, and of each the part from ``start`` to ``stop``."""
 
     kind: str
@@ -32,14 +32,14 @@ class Part(NamedTuple):
     stop: float
 
 
-def parts_of(layout: Layout, units: int) -> tuple[Part, ...]:
+def parts_of(layout: Layout, units: int) -> tuple[HeldUnits, ...]:
     """Return what each device of a member holds, by its place."""
     if not layout.shards:
-        return tuple(Part(stage.kind, stage.first_unit, stage.last_unit + 1, 0.0, 1.0) for stage in layout.stages)
+        return tuple(HeldUnits(stage.kind, stage.first_unit, stage.last_unit + 1, 0.0, 1.0) for stage in layout.stages)
     edges = [0.0, *itertools.accumulate(shard.state_ratio for shard in layout.shards)]
     edges[-1] = 1.0
     return tuple(
-        Part(shard.kind, 0, units, start, stop)
+        HeldUnits(shard.kind, 0, units, start, stop)
         for shard, (start, stop) in zip(layout.shards, itertools.pairwise(edges), strict=True)
     )
 
@@ -114,7 +114,7 @@ def slowest_link(problem: Problem, devices: Sequence[int]) -> Link:
     return max(links, key=lambda link: link.seconds(_TYPICAL_BYTES))
 
 
-def _owner(parts: Sequence[Part], unit: int, place: float) -> int:
+def _owner(parts: Sequence[HeldUnits], unit: int, place: float) -> int:
     return next(
         index
         for index, part in enumerate(parts)

@@ -16,7 +16,7 @@ from heterotrain_planner.layout.costs import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Family:
+class Multisets:
     """Multisets of devices, the empty one left out.
 
     Attributes:
@@ -32,13 +32,13 @@ class Family:
     most_by_kinds: tuple[int, ...]
 
 
-def parts_of(devices: Sequence[int]) -> Family:
+def parts_of(devices: Sequence[int]) -> Multisets:
     """Return all parts of one multiset; it is the last one itself."""
     kinds = sum(1 for count in devices if count)
     return _family(devices, [sum(devices)] * kinds)
 
 
-def family_of(counts: Sequence[int], *, most_stages: int, most_entries: int) -> Family:
+def family_of(counts: Sequence[int], *, most_stages: int, most_entries: int) -> Multisets:
     """Return as many multisets as the effort allows, those of few kinds first.
 
     Each multiset comes with all its parts, because the largest size does not grow with the number of kinds.
@@ -78,7 +78,7 @@ def _sizes(counts: Sequence[int], different: int, most: int) -> list[int]:
     return table[different]
 
 
-def _family(counts: Sequence[int], limits: Sequence[int]) -> Family:
+def _family(counts: Sequence[int], limits: Sequence[int]) -> Multisets:
     present = [index for index, count in enumerate(counts) if count]
     rows: list[tuple[int, ...]] = []
     for different, most in enumerate(limits, start=1):
@@ -96,7 +96,9 @@ def _family(counts: Sequence[int], limits: Sequence[int]) -> Family:
                 before_UK[index, kind] = position.get((*row[:kind], row[kind] - 1, *row[kind + 1 :]), -1)
     sizes = counts_UK.sum(axis=1)
     starts = np.searchsorted(sizes, np.arange(1, int(sizes[-1]) + 2)) if rows else np.array([0])
-    return Family(counts_UK=counts_UK, before_UK=before_UK, starts=tuple(starts.tolist()), most_by_kinds=tuple(limits))
+    return Multisets(
+        counts_UK=counts_UK, before_UK=before_UK, starts=tuple(starts.tolist()), most_by_kinds=tuple(limits)
+    )
 
 
 def _bounded(counts: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Ints
-from heterotrain_planner.layout.level import Menu, Search, menu_of
+from heterotrain_planner.layout.level import LevelMenu, Search, menu_of
 from heterotrain_planner.layout.result import LayoutKind, Template
 
 MOST_TRIED = 200
@@ -60,7 +60,7 @@ def lacking_devices(
     return known
 
 
-def _by_templates(menu: Menu, unused_K: Ints, room_K: Ints) -> tuple[tuple[int, ...], ...]:
+def _by_templates(menu: LevelMenu, unused_K: Ints, room_K: Ints) -> tuple[tuple[int, ...], ...]:
     """Return the smallest additions that make one more template possible beside the members that there are."""
     possible = np.isfinite(menu.first_BJ).any(axis=0)
     lacking_JK = np.maximum(0, menu.need_JK - unused_K)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Menu:
+class DeviceMenu:
     """What each of some equal devices can do within a step time.
 
     Attributes:
@@ -29,13 +29,13 @@ class Menu:
     entries: tuple[tuple[int, float], ...]
 
 
-def menu(devices: int, entries: Sequence[tuple[int, float]]) -> Menu:
+def menu(devices: int, entries: Sequence[tuple[int, float]]) -> DeviceMenu:
     """Return the entries that no other entry beats, in order."""
     kept: list[tuple[int, float]] = []
     for samples, room in sorted(entries, key=lambda entry: (-entry[0], -entry[1])):
         if not kept or room > kept[-1][1]:
             kept.append((samples, room))
-    return Menu(devices=devices, entries=tuple(reversed(kept)))
+    return DeviceMenu(devices=devices, entries=tuple(reversed(kept)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RoomBounds:
 _NONE = RoomBounds(at_most=-np.inf, at_least=-np.inf, picks=())
 
 
-def room_bounds(menus: Sequence[Menu], batch_samples: int) -> RoomBounds:
+def room_bounds(menus: Sequence[DeviceMenu], batch_samples: int) -> RoomBounds:
     """Return bounds of the most room, at most one device's entry apart.
 
     On the upper concave hull of each menu, further samples cost ever more room. So the cheapest pieces of all hulls,
@@ -85,7 +85,7 @@ def room_bounds(menus: Sequence[Menu], batch_samples: int) -> RoomBounds:
     return _NONE
 
 
-def most_room(menus: Sequence[Menu], batch_samples: int) -> tuple[float, tuple[tuple[int, ...], ...]] | None:
+def most_room(menus: Sequence[DeviceMenu], batch_samples: int) -> tuple[float, tuple[tuple[int, ...], ...]] | None:
     """Return the most room and the picks that keep it, ``None`` where the batch cannot be taken.
 
     Exact. V(x) is the most room of some devices that together take at least x samples; one device more gives

@@ -17,7 +17,7 @@ from heterotrain_planner.layout.cover import divide
 from heterotrain_planner.layout.exchange import exchange_seconds
 from heterotrain_planner.layout.pass_time import DeviceTimes, Gathering, collectives
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Infeasible, Layout, Shard, Stage
+from heterotrain_planner.layout.result import Layout, NoLayout, Shard, Stage
 from heterotrain_planner.layout.schedule import passes, share_seconds
 from heterotrain_planner.layout.update import update_seconds
 from heterotrain_planner.layout.worked_out import WorkedOut, curve_of
@@ -52,7 +52,7 @@ def known_step_seconds(problem: Problem, members: Sequence[KnownMember]) -> floa
     if len(choices) < len(members):
         return None
     divided = divide(problem, choices, range(len(members)))
-    if isinstance(divided, Infeasible):
+    if isinstance(divided, NoLayout):
         return None
     kept, micro_batches, _ = divided
     slowest_s = max(choices[index].seconds(count) for index, count in zip(kept, micro_batches, strict=True))

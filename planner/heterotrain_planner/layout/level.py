@@ -52,7 +52,7 @@ MOST_MEMBERS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Menu:
+class LevelMenu:
     """The templates that a cover may use.
 
     Attributes:
@@ -114,7 +114,7 @@ class Level:
     amounts: Mapping[int, int]
 
 
-def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind], least_stages: int) -> Menu:
+def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind], least_stages: int) -> LevelMenu:
     """Return the templates of some kinds of layouts; pipelines have at least so many stages."""
     sizes = book.family.counts_UK.sum(axis=1)
     allowed = np.zeros(len(sizes), dtype=bool)
@@ -134,7 +134,7 @@ def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind
 
     sample_B = np.array([each.micro_batch_samples for each in book.costs])
     shape = book.fill_BU.shape
-    return Menu(
+    return LevelMenu(
         need_JK=np.vstack([book.family.counts_UK, *(np.array([each.devices], dtype=np.int64) for each in more)]),
         first_BJ=columns(np.where(allowed, book.fill_BU, np.inf), [each.first_s for each in more], np.inf),
         next_BJ=columns(book.slowest_BU, [each.next_s for each in more], np.inf),
@@ -157,7 +157,7 @@ class Search:
         most_members: that there may be.
     """
 
-    def __init__(self, menu: Menu, devices_K: Ints, least_members: int, most_members: int = MOST_MEMBERS) -> None:
+    def __init__(self, menu: LevelMenu, devices_K: Ints, least_members: int, most_members: int = MOST_MEMBERS) -> None:
         self._menu, self._least = menu, least_members
         self._fits = np.flatnonzero((menu.need_JK <= devices_K).all(axis=1) & np.isfinite(menu.first_BJ).any(axis=0))
         self._limits = menu.limits(devices_K)
@@ -257,7 +257,7 @@ class Search:
         return found, {int(self._fits[used[key]]): number for key, number in taken.items() if number}
 
 
-def least_level(menu: Menu, devices_K: Ints, least_members: int, effort: Effort = FINE) -> Level | int:
+def least_level(menu: LevelMenu, devices_K: Ints, least_members: int, effort: Effort = FINE) -> Level | int:
     """Return the least time for a whole batch and the members that take it, as ``Search.whole``.
 
     Where there is no such time, return how many members the devices can form.

@@ -52,7 +52,7 @@ class Gathering(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
+class Gathers:
     """The all-gather of one member; its reduce-scatter takes as long.
 
     Attributes:
@@ -69,7 +69,7 @@ class Collectives:
         return 0.0 if not steps else steps * self.link.seconds(largest_ratio * unit_bytes)
 
 
-def collectives(problem: Problem, kinds: Sequence[str]) -> Collectives:
+def collectives(problem: Problem, kinds: Sequence[str]) -> Gathers:
     """Return the collectives of a member by its devices' kinds."""
     counts = Counter(kinds)
     pairs = [(one, other) for one in counts for other in counts if one < other or (one == other and counts[one] > 1)]
@@ -78,7 +78,7 @@ def collectives(problem: Problem, kinds: Sequence[str]) -> Collectives:
         bytes_per_s=min((link.bytes_per_s for link in links), default=math.inf),
         latency_s=max((link.latency_s for link in links), default=0.0),
     )
-    return Collectives(devices=len(kinds), link=slowest)
+    return Gathers(devices=len(kinds), link=slowest)
 
 
 def gathered_bytes(problem: Problem, devices: int, gathering: Gathering) -> int:
@@ -133,7 +133,7 @@ class DeviceTimes:
         self._first_bytes = sizes[0]
         self.compute_M: Floats = self._number_D @ self._time_DM
 
-    def overlapped_s(self, ring: Collectives, largest_ratio: float) -> Floats:
+    def overlapped_s(self, ring: Gathers, largest_ratio: float) -> Floats:
         """Return the seconds of a forward and a backward pass with their collectives, by size (``_M``)."""
 
         def of_each(sizes_D: Sequence[tuple[int, ...]]) -> Floats:
@@ -178,7 +178,7 @@ def _curve(points: Sequence[UnitSeconds], samples_M: NDArray[np.int64], *, forwa
 
 def lockstep_seconds(
     problem: Problem,
-    ring: Collectives,
+    ring: Gathers,
     largest_ratio: float,
     gathering: Gathering,
     sizes: Sequence[tuple[str, int]],

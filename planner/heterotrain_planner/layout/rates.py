@@ -21,7 +21,7 @@ import numpy as np
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Floats, Ints
 from heterotrain_planner.layout.exchange import slowest_link
-from heterotrain_planner.layout.level import Menu, menu_of
+from heterotrain_planner.layout.level import LevelMenu, menu_of
 from heterotrain_planner.layout.problem import Link
 from heterotrain_planner.layout.result import LayoutKind, Template
 
@@ -89,7 +89,7 @@ class LayoutRates:
     def _sizes(self) -> tuple[int, ...]:
         return tuple((self._counts // self._steps + 1).tolist())
 
-    def _table(self, menu: Menu, columns: Ints, times_T: Floats, least: int) -> Floats:
+    def _table(self, menu: LevelMenu, columns: Ints, times_T: Floats, least: int) -> Floats:
         """Return the rate of each cell."""
         sizes = self._sizes()
         cells_NK = np.stack(np.unravel_index(np.arange(int(np.prod(sizes))), sizes), axis=1)
@@ -156,7 +156,7 @@ class LayoutRates:
         return latency[cell_N.ravel()], pace[cell_N.ravel()]
 
 
-def _times(menu: Menu) -> Floats:
+def _times(menu: LevelMenu) -> Floats:
     """Return times from the shortest share of a template to the longest time of any one."""
     possible = np.isfinite(menu.first_BJ)
     first = menu.first_BJ[possible]

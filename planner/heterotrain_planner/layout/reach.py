@@ -20,7 +20,7 @@ from enum import Enum
 import numpy as np
 
 from heterotrain_planner.layout.costs import Costs, Floats, Ints
-from heterotrain_planner.layout.family import Family
+from heterotrain_planner.layout.family import Multisets
 
 _FEW = 48
 """Multisets below which arrays are so small that calls cost more than numbers."""
@@ -67,7 +67,7 @@ class Reach:
 
 
 def reach(
-    costs: Costs, family: Family, *, least: Least = Least.SLOWEST, level_s: float = np.inf, keep: bool = False
+    costs: Costs, family: Multisets, *, least: Least = Least.SLOWEST, level_s: float = np.inf, keep: bool = False
 ) -> Reach:
     """Return the best pipeline of each multiset, exact over all orders and cuts.
 
@@ -92,7 +92,7 @@ def reach(
 
 
 def trace(
-    costs: Costs, family: Family, found: Reach, *, least: Least, level_s: float = np.inf, index: int = -1
+    costs: Costs, family: Multisets, found: Reach, *, least: Least, level_s: float = np.inf, index: int = -1
 ) -> list[tuple[int, int, int]]:
     """Return the stages of a multiset's best pipeline as (kind, first edge, end edge), in the order of computation.
 
@@ -120,7 +120,7 @@ def trace(
 
 def _layer(
     costs: Costs,
-    family: Family,
+    family: Multisets,
     position: int,
     before: dict[int, _Suffixes],
     *,
@@ -165,7 +165,7 @@ def _layer(
 
 
 def _behind(
-    costs: Costs, family: Family, before: dict[int, _Suffixes], kind: int, multisets: Ints
+    costs: Costs, family: Multisets, before: dict[int, _Suffixes], kind: int, multisets: Ints
 ) -> tuple[list[int], Floats, Floats]:
     """Return classes of links, and for each of them the best suffixes behind a stage of this kind, ``_ECN``."""
     edges = costs.receive_CE.shape[1]
@@ -205,7 +205,7 @@ def _keep_less(kept: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> Non
 
 def _step(
     costs: Costs,
-    family: Family,
+    family: Multisets,
     found: Reach,
     state: tuple[int, int, int, int],
     wanted: tuple[float, float],

@@ -11,14 +11,14 @@ from heterotrain_core.contract import plan
 from heterotrain_core.contract.choices import Choice
 from heterotrain_core.contract.plan import LayoutKind
 
-__all__ = ["Cover", "Infeasible", "Layout", "LayoutKind", "Limit", "Member", "Shard", "Stage", "Template"]
+__all__ = ["Cover", "Layout", "LayoutKind", "Member", "MemberLimit", "NoLayout", "Shard", "Stage", "Template"]
 
 
 _WHOLE = 2**16
 """Weight of the whole training state."""
 
 
-class Limit(Choice):
+class MemberLimit(Choice):
     """What keeps a member from more samples in the same time."""
 
     COMPUTE = "Compute"
@@ -165,7 +165,7 @@ class Member:
     micro_batches: int
     compute_s: float
     update_s: float
-    limit: Limit
+    limit: MemberLimit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +204,7 @@ class Cover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Infeasible:
+class NoLayout:
     """No layout exists.
 
     Attributes:

@@ -30,7 +30,7 @@ from heterotrain_planner.layout.pass_time import (
     lockstep_seconds,
 )
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Infeasible, Layout, LayoutKind, Limit, Shard, Template
+from heterotrain_planner.layout.result import Layout, LayoutKind, MemberLimit, NoLayout, Shard, Template
 from heterotrain_planner.layout.sharded_step import EqualDevices, ShardedStep, Work
 from heterotrain_planner.layout.state_shares import state_ratios
 
@@ -73,7 +73,7 @@ class ShardedMember:
     bound_s: float
     lockstep_s: float
     traffic_bytes: float
-    limit: Limit
+    limit: MemberLimit
     reason: str
 
 
@@ -140,7 +140,7 @@ def sharded_member(
     *,
     gathering: Gathering = Gathering.EACH_MICRO_BATCH,
     equal_shards: bool = False,
-) -> ShardedMember | Infeasible:
+) -> ShardedMember | NoLayout:
     """Return the sharded member with the shortest step, within ``GAP_RATIO`` of the printed bound.
 
     Args:
@@ -151,7 +151,7 @@ def sharded_member(
         equal_shards: every device holds the same part of the state, as ``fully_shard`` divides it.
     """
     if clause := _problem(problem, devices, share_samples):
-        return Infeasible(reason=clause)
+        return NoLayout(reason=clause)
     search = _search(problem, devices, share_samples, gathering, equal_shards=equal_shards)
     each = gathering is Gathering.EACH_MICRO_BATCH
     found, bound = _best(search, share_samples, _pass_counts(share_samples) if each else iter((1,)))
@@ -162,7 +162,7 @@ def sharded_member(
 
 def sharded_template(
     problem: Problem, devices: Mapping[str, int], micro_batch_samples: int, *, equal_shards: bool = True
-) -> Template | Infeasible:
+) -> Template | NoLayout:
     """Return a sharded member as a template: each micro-batch is one pass over all of its devices.
 
     Args:
@@ -172,7 +172,7 @@ def sharded_template(
         equal_shards: see ``sharded_member``.
     """
     if clause := _problem(problem, devices, micro_batch_samples):
-        return Infeasible(reason=clause)
+        return NoLayout(reason=clause)
     search = _search(problem, devices, micro_batch_samples, Gathering.EACH_MICRO_BATCH, equal_shards=equal_shards)
     found, _ = _best(search, micro_batch_samples, iter((1,)))
     if found is None:
@@ -373,11 +373,11 @@ def _described(search: _Search, found: _Solution, samples: int, bound_s: float) 
     )
 
 
-def _limit(search: _Search, found: _Solution, samples: int) -> Limit:
+def _limit(search: _Search, found: _Solution, samples: int) -> MemberLimit:
     """Return memory where fewer passes do not fit or a device could compute more, else what paces the slowest one."""
     step = search.step
     if found.passes > 1 and search.solve(found.passes - 1, samples, search.smallest_ratio, 1.0) is None:
-        return Limit.MEMORY
+        return MemberLimit.MEMORY
     pass_s = found.seconds / found.passes
     times = step.times(max(found.ratios))
     exposed = False
@@ -389,14 +389,14 @@ def _limit(search: _Search, found: _Solution, samples: int) -> Limit:
             exposed |= own >= pass_s / _HIDDEN and own > _HIDDEN * float(compute[size]) * (more + 1)
             idle = pass_s - own
             if search.gathering is Gathering.ONCE and idle > float(compute[size]):
-                return Limit.MEMORY
+                return MemberLimit.MEMORY
             at_end = size + 1 >= len(curve)
             if search.gathering is Gathering.EACH_MICRO_BATCH and not at_end and float(curve[size + 1]) < pass_s:
-                return Limit.MEMORY
-    return Limit.LINK if exposed else Limit.COMPUTE
+                return MemberLimit.MEMORY
+    return MemberLimit.LINK if exposed else MemberLimit.COMPUTE
 
 
-def _infeasible(search: _Search) -> Infeasible:
+def _infeasible(search: _Search) -> NoLayout:
     """Return the bytes of one sample at a time beside those that there are, and what to do."""
     step, number = search.step, len(search.kinds)
     each = step.activation_bytes + search.extra_bytes
@@ -423,4 +423,4 @@ def _infeasible(search: _Search) -> Infeasible:
             f"{number} devices have {available:,} bytes, but the training state, one sample and the gathered units on "
             f"each need {needed:,}: add devices or memory"
         )
-    return Infeasible(reason=reason, needed_bytes=needed, available_bytes=available)
+    return NoLayout(reason=reason, needed_bytes=needed, available_bytes=available)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from heterotrain_planner.layout.knapsack import Menu, menu, most_room, room_bounds
-from heterotrain_planner.layout.pass_time import Collectives, DeviceTimes
+from heterotrain_planner.layout.knapsack import DeviceMenu, menu, most_room, room_bounds
+from heterotrain_planner.layout.pass_time import DeviceTimes, Gathers
 
 Floats = NDArray[np.float64]
 
@@ -68,7 +68,7 @@ class ShardedStep:
     """
 
     devices: Sequence[EqualDevices]
-    ring: Collectives
+    ring: Gathers
     activation_bytes: float
     state_bytes: float
     _times: dict[float, list[Floats]] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class ShardedStep:
             more = np.floor((level - firsts[index]) / nexts[index] + SLACK * samples).astype(np.int64) + 1
             return np.where(firsts[index] <= level, np.minimum(more, samples), 0)
 
-        def menus(level: float) -> list[Menu] | None:
+        def menus(level: float) -> list[DeviceMenu] | None:
             found = []
             for index, one in enumerate(self.devices):
                 number = counts(level, index)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from heterotrain_planner.layout.exchange import ring_seconds
-from heterotrain_planner.layout.level import MOST_MEMBERS, Menu, Search
+from heterotrain_planner.layout.level import MOST_MEMBERS, LevelMenu, Search
 from heterotrain_planner.layout.problem import Link, Problem
 
 MOST_RANGES = 12
@@ -48,7 +48,7 @@ def least_exchange_seconds(problem: Problem, devices: Sequence[int], members: in
     return ring_seconds([link], members, held)
 
 
-def least_step(menu: Menu, problem: Problem, devices: Sequence[int], *, known_s: float, share_s: float) -> float:
+def least_step(menu: LevelMenu, problem: Problem, devices: Sequence[int], *, known_s: float, share_s: float) -> float:
     """Return seconds that no members out of a menu fall below, shares by the formula and the exchange.
 
     Args:

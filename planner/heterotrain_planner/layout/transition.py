@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from heterotrain_planner.layout.assignment import assign
 from heterotrain_planner.layout.costs import Floats
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Infeasible, Layout
+from heterotrain_planner.layout.result import Layout, NoLayout
 
 Flags = NDArray[np.bool_]
 
@@ -35,7 +35,7 @@ LEAST_GAIN = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class UnitRows:
     """Rows of contiguous units: of each unit's state the part from ``start`` to ``stop``, both in [0, 1]."""
 
     first_unit: int
@@ -56,7 +56,7 @@ class Holder:
 
     device: str
     kind: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[UnitRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class MoveVerdict:
     """Whether a change pays.
 
     Attributes:
@@ -93,21 +93,21 @@ class Verdict:
     reason: str
 
 
-def parts_of_layout(problem: Problem, layout: Layout) -> tuple[tuple[Part, ...], ...]:
+def parts_of_layout(problem: Problem, layout: Layout) -> tuple[tuple[UnitRows, ...], ...]:
     """Return what each stage or shard of a layout holds. Shards hold rows in their order."""
     if layout.stages:
-        return tuple((Part(first_unit=each.first_unit, last_unit=each.last_unit),) for each in layout.stages)
+        return tuple((UnitRows(first_unit=each.first_unit, last_unit=each.last_unit),) for each in layout.stages)
     edges = np.concatenate([[0.0], np.cumsum([shard.state_ratio for shard in layout.shards])])
     edges = edges / max(edges[-1], 1e-300)
     last = len(problem.units) - 1
     return tuple(
-        (Part(first_unit=0, last_unit=last, start=float(a), stop=float(b)),) for a, b in itertools.pairwise(edges)
+        (UnitRows(first_unit=0, last_unit=last, start=float(a), stop=float(b)),) for a, b in itertools.pairwise(edges)
     )
 
 
 def transition(
     problem: Problem, holders: Sequence[Holder], layouts: Sequence[Layout], *, restart_s: float = 0.0
-) -> Transition | Infeasible:
+) -> Transition | NoLayout:
     """Return the cheapest way from what the devices hold to new members.
 
     Args:
@@ -118,10 +118,10 @@ def transition(
     """
     places = [(index, kind, parts) for index, layout in enumerate(layouts) for kind, parts in _places(problem, layout)]
     if problem_with := _unusable(problem, holders, [kind for _, kind, _ in places]):
-        return Infeasible(reason=problem_with)
+        return NoLayout(reason=problem_with)
     cells = _Cells(problem, [*(holder.parts for holder in holders), *(parts for *_, parts in places)])
     if cells.number > MOST_CELLS:
-        return Infeasible(reason=f"the layouts cut the state into {cells.number} cells, more than {MOST_CELLS}")
+        return NoLayout(reason=f"the layouts cut the state into {cells.number} cells, more than {MOST_CELLS}")
     held_DX = np.array([cells.flags(holder.parts) for holder in holders])
     wanted_PX = np.array([cells.flags(parts) for *_, parts in places])
     device_P = _devices_for(holders, [kind for _, kind, _ in places], held_DX, wanted_PX, cells.bytes_X)
@@ -150,7 +150,7 @@ def transition(
 
 def pays(
     *, current_step_s: float | None, new_step_s: float, pause_s: float, dwell_s: float, least_gain: float = LEAST_GAIN
-) -> Verdict:
+) -> MoveVerdict:
     """Return whether a change gains more than its pause costs while the devices stay as they are.
 
     In ``dwell_s`` seconds, the old layout makes ``dwell / current`` steps and the new one ``(dwell − pause) / new``.
@@ -163,16 +163,16 @@ def pays(
         least_gain: least relative gain in speed.
     """
     if current_step_s is None:
-        return Verdict(pays=True, payback_s=0.0, reason="the current layout cannot go on")
+        return MoveVerdict(pays=True, payback_s=0.0, reason="the current layout cannot go on")
     gain = current_step_s / new_step_s - 1
     if gain <= least_gain:
         payback_s = math.inf if gain <= 0 else pause_s * (1 + gain) / gain
         text = f"a gain in speed of {gain:.1%} is not above {least_gain:.0%}"
-        return Verdict(pays=False, payback_s=payback_s, reason=text)
+        return MoveVerdict(pays=False, payback_s=payback_s, reason=text)
     payback_s = pause_s * (1 + gain) / gain
     worth = payback_s < dwell_s
     relation = "less" if worth else "not less"
-    return Verdict(
+    return MoveVerdict(
         pays=worth,
         payback_s=payback_s,
         reason=f"{gain:.1%} more speed makes up for a pause of {pause_s:.3g} s in {payback_s:.3g} s, which is "
@@ -180,7 +180,7 @@ def pays(
     )
 
 
-def _places(problem: Problem, layout: Layout) -> list[tuple[str, tuple[Part, ...]]]:
+def _places(problem: Problem, layout: Layout) -> list[tuple[str, tuple[UnitRows, ...]]]:
     kinds = [*(stage.kind for stage in layout.stages), *(shard.kind for shard in layout.shards)]
     return list(zip(kinds, parts_of_layout(problem, layout), strict=True))
 
@@ -208,7 +208,7 @@ def _unusable(problem: Problem, holders: Sequence[Holder], kinds: Sequence[str])
 class _Cells:
     """The model's state cut at every border of any holding."""
 
-    def __init__(self, problem: Problem, holdings: Sequence[Sequence[Part]]) -> None:
+    def __init__(self, problem: Problem, holdings: Sequence[Sequence[UnitRows]]) -> None:
         parts = [part for holding in holdings for part in holding]
         self._unit_edges = sorted({edge for part in parts for edge in (part.first_unit, part.last_unit + 1)})
         self._row_edges = sorted({edge for part in parts for edge in (part.start, part.stop)})
@@ -218,7 +218,7 @@ class _Cells:
         self.bytes_X: Floats = np.outer(run_bytes, np.diff(self._row_edges)).ravel()
         self.number = len(self.bytes_X)
 
-    def flags(self, parts: Sequence[Part]) -> Flags:
+    def flags(self, parts: Sequence[UnitRows]) -> Flags:
         """Return which cells these parts contain."""
         units, rows = np.array(self._unit_edges[:-1]), np.array(self._row_edges[:-1])
         found = np.zeros((len(units), len(rows)), dtype=bool)

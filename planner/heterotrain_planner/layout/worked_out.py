@@ -10,7 +10,7 @@ from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Costs
 from heterotrain_planner.layout.cut import finalists, layout_of, slowest_with_room
-from heterotrain_planner.layout.level import Menu
+from heterotrain_planner.layout.level import LevelMenu
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Layout
 from heterotrain_planner.layout.schedule import passes, share_seconds
@@ -53,7 +53,7 @@ class WorkedOut:
         return replace(self, layout=layout, update_s=update_seconds(problem, layout))
 
 
-def work_out(book: Book, menu: Menu, row: int, column: int, micro_batches: int) -> WorkedOut:
+def work_out(book: Book, menu: LevelMenu, row: int, column: int, micro_batches: int) -> WorkedOut:
     """Return a template with its layout and the simulated time of a share.
 
     Args:

@@ -93,18 +93,18 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class PaceChange:
     """From point ``first`` on, the member took ``ratio`` times as long."""
 
     first: int
     ratio: float
 
 
-def changes(points: Sequence[Point]) -> tuple[Change, ...]:
+def changes(points: Sequence[Point]) -> tuple[PaceChange, ...]:
     """Return the changes of speed in time-ordered points, oldest first."""
     line, wander = _RunningLine(), _Wander()
     latest: list[tuple[int, list[Point]]] = []
-    found: list[Change] = []
+    found: list[PaceChange] = []
     first = 0
     for _, scrape in groupby(points, key=lambda point: point.scraped_s):
         latest.append((first, list(scrape)))
@@ -116,7 +116,7 @@ def changes(points: Sequence[Point]) -> tuple[Change, ...]:
                 line.take(group)
             latest = latest[start:]
             line.rescale(ratio)
-            found.append(Change(first=latest[0][0], ratio=ratio))
+            found.append(PaceChange(first=latest[0][0], ratio=ratio))
         # Hold back only the points of a test, so that the line does not learn a change before it is noticed.
         while latest and (not line.known or _enough([group for _, group in latest[1:]])):
             _, group = latest.pop(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from heterotrain_cli.bench.ranks import Run, measure, samples_per_s
+from heterotrain_cli.bench.ranks import BenchRun, measure, samples_per_s
 from heterotrain_cli.bench.result import profile, table
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.main import main
@@ -82,8 +82,8 @@ def test_without_measurements_there_is_no_profile() -> None:
     assert "no usable observation" in why
 
 
-def run_of(ranks: int) -> Run:
-    return Run(ranks=ranks, batch_samples=8, threads=1)
+def run_of(ranks: int) -> BenchRun:
+    return BenchRun(ranks=ranks, batch_samples=8, threads=1)
 
 
 def test_a_script_that_fails_is_quoted(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.job import read_job
 from heterotrain_cli.job_file import read_job_file
 from heterotrain_operator.api.reading import SpecError, read_spec
-from heterotrain_operator.api.schema import Model, Rule
+from heterotrain_operator.api.schema import Model, SpecRule
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from support.job_table import ACCEPTED, GOOD, REFUSED, job, torchrun, training
 
@@ -71,7 +71,7 @@ def test_the_operator_reports_a_stored_mistake_in_the_same_words(change: Any, se
     assert str(error.value).startswith(sentence)
 
 
-def rules_of(model: type[Model]) -> Iterator[Rule]:
+def rules_of(model: type[Model]) -> Iterator[SpecRule]:
     yield from model.rules
     for field in model.model_fields.values():
         for part in (field.annotation, *get_args(field.annotation)):

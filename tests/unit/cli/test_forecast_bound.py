@@ -20,7 +20,7 @@ import yaml
 from heterotrain_cli.forecast import bound, candidates
 from heterotrain_cli.forecast.allocations import forecast_job
 from heterotrain_cli.forecast.bound import best_possible
-from heterotrain_cli.forecast.job import Job, Pool
+from heterotrain_cli.forecast.job import JobInput, PoolInput
 from heterotrain_cli.main import main
 from heterotrain_cli.profile import Profile
 from heterotrain_core.contract.hiccups import Hiccups
@@ -51,7 +51,7 @@ def any_member(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def any_case(rng: random.Random, *, noise: bool) -> tuple[Job, MeasuredExchange, dict[str, Any]]:
+def any_case(rng: random.Random, *, noise: bool) -> tuple[JobInput, MeasuredExchange, dict[str, Any]]:
     """Return a job of one or two pools, its exchange, and the profile."""
     names = ["a", "b"][: rng.randint(1, 2)]
     members = [{"name": name, **any_member(rng)} for name in names]
@@ -71,7 +71,7 @@ def any_case(rng: random.Random, *, noise: bool) -> tuple[Job, MeasuredExchange,
     profile = Profile.model_validate(document)
     most = 2 if noise else 3
     pools = tuple(
-        Pool(
+        PoolInput(
             name=member.name,
             ranks=rng.choice([1, 1, 2]) if not noise else 1,
             least_workers=rng.choice([0, 0, 1]),
@@ -83,7 +83,7 @@ def any_case(rng: random.Random, *, noise: bool) -> tuple[Job, MeasuredExchange,
         )
         for member in profile.members
     )
-    job = Job(
+    job = JobInput(
         name="j",
         namespace=None,
         batch_samples=rng.randint(3, 9 if noise else 24),
@@ -96,13 +96,13 @@ def any_case(rng: random.Random, *, noise: bool) -> tuple[Job, MeasuredExchange,
     return job, profile.measured_exchange, document
 
 
-def allowed(job: Job) -> list[tuple[int, ...]]:
+def allowed(job: JobInput) -> list[tuple[int, ...]]:
     """Return all numbers of workers that the job allows."""
     axes = [range(pool.least_workers, pool.most_workers + 1) for pool in job.pools]
     return [row for row in itertools.product(*axes) if max(1, job.least_workers) <= sum(row) <= job.most_workers]
 
 
-def of_allocation(job: Job, document: dict[str, Any], workers: tuple[int, ...]) -> dict[str, Any]:
+def of_allocation(job: JobInput, document: dict[str, Any], workers: tuple[int, ...]) -> dict[str, Any]:
     """Return the profile of the ranks of an allocation, with the exchange among them."""
     counts = [count * pool.ranks for count, pool in zip(workers, job.pools, strict=True)]
     members = [{**m, "count": count} for m, count in zip(document["members"], counts, strict=True) if count]
@@ -135,7 +135,7 @@ def mean_of_maximum(means: list[float], deviations: list[float], longer: list[fl
     return float(high - np.trapezoid(below, levels))
 
 
-def least_noisy_step_s(job: Job, document: dict[str, Any], workers: tuple[int, ...]) -> float:
+def least_noisy_step_s(job: JobInput, document: dict[str, Any], workers: tuple[int, ...]) -> float:
     """Return the least mean step of an allocation over every division of the batch."""
     own = of_allocation(job, document, workers)
     members = oracle.singles(own)
@@ -155,7 +155,7 @@ def least_noisy_step_s(job: Job, document: dict[str, Any], workers: tuple[int, .
     return least
 
 
-def check(job: Job, exchange: MeasuredExchange, steps: dict[tuple[int, ...], float]) -> float | None:
+def check(job: JobInput, exchange: MeasuredExchange, steps: dict[tuple[int, ...], float]) -> float | None:
     """Check the bound against the least steps of all allocations; return the distance of the fastest one."""
     able = {workers: step for workers, step in steps.items() if math.isfinite(step)}
     if not able:

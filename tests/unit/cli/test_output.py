@@ -13,7 +13,7 @@ import click
 import pytest
 import yaml
 from click.testing import Result
-from heterotrain_cli.bench.result import Row, as_document
+from heterotrain_cli.bench.result import ScalingRow, as_document
 from heterotrain_cli.cluster import api, submit
 from heterotrain_cli.cluster.documents import description_document
 from heterotrain_cli.cluster.view import view_of
@@ -172,7 +172,7 @@ def test_preflight_of_a_job_prints_a_document_and_keeps_its_status(stub: ApiStub
 
 
 def test_rows_of_a_bench() -> None:
-    row = Row(workers=2, batch_samples=64, step_s=0.5, samples_per_s=128.0, speed_up=1.9, efficiency=0.95)
+    row = ScalingRow(workers=2, batch_samples=64, step_s=0.5, samples_per_s=128.0, speed_up=1.9, efficiency=0.95)
     named = re.search(r"each of `rows`: (.*) \|", DOCUMENT)
     assert named is not None
     assert set(as_document(row)) == set(re.findall(r"`(\w+)`", named[1]))

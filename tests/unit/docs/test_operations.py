@@ -10,7 +10,7 @@ from pathlib import Path
 from heterotrain_core.contract.outcome import Cause
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.decide.faults import INTERNAL_ERROR
-from heterotrain_operator.decide.lifecycle import Stage
+from heterotrain_operator.decide.lifecycle import LifeStage
 from heterotrain_operator.decide.status.context import HOPELESS
 from heterotrain_operator.decide.status.events import _RULES
 from support.syntax import parsed
@@ -75,7 +75,9 @@ def test_no_reason_is_explained_that_no_code_has() -> None:
     for line in CONDITIONS.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         for word in words(cells[3]) if len(cells) > 5 else set():
-            assert word in {stage.value for stage in Stage} | {cause.value for cause in Cause} or f'"{word}"' in source
+            assert (
+                word in {stage.value for stage in LifeStage} | {cause.value for cause in Cause} or f'"{word}"' in source
+            )
 
 
 def test_every_event_is_explained() -> None:

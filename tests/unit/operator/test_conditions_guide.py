@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.decide.lifecycle import Stage
+from heterotrain_operator.decide.lifecycle import LifeStage
 from support.fake_cluster import FakeCluster, a_running_job
 
 GUIDE = (Path(__file__).parents[3] / "docs/operations.md").read_text().partition("\n## Events\n")[0]
@@ -49,7 +49,7 @@ JOBS: dict[str, Callable[[], FakeCluster]] = {
 }
 EVERYWHERE = {"NotTraining", "NotReported", "NotScrapedYet"}
 SUMMARIES = ("Ready", "Reconciling", "Stalled")
-OF_STAGES = {stage.value for stage in Stage} - {Stage.ACTIVE.value}
+OF_STAGES = {stage.value for stage in LifeStage} - {LifeStage.ACTIVE.value}
 
 
 @pytest.mark.parametrize("name", list(JOBS))

@@ -33,8 +33,8 @@ from heterotrain.data.progress import Progress
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.state.finite import first_non_finite
-from heterotrain.state.training import Training
-from heterotrain.telemetry.report import Report
+from heterotrain.state.training import TrainState
+from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class CheckpointManager:
     """Decides when this rank writes a checkpoint or its part of one, and restores the newest one."""
 
     def __init__(
-        self, identity: Identity, config: TrainingConfig, *, report: Report, clock: Clock = time.monotonic
+        self, identity: Identity, config: TrainingConfig, *, report: RankMetrics, clock: Clock = time.monotonic
     ) -> None:
         """Prepare the folder of checkpoints, if there is one; ``clock`` measures limits of waits."""
         self._clock = clock
@@ -91,7 +91,7 @@ class CheckpointManager:
         """Return (generation, step) of the best checkpoint that this rank can see, see ``ColdStart.best``."""
         return (-1, -1) if self._cold_start is None else self._cold_start.best()
 
-    def load_into(self, training: Training) -> bool:
+    def load_into(self, training: TrainState) -> bool:
         """Restore the newest good checkpoint, see ``ColdStart.load_into``; ``False`` when there is none."""
         restored = None if self._cold_start is None else self._cold_start.load_into(training)
         if restored is None:
@@ -114,7 +114,7 @@ class CheckpointManager:
         if self._writer is not None:
             self._writer.stop_waiting_for_parts()
 
-    def maybe_write(self, active_group: ActiveGroup, training: Training) -> None:
+    def maybe_write(self, active_group: ActiveGroup, training: TrainState) -> None:
         """Start a checkpoint when one is due and this rank writes it whole."""
         if self._writer is None:
             return
@@ -125,7 +125,7 @@ class CheckpointManager:
         elif self._is_due() and not self._in_parts(active_group, training):
             self._start(self._writer, training, generation=active_group.roster.formation.generation)
 
-    def write_before_hooks(self, active_group: ActiveGroup, training: Training) -> None:
+    def write_before_hooks(self, active_group: ActiveGroup, training: TrainState) -> None:
         """Start a checkpoint that is due because of long hooks, if this rank writes it whole and there is none yet."""
         writer = self._writer
         if writer is None or writer.running_s is not None or self._last == training.progress.order:
@@ -133,7 +133,7 @@ class CheckpointManager:
         if self._is_writer(active_group) and not self._in_parts(active_group, training):
             self._start(writer, training, generation=active_group.roster.formation.generation)
 
-    def proposes(self, active_group: ActiveGroup, training: Training, *, before_hooks: bool) -> bool:
+    def proposes(self, active_group: ActiveGroup, training: TrainState, *, before_hooks: bool) -> bool:
         """Return whether all ranks should write their parts after the running step.
 
         ``before_hooks``: whether long hooks follow, before which there should be a checkpoint.
@@ -143,7 +143,7 @@ class CheckpointManager:
             return False
         return self._is_due() or (before_hooks and writer.running_s is None)
 
-    def outlasts_grace(self, hooks_s: float | None, training: Training, *, step_s: float, grace_s: float) -> bool:
+    def outlasts_grace(self, hooks_s: float | None, training: TrainState, *, step_s: float, grace_s: float) -> bool:
         """Return whether hooks that took ``hooks_s`` seconds the last time leave no time for a checkpoint after them.
 
         Args:
@@ -157,7 +157,7 @@ class CheckpointManager:
         estimate = self._estimate(training, left_s=grace_s - hooks_s - step_s, parts=1)
         return not estimate.fits or hooks_s + step_s >= grace_s
 
-    def write_part(self, active_group: ActiveGroup, training: Training, *, mark: int) -> None:
+    def write_part(self, active_group: ActiveGroup, training: TrainState, *, mark: int) -> None:
         """Start writing this rank's part of a checkpoint of all ranks; ``mark`` is the same on every rank."""
         if self._writer is None or not self._is_usable(training):
             return
@@ -183,7 +183,7 @@ class CheckpointManager:
     def write_early(
         self,
         active_group: ActiveGroup,
-        training: Training,
+        training: TrainState,
         buffers: Mapping[str, torch.Tensor],
         *,
         left_s: float,
@@ -213,7 +213,7 @@ class CheckpointManager:
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
-    def write_on_shutdown(self, active_group: ActiveGroup, training: Training, *, mark: int, left_s: float) -> None:
+    def write_on_shutdown(self, active_group: ActiveGroup, training: TrainState, *, mark: int, left_s: float) -> None:
         """Write the state when every rank has to leave: the job cannot continue without it.
 
         Returns when this rank has written its part, or when there is no time left.
@@ -254,7 +254,7 @@ class CheckpointManager:
                 training, generation=active_group.roster.formation.generation, within_s=left_s - EXIT_RESERVE_S
             )
 
-    def write_final(self, active_group: ActiveGroup, training: Training) -> str:
+    def write_final(self, active_group: ActiveGroup, training: TrainState) -> str:
         """Write the final state; on the writer this returns when the checkpoint is complete, or when the store hangs.
 
         Returns:
@@ -279,7 +279,7 @@ class CheckpointManager:
         self.write_now(training, generation=active_group.roster.formation.generation)
         return self.missing(training)
 
-    def missing(self, training: Training) -> str:
+    def missing(self, training: TrainState) -> str:
         """Return why there is no complete checkpoint of the present state, for users; empty if there is one."""
         if self._writer is None or not training.has_state or self._last == training.progress.order:
             return ""
@@ -303,7 +303,7 @@ class CheckpointManager:
             return f"its checkpoint is in {shown}, and the same command continues from there"
         return f"the same command continues from the newest checkpoint in {shown}"
 
-    def write_now(self, training: Training, *, generation: int, within_s: float | None = None) -> None:
+    def write_now(self, training: TrainState, *, generation: int, within_s: float | None = None) -> None:
         """Write a whole checkpoint and return when it is complete, unless there already is one of this step.
 
         Args:
@@ -343,7 +343,7 @@ class CheckpointManager:
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _prepare(self, writer: CheckpointWriter, active_group: ActiveGroup, training: Training) -> None:
+    def _prepare(self, writer: CheckpointWriter, active_group: ActiveGroup, training: TrainState) -> None:
         """Allocate memory for the first checkpoint, once, after the first step: optimizers have their state then."""
         if self._prepared or training.progress.steps == 0:
             return
@@ -364,20 +364,20 @@ class CheckpointManager:
             return False
         return self._schedule.is_due(time.monotonic())
 
-    def _in_parts(self, active_group: ActiveGroup, training: Training) -> bool:
+    def _in_parts(self, active_group: ActiveGroup, training: TrainState) -> bool:
         several = len(active_group.roster.plan_ranks) > 1
         if training.holdings:  # no rank can write everything
             return several
         return several and not self._whole_only and training.size_bytes() >= SHARD_FROM_BYTES
 
-    def _estimate(self, training: Training, *, left_s: float, parts: int) -> WriteEstimate:
+    def _estimate(self, training: TrainState, *, left_s: float, parts: int) -> WriteEstimate:
         size_bytes = training.size_bytes() // parts
         return estimate_write(size_bytes=size_bytes, speed_bytes_per_s=self._speed_bytes_per_s, left_s=left_s)
 
     def _start(
         self,
         writer: CheckpointWriter,
-        training: Training,
+        training: TrainState,
         *,
         generation: int,
         buffers: Mapping[str, torch.Tensor] | None = None,
@@ -395,7 +395,7 @@ class CheckpointManager:
             )
         )
 
-    def _is_usable(self, training: Training) -> bool:
+    def _is_usable(self, training: TrainState) -> bool:
         """Return whether the weights are finite: others would take the place of an older checkpoint that is good."""
         name = None if training.model is None else first_non_finite(training.layout.named_parameters())
         if name is None:

@@ -15,7 +15,7 @@ from heterotrain.checkpoints.predecessor import predecessor
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.state.lacks import extent_in
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def best_checkpoint(folder: CheckpointFolder) -> tuple[int, int]:
         ) from error
 
 
-def restore_newest(folder: CheckpointFolder, training: Training) -> Manifest | None:
+def restore_newest(folder: CheckpointFolder, training: TrainState) -> Manifest | None:
     """Restore what this rank needs of the newest good checkpoint; return its manifest, ``None`` when there are none.
 
     Raises:
@@ -86,7 +86,7 @@ class ColdStart:
             return found
         return 0, best_checkpoint(earlier)[1]
 
-    def load_into(self, training: Training) -> Restored | None:
+    def load_into(self, training: TrainState) -> Restored | None:
         """Restore what this rank needs; return what was restored, ``None`` when there are no checkpoints.
 
         Raises:

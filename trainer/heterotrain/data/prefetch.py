@@ -27,7 +27,7 @@ from heterotrain.data.rng import seeded_rng
 from heterotrain.data.shared_copy import SharedCopy
 from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.sources import Mapped
-from heterotrain.data.stream_reading import Reading, StreamReadings, StreamState
+from heterotrain.data.stream_reading import StreamReading, StreamReadings, StreamState
 from heterotrain.data.streamed import Streamed
 
 
@@ -111,7 +111,7 @@ class StreamReader:
         shared.close()
         source.begin = self.begin
 
-    def begin(self, epoch: int, since: StreamState | None) -> Iterator[Reading]:
+    def begin(self, epoch: int, since: StreamState | None) -> Iterator[StreamReading]:
         """Yield an epoch's samples from a state on or from its beginning; prefetched ones of another are thrown away.
 
         The process begins at once.
@@ -119,12 +119,12 @@ class StreamReader:
         self._packs = self._begun(epoch, since)
         return chain.from_iterable(self._packs)
 
-    def _begun(self, epoch: int, since: StreamState | None) -> Iterator[list[Reading]]:
+    def _begun(self, epoch: int, since: StreamState | None) -> Iterator[list[StreamReading]]:
         self._orders.put((epoch, since))  # the process takes one order for each iterator of the loader
         return iter(self._loader)
 
 
-class _PackedStream(IterableDataset[list[Reading]]):
+class _PackedStream(IterableDataset[list[StreamReading]]):
     """The stream in packs of samples, because each object passed between processes costs a tenth of a millisecond."""
 
     def __init__(self, dataset: SharedCopy, *, seed: int, orders: SimpleQueue[tuple[int, StreamState | None]]) -> None:
@@ -133,7 +133,7 @@ class _PackedStream(IterableDataset[list[Reading]]):
         self._orders = orders
         self._readings: StreamReadings | None = None
 
-    def __iter__(self) -> Iterator[list[Reading]]:
+    def __iter__(self) -> Iterator[list[StreamReading]]:
         epoch, since = self._orders.get()
         if epoch == NO_EPOCH:
             yield []

@@ -65,7 +65,7 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StreamReading:
     """One sample of a stream.
 
     Attributes:
@@ -89,7 +89,7 @@ class StreamReadings:
         self._beginning: bytes | None = None
         self._epoch = -1
 
-    def begin(self, epoch: int, since: StreamState | None = None) -> Iterator[Reading]:
+    def begin(self, epoch: int, since: StreamState | None = None) -> Iterator[StreamReading]:
         """Yield the samples of an epoch from a state on, or from its beginning.
 
         The generators must be this stream's own while it is read.
@@ -136,7 +136,7 @@ class StreamReadings:
 
     def _readings(
         self, samples: Iterator[Any], holder: Any, epoch: int, position: int, *, is_seeded: bool
-    ) -> Iterator[Reading]:
+    ) -> Iterator[StreamReading]:
         """Yield samples, and states as soon as enough samples follow them.
 
         ``is_seeded`` says whether the generators are seeded for the first position, and its state is known.
@@ -158,7 +158,7 @@ class StreamReadings:
                 if len(following) == CHECKED_SAMPLES:
                     state = _checked(epoch, position + 1 - CHECKED_SAMPLES, taken, following)
                     taken, following = None, []
-            yield Reading(position, sample, state)
+            yield StreamReading(position, sample, state)
             position += 1
 
     def _reseed(self, epoch: int, position: int) -> None:

@@ -15,7 +15,7 @@ from heterotrain.data.order import UNSHUFFLED
 from heterotrain.data.progress import step_seed
 from heterotrain.data.rng import RngStates, seeded_rng
 from heterotrain.data.slices import EpochSlice
-from heterotrain.data.stream_reading import Reading, StreamReadings, StreamState
+from heterotrain.data.stream_reading import StreamReading, StreamReadings, StreamState
 from heterotrain.errors import UsageError
 
 
@@ -47,13 +47,13 @@ class Streamed:
     is_numbered: bool = False
     samples: int | None = None
     known: StreamState | None = None
-    begin: Callable[[int, StreamState | None], Iterator[Reading]] | None = None
+    begin: Callable[[int, StreamState | None], Iterator[StreamReading]] | None = None
     _epoch: int = -1
     _first: int = 0
     _window: deque[Any] = field(default_factory=deque)
     _states: deque[StreamState] = field(default_factory=deque)
     _held: tuple[int, list[Any]] | None = None
-    _rest: Iterator[Reading] | None = None
+    _rest: Iterator[StreamReading] | None = None
     _rng: RngStates | None = None
     _readings: StreamReadings = field(init=False)
 

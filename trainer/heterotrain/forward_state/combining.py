@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from heterotrain.forward_state.entries import Entry, rule_of, write
+from heterotrain.forward_state.entries import ForwardTensor, rule_of, write
 from heterotrain.forward_state.rules import Rule
 
 COMBINED = (Rule.MEAN, Rule.SUM, Rule.LEADER, Rule.MIN, Rule.MAX)
@@ -24,10 +24,10 @@ _HEAD = 2
 """Numbers before the vectors: the samples of all micro-batches, and whether the first micro-batch is among them."""
 
 
-class Group:
+class RuleGroup:
     """The tensors under one rule, through one pass after the other."""
 
-    def __init__(self, rule: Rule, entries: Sequence[Entry]) -> None:
+    def __init__(self, rule: Rule, entries: Sequence[ForwardTensor]) -> None:
         """Describe at least one tensor."""
         self.rule, self.entries = rule, entries
         tensors = [entry.tensor for entry in entries]
@@ -153,13 +153,13 @@ class Group:
         return (*shape, 2) if self._is_complex[place] else tuple(shape)
 
 
-def groups_of(entries: Sequence[Entry]) -> list[Group]:
+def groups_of(entries: Sequence[ForwardTensor]) -> list[RuleGroup]:
     """Return the groups of these tensors, in the order of their rules."""
     by_rule = {rule: [entry for entry in entries if rule_of(entry).rule is rule] for rule in COMBINED}
-    return [Group(rule, own) for rule, own in by_rule.items() if own]
+    return [RuleGroup(rule, own) for rule, own in by_rule.items() if own]
 
 
-def packed(groups: Sequence[Group], samples: int, *, has_first: bool, rank: int, world_size: int) -> torch.Tensor:
+def packed(groups: Sequence[RuleGroup], samples: int, *, has_first: bool, rank: int, world_size: int) -> torch.Tensor:
     """Return the vector that the ranks add up."""
     parts = [group.packed(rank, world_size) for group in groups]
     dtype = torch.float32
@@ -170,7 +170,7 @@ def packed(groups: Sequence[Group], samples: int, *, has_first: bool, rank: int,
     return torch.cat([head, *(part.to(device, dtype) for part in parts)])
 
 
-def finish(groups: Sequence[Group], total: torch.Tensor, world_size: int) -> None:
+def finish(groups: Sequence[RuleGroup], total: torch.Tensor, world_size: int) -> None:
     """Give all tensors the values that follow from the sum over ranks."""
     start = _HEAD
     for group in groups:

@@ -14,7 +14,7 @@ from heterotrain.forward_state.rules import Combination
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ForwardTensor:
     """One tensor.
 
     Attributes:
@@ -40,7 +40,7 @@ class Entry:
         return tensor
 
 
-def write(entries: Sequence[Entry], values: Sequence[torch.Tensor]) -> None:
+def write(entries: Sequence[ForwardTensor], values: Sequence[torch.Tensor]) -> None:
     """Give tensors other values, and shapes if those differ."""
     tensors = [entry.place[entry.key] for entry in entries]
     for tensor, value in zip(tensors, values, strict=True):
@@ -50,7 +50,7 @@ def write(entries: Sequence[Entry], values: Sequence[torch.Tensor]) -> None:
         torch._foreach_copy_(tensors, list(values))
 
 
-def rule_of(entry: Entry) -> Combination:
+def rule_of(entry: ForwardTensor) -> Combination:
     """Return the rule of a tensor that has one."""
     if entry.combination is None:
         raise AssertionError(f"{entry.name} has no rule")
@@ -61,7 +61,7 @@ def entries_of(
     model: torch.nn.Module,
     declared: Sequence[tuple[str, Combination]],
     handled: tuple[type[torch.nn.Module], ...],
-) -> Iterator[Entry]:
+) -> Iterator[ForwardTensor]:
     """Yield persistent buffers and frozen parameters, each tensor once.
 
     Args:
@@ -86,7 +86,7 @@ def entries_of(
                 seen.add(id(tensor))
                 name = f"{prefix}.{key}" if prefix else key
                 rule = next((given for each, given in reversed(declared) if matches(each, name)), None)
-                yield Entry(name, layer, place, key, rule or (None if is_frozen else known.get(key)), is_frozen)
+                yield ForwardTensor(name, layer, place, key, rule or (None if is_frozen else known.get(key)), is_frozen)
 
 
 def matches(pattern: str, name: str) -> bool:

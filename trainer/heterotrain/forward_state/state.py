@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from heterotrain.errors import UsageError
-from heterotrain.forward_state.combining import COMBINED, Group, finish, groups_of, packed
-from heterotrain.forward_state.entries import Entry, entries_of, matches, write
+from heterotrain.forward_state.combining import COMBINED, RuleGroup, finish, groups_of, packed
+from heterotrain.forward_state.entries import ForwardTensor, entries_of, matches, write
 from heterotrain.forward_state.rules import Combination, Rule, combination
 from heterotrain.forward_state.watch import Watch
 from heterotrain.network.group import Group as Peers
@@ -46,10 +46,10 @@ class ForwardState:
         self._declared: list[tuple[str, Combination]] = []
         self._found: set[str] = set()
         self._unreported: list[str] = []
-        self._replicated: list[Entry] = []
-        self._changing: list[Entry] = []
-        self._groups: list[Group] = []
-        self._of_pass: list[Group] = []
+        self._replicated: list[ForwardTensor] = []
+        self._changing: list[ForwardTensor] = []
+        self._groups: list[RuleGroup] = []
+        self._of_pass: list[RuleGroup] = []
         self._watch = Watch((), self.copies)
         self._tensors: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
@@ -196,7 +196,7 @@ class ForwardState:
                     for entry, shape in zip(each.entries, each.shapes, strict=True)
                 ])  # fmt: skip
         if adopted := self._watch.adopt(names):
-            more = Group(Rule.LEADER, [entry for entry, _, _ in adopted])
+            more = RuleGroup(Rule.LEADER, [entry for entry, _, _ in adopted])
             more.begin([before for _, before, _ in adopted])
             if self._leads and self._samples:
                 more.take([value for _, _, value in adopted], self._samples, is_first=True)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from heterotrain.errors import UsageError
-from heterotrain.forward_state.entries import Entry, write
+from heterotrain.forward_state.entries import ForwardTensor, write
 from heterotrain.state.buffer_copies import SMALL_BYTES, BufferCopies
 
 
@@ -26,7 +26,7 @@ class Watch:
     """
 
     def __init__(
-        self, entries: Sequence[Entry], copies: BufferCopies, *, most_bytes: int = 0, looks: bool = True
+        self, entries: Sequence[ForwardTensor], copies: BufferCopies, *, most_bytes: int = 0, looks: bool = True
     ) -> None:
         """Watch tensors.
 
@@ -45,7 +45,7 @@ class Watch:
         self._may_copy = sum(entry.tensor.nbytes for entry in entries if entry.is_frozen) <= most_bytes
 
     @property
-    def copied(self) -> Sequence[Entry]:
+    def copied(self) -> Sequence[ForwardTensor]:
         """The tensors of which copies are needed; buffers always have them."""
         return self.entries if self.looks and self._may_copy else ()
 
@@ -83,7 +83,7 @@ class Watch:
                     self._note(entry, entry.tensor)
         return bool(self.changed)
 
-    def adopt(self, names: Collection[str]) -> list[tuple[Entry, torch.Tensor, torch.Tensor]]:
+    def adopt(self, names: Collection[str]) -> list[tuple[ForwardTensor, torch.Tensor, torch.Tensor]]:
         """Return the tensors with these names, their values before the pass and after this rank's first micro-batch."""
         kept, found = self._copies.values, []
         for entry in self.entries:
@@ -92,7 +92,7 @@ class Watch:
                 found.append((entry, before, self.changed.get(entry.name, before)))
         return found
 
-    def _touched(self) -> Iterator[tuple[Entry, bool]]:
+    def _touched(self) -> Iterator[tuple[ForwardTensor, bool]]:
         for entry, (tensor, version) in zip(self.entries, self._began, strict=True):
             now = entry.tensor
             if now is tensor:
@@ -100,7 +100,7 @@ class Watch:
             else:  # some layers make the same table again
                 yield entry, not _is_equal(now, tensor)
 
-    def _note(self, entry: Entry, value: torch.Tensor, *, replaces: bool = False) -> None:
+    def _note(self, entry: ForwardTensor, value: torch.Tensor, *, replaces: bool = False) -> None:
         """Note a change.
 
         Raises:

@@ -18,9 +18,9 @@ from heterotrain_core.units import UnitProfile
 from heterotrain.errors import UsageError
 from heterotrain.layouts import training_state, unit_profile, update_time
 from heterotrain.layouts.initial_weights import copied, fill
-from heterotrain.layouts.shards import Shards
+from heterotrain.layouts.shards import ModelShards
 from heterotrain.layouts.stage import Stage
-from heterotrain.layouts.trace import Trace, trace
+from heterotrain.layouts.trace import PassTrace, trace
 from heterotrain.layouts.unit_wrappers import checkpointed, compiled
 from heterotrain.layouts.units import Units, check_number, check_stages, units_of
 from heterotrain.layouts.weight_files import PretrainedWeights
@@ -71,13 +71,13 @@ class CuttableModel:
         check_stages(model)
         self.model = model
         self.names = units_of(model, path).names
-        self.seen: Trace | None = None
+        self.seen: PassTrace | None = None
         self._path, self._seed, self._device = path, seed, device
         self._checkpoint, self._compile, self._weights = checkpoint_units, compile_units, weights
         self._gather_dtype = gather_dtype
         self._guard = model.register_forward_pre_hook(_cannot_run)
 
-    def look(self, inputs: Any) -> Trace:
+    def look(self, inputs: Any) -> PassTrace:
         """Find out how the model computes; nothing is computed.
 
         Args:
@@ -139,14 +139,14 @@ class CuttableModel:
             weights=self._weights,
         )  # fmt: skip
 
-    def shards(self, layout: Layout, group: MemberGroup) -> Shards:
+    def shards(self, layout: Layout, group: MemberGroup) -> ModelShards:
         """Return this rank's part in a sharded member, without values.
 
         Args:
             layout: of the member.
             group: the member's ranks, by shard.
         """
-        return Shards(
+        return ModelShards(
             self._prepared(), layout, group, seed=self._seed, device=self._device, gather_dtype=self._gather_dtype,
             weights=self._weights,
         )  # fmt: skip
@@ -156,7 +156,7 @@ class CuttableModel:
         before, self._checkpoint = self._checkpoint, True
         return not before
 
-    def begin(self, part: Stage | Shards) -> None:
+    def begin(self, part: Stage | ModelShards) -> None:
         """Give a stage or shards without values their initial ones."""
         part.begin(self._units())
 

@@ -23,7 +23,7 @@ import torch
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts.holdings import Extent
-from heterotrain.layouts.part_messages import Exchange, sum_of_parts
+from heterotrain.layouts.part_messages import PartExchange, sum_of_parts
 from heterotrain.network.gloo.member_group import MemberGroup
 
 Place = tuple[torch.nn.Module, str]
@@ -31,7 +31,7 @@ Place = tuple[torch.nn.Module, str]
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class ParameterSlot:
     """One parameter.
 
     Attributes:
@@ -52,7 +52,7 @@ class Slot:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class FlatParameters:
     """Parameters of one format, one after the other.
 
     Attributes:
@@ -62,7 +62,7 @@ class Row:
         gradient: sums of this rank's gradients; ``None`` outside of backward passes.
     """
 
-    slots: list[Slot]
+    slots: list[ParameterSlot]
     edges: tuple[int, ...]
     values: torch.Tensor
     gradient: torch.Tensor | None = None
@@ -79,7 +79,7 @@ def rows_of(
     rank: int,
     device: torch.device,
     gather_dtype: torch.dtype | None,
-) -> list[Row]:
+) -> list[FlatParameters]:
     """Return the rows of some parameters, one for each format.
 
     Args:
@@ -101,11 +101,11 @@ def rows_of(
         edges = tuple(edges_of(total))
         kept_as = gather_dtype if gather_dtype is not None and dtype.is_floating_point else dtype
         values = torch.empty(total, dtype=kept_as, device=device)
-        row, offset = Row([], edges, values), 0
+        row, offset = FlatParameters([], edges, values), 0
         for name, places, parameter in members:
             size = parameter.numel()
             start, stop = (min(max(edge - offset, 0), size) for edge in edges[rank : rank + 2])
-            row.slots.append(Slot(
+            row.slots.append(ParameterSlot(
                 name=name, places=places, own=Extent(start, stop), offset=offset,
                 whole=torch.nn.Parameter(
                     values[offset : offset + size].view(parameter.shape), requires_grad=parameter.requires_grad
@@ -131,12 +131,12 @@ class GatheredUnit:
         is_gathered: whether the layers have whole parameters now.
     """
 
-    rows: list[Row]
+    rows: list[FlatParameters]
     group: MemberGroup
     is_gathered: bool = False
     _watched: set[int] = field(default_factory=set)
     _used: set[int] = field(default_factory=set)
-    _arriving: list[Exchange] | None = None
+    _arriving: list[PartExchange] | None = None
     """Exchanges that have begun, for a unit that is not gathered yet."""
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class GatheredUnit:
             self._put(slot, slot.part)
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[ParameterSlot]:
         """All parameters."""
         return [slot for row in self.rows for slot in row.slots]
 
@@ -169,7 +169,7 @@ class GatheredUnit:
                 begin = slot.offset + slot.own.start
                 values[begin : begin + slot.own.elements].copy_(slot.part.detach())
             stretches = row.stretches(values)
-            self._arriving.append(Exchange(self.group, [stretches[self.group.rank()]] * len(stretches), stretches))
+            self._arriving.append(PartExchange(self.group, [stretches[self.group.rank()]] * len(stretches), stretches))
 
     def gather(self) -> None:
         """Give the layers whole parameters.
@@ -280,11 +280,11 @@ class GatheredUnit:
             self._arriving, self.is_gathered = None, True
         self.release()
 
-    def _put(self, slot: Slot, parameter: torch.nn.Parameter) -> None:
+    def _put(self, slot: ParameterSlot, parameter: torch.nn.Parameter) -> None:
         for layer, own in slot.places:
             setattr(layer, own, parameter)  # recurrent layers have lists of their parameters, too
 
-    def _watch(self, slot: Slot) -> None:
+    def _watch(self, slot: ParameterSlot) -> None:
         """Freeze or thaw the whole parameter like this rank's part, and note when it has got a gradient."""
         slot.whole.requires_grad_(slot.part.requires_grad)
         key = id(slot)

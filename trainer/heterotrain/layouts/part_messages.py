@@ -17,7 +17,7 @@ TAG = 7
 """Of the messages; those between two ranks arrive in their order."""
 
 
-class Exchange:
+class PartExchange:
     """Sends a tensor to each other rank, and receives one from each."""
 
     def __init__(self, group: MemberGroup, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
@@ -89,12 +89,12 @@ def sum_of_parts(group: MemberGroup, parts: Sequence[torch.Tensor]) -> torch.Ten
     at_a_time = max(1, sum(part.numel() for part in parts) // max(1, parts[own].numel()))
     empty = parts[own][:0]
     total = parts[own]
-    exchanges: list[Exchange] = []
+    exchanges: list[PartExchange] = []
     for begin in range(0, len(others), at_a_time):
         found = {rank: torch.empty_like(total) for rank in others[begin : begin + at_a_time]}
         received = [found.get(rank, empty) for rank in range(len(parts))]
         # All that this rank sends leaves at once. A rank that waited for it here could wait for another one that waits.
-        exchanges.append(Exchange(group, parts if not exchanges else [empty] * len(parts), received))
+        exchanges.append(PartExchange(group, parts if not exchanges else [empty] * len(parts), received))
         exchanges[-1].receive()
         for part in found.values():
             total += part

@@ -21,7 +21,7 @@ import torch
 from heterotrain_core.contract.plan import Layout
 
 from heterotrain.layouts.batch_parts import run
-from heterotrain.layouts.gathered_unit import GatheredUnit, Place, Slot, rows_of
+from heterotrain.layouts.gathered_unit import GatheredUnit, ParameterSlot, Place, rows_of
 from heterotrain.layouts.holdings import Holding
 from heterotrain.layouts.initial_weights import fill
 from heterotrain.layouts.layout import Shapes
@@ -34,7 +34,7 @@ from heterotrain.layouts.weight_files import PretrainedWeights
 from heterotrain.network.gloo.member_group import MemberGroup
 
 
-class Shards:
+class ModelShards:
     """A rank's part of the model, and the layout of its rank (``layout.Layout``).
 
     Attributes:
@@ -207,7 +207,7 @@ class Shards:
         """Return the elements in the parameter's shape: flat."""
         return part.view(parameter.shape)
 
-    def _set(self, slot: Slot, values: torch.Tensor) -> None:
+    def _set(self, slot: ParameterSlot, values: torch.Tensor) -> None:
         if self._has_values:
             slot.part.detach().copy_(values)
         else:

@@ -23,7 +23,7 @@ from heterotrain.layouts.layout import Shapes, sizes_of
 from heterotrain.layouts.neighbours import Neighbours
 from heterotrain.layouts.schedule_1f1b import Pass, passes
 from heterotrain.layouts.stage_model import StageModel
-from heterotrain.layouts.trace import Trace
+from heterotrain.layouts.trace import PassTrace
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.unit_wrappers import checkpointed
 from heterotrain.layouts.units import Units, check_cut
@@ -105,7 +105,7 @@ class Stage:
     def __init__(
         self,
         units: Units,
-        seen: Trace,
+        seen: PassTrace,
         cuts: Sequence[int],
         group: MemberGroup,
         *,

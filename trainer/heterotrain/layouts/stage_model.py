@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts.batch_parts import run
-from heterotrain.layouts.trace import Shared, Trace, to_meta
+from heterotrain.layouts.trace import PassTrace, Shared, to_meta
 from heterotrain.layouts.units import Units, check_stages
 
 
@@ -29,7 +29,7 @@ class StageModel:
             layer of the list gets besides its input.
     """
 
-    def __init__(self, units: Units, seen: Trace, *, start: int, stop: int) -> None:
+    def __init__(self, units: Units, seen: PassTrace, *, start: int, stop: int) -> None:
         """Take layers of other stages out of the model; give values to the others with ``initial_weights.fill``.
 
         Args:

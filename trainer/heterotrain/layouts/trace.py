@@ -35,7 +35,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class PassTrace:
     """What was seen of each unit.
 
     Attributes:
@@ -58,7 +58,7 @@ class Trace:
     boundary_bytes: tuple[int, ...]
 
 
-def trace(units: Units, inputs: Any) -> Trace:
+def trace(units: Units, inputs: Any) -> PassTrace:
     """Return what the model does with these inputs; nothing is computed, and the model stays as it is.
 
     Args:
@@ -73,7 +73,7 @@ def trace(units: Units, inputs: Any) -> Trace:
     found.follow(to_meta(inputs))
     parts = units.parts
     found.used[0] |= set(parts) - set().union(*found.used)  # a part that nothing uses has its state, too
-    return Trace(
+    return PassTrace(
         parts=tuple(tuple(name for name in parts if name in used) for used in found.used),
         options=tuple(found.options),
         shared=len(found.shared),

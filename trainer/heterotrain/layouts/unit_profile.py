@@ -21,7 +21,7 @@ from heterotrain.errors import UsageError
 from heterotrain.layouts.initial_weights import first_line
 from heterotrain.layouts.lasting_time import Clock, Moment, clocks, lasting_s
 from heterotrain.layouts.stage_model import StageModel
-from heterotrain.layouts.trace import Trace, trace
+from heterotrain.layouts.trace import PassTrace, trace
 from heterotrain.layouts.units import Units
 
 RUNS = 5
@@ -88,7 +88,7 @@ def profile(
     return tuple(found)
 
 
-def _profile_of(seen: Trace, unit: int, name: str, seconds: Mapping[str, tuple[UnitSeconds, ...]]) -> UnitProfile:
+def _profile_of(seen: PassTrace, unit: int, name: str, seconds: Mapping[str, tuple[UnitSeconds, ...]]) -> UnitProfile:
     return UnitProfile(
         name=name, parameter_bytes=seen.parameter_bytes[unit], activation_bytes=seen.activation_bytes[unit],
         boundary_bytes=seen.boundary_bytes[unit], seconds=seconds,

@@ -19,7 +19,7 @@ from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.state.transfer import Roles, StateSummary
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Checkpoints(Protocol):
     def best(self) -> tuple[int, int]:
         """Return (generation, step) of the best checkpoint that this rank can see, (-1, -1) for none."""
 
-    def load_into(self, training: Training) -> bool:
+    def load_into(self, training: TrainState) -> bool:
         """Restore the best good checkpoint; ``False`` when there is none."""
 
 
@@ -67,7 +67,7 @@ def agree_on_plan(group: Group, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
 
 
 def agree_on_state(
-    group: Group | None, training: Training, checkpoints: Checkpoints, *, place: Callable[[], None] = lambda: None
+    group: Group | None, training: TrainState, checkpoints: Checkpoints, *, place: Callable[[], None] = lambda: None
 ) -> None:
     """Give every rank the newest state that living ranks hold: else a checkpoint's, else a new one.
 
@@ -131,7 +131,7 @@ def agree_on_state(
         training.progress = replace(training.progress, stopped=stopped)
 
 
-def _summaries(group: Group | None, training: Training, checkpoints: Checkpoints) -> list[StateSummary]:
+def _summaries(group: Group | None, training: TrainState, checkpoints: Checkpoints) -> list[StateSummary]:
     """Return what each rank holds and needs, by rank."""
     best = (-1, -1) if training.has_state else checkpoints.best()
     steps, hooked, evaluated = training.progress.order if training.has_state else (-1, -1, -1)
@@ -184,14 +184,14 @@ def _check_same_model(checksums: Mapping[int, int]) -> None:
             )
 
 
-def _begin(training: Training, checkpoints: Checkpoints) -> None:
+def _begin(training: TrainState, checkpoints: Checkpoints) -> None:
     if not checkpoints.load_into(training):
         training.begin()
         training.progress = Progress()
     training.has_state = True
 
 
-def _check_same_begin(group: Group | None, roles: Roles, training: Training) -> None:
+def _check_same_begin(group: Group | None, roles: Roles, training: TrainState) -> None:
     """Check that ranks that begin together do so from the same checkpoint.
 
     Raises:

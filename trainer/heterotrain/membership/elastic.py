@@ -30,7 +30,7 @@ from heterotrain.network.group import Group
 from heterotrain.network.hang import LIMIT_FACTOR, Activity, HangWatch, from_reply, to_reply
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Elastic:
     def __init__(
         self,
         identity: Identity,
-        training: Training,
+        training: TrainState,
         checkpoints: Checkpoints,
         *,
         device: torch.device,

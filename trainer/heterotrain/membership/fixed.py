@@ -31,7 +31,7 @@ from heterotrain.network.connection_setup import c10d
 from heterotrain.network.group import Group
 from heterotrain.network.hang import LIMIT_FACTOR, HangWatch
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Fixed:
     def __init__(
         self,
         identity: Identity,
-        training: Training,
+        training: TrainState,
         checkpoints: Checkpoints,
         *,
         device: torch.device,

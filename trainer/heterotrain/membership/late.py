@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from heterotrain.network.group import Group
-from heterotrain.state.prepared import Confirmation, Report, decide_late
-from heterotrain.state.training import Training
+from heterotrain.state.prepared import Confirmation, LastSteps, decide_late
+from heterotrain.state.training import TrainState
 
 
-def finish_late(group: Group | None, training: Training) -> None:
+def finish_late(group: Group | None, training: TrainState) -> None:
     """Apply the step that this rank is prepared for, if another rank has applied it; otherwise undo it.
 
     Every rank of a new formation has to call this before its state is compared with the others'.
@@ -28,7 +28,7 @@ def finish_late(group: Group | None, training: Training) -> None:
     ]  # fmt: skip
     rows = [own] if group is None else group.gather_now(own)
     found = decide_late([
-        Report(int(row[0]), int(row[1]), int(row[2]), Confirmation(row[3], is_finite=row[4] == 1.0)) for row in rows
+        LastSteps(int(row[0]), int(row[1]), int(row[2]), Confirmation(row[3], is_finite=row[4] == 1.0)) for row in rows
     ])  # fmt: skip
     training.prepared = None
     if prepared is None:

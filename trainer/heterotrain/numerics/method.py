@@ -27,11 +27,11 @@ from heterotrain.numerics.local_batch_norm import localise
 from heterotrain.numerics.noise_scale import NoiseAverage
 from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
 from heterotrain.numerics.outlier_samples import Kurtosis, RankSquares, estimate_by_rank
-from heterotrain.numerics.piece_reducer import Division, PieceReducer
+from heterotrain.numerics.piece_reducer import PieceDivision, PieceReducer
 from heterotrain.numerics.precision import LossScale, MixedPrecision
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.admission import choice
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Numerics:
         self,
         config: TrainingConfig,
         device: torch.device,
-        training: Training,
+        training: TrainState,
         *,
         batch_norm: str = BatchNorm.GLOBAL,
     ) -> None:
@@ -127,7 +127,7 @@ class Numerics:
             make_compressor = partial(Compressor, self._compression)
         return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), make_compressor=make_compressor)
 
-    def piece_reducer(self, layout: Layout, division: Division, *, rank: int) -> PieceReducer:
+    def piece_reducer(self, layout: Layout, division: PieceDivision, *, rank: int) -> PieceReducer:
         """Return the reducer of a formation in which some rank does not hold the whole model; nothing is compressed.
 
         Args:

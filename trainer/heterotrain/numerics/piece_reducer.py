@@ -41,7 +41,7 @@ REFROZEN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class PieceDivision:
     """The pieces of the model in one formation.
 
     Attributes:
@@ -61,7 +61,7 @@ def is_divided(layout: Layout) -> bool:
     return any(held.get(name, Extent(0, 0)).elements < size for name, size in sizes.items())
 
 
-def divide(group: Group, layout: Layout) -> Division | None:
+def divide(group: Group, layout: Layout) -> PieceDivision | None:
     """Return the pieces of the model among the ranks of a new formation; ``None`` if each rank holds everything.
 
     Every rank has to call this at the same point.
@@ -105,7 +105,7 @@ def divide(group: Group, layout: Layout) -> Division | None:
         for other in found
     ]
     pieces = tuple(piece for piece in pieces_of(sizes, holdings) if trains[piece.name])
-    division = Division(
+    division = PieceDivision(
         names=names, pieces=pieces, holding={name: e for name, e in holdings[group.rank].items() if trains[name]}
     )
     group.connect_owners([piece.owners for piece in sorted(pieces, key=lambda piece: piece.owners)])
@@ -131,7 +131,7 @@ class PieceReducer:
     """
 
     layout: Layout
-    division: Division
+    division: PieceDivision
     rank: int
     bucket_bytes: int
     on_launch: Callable[[Bucket], None] | None = None

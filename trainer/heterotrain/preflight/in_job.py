@@ -20,7 +20,7 @@ from heterotrain.checkpoints.storage import answer_within
 from heterotrain.identity import Identity, Mode
 from heterotrain.preflight import machine
 from heterotrain.preflight.result import Check, Verdict
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ Checks = Mapping[str, Callable[[], Check]]
 _VALUES = {Verdict.WARNING: names.PREFLIGHT_WARNING, Verdict.FAILED: names.PREFLIGHT_FAILURE}
 
 
-def start(identity: Identity, device: torch.device, checkpoint_uri: str | None, report: Report) -> None:
+def start(identity: Identity, device: torch.device, checkpoint_uri: str | None, report: RankMetrics) -> None:
     """Check the device now, the rest in a thread, and report what was found; without an operator, do nothing."""
     if identity.mode is not Mode.OPERATED:
         return
@@ -70,7 +70,7 @@ def _results(checks: Checks) -> list[Check]:
     return found
 
 
-def report_checks(checks: Sequence[Check], report: Report) -> None:
+def report_checks(checks: Sequence[Check], report: RankMetrics) -> None:
     """Report what the checks have found, and log their problems."""
     problems = [check for check in checks if check.verdict in _VALUES]
     for check in problems:

@@ -16,7 +16,7 @@ import torch
 
 from heterotrain.layouts.layout import Layout
 from heterotrain.state.strides import laid_out_like
-from heterotrain.state.tensors import Shard, elements_in
+from heterotrain.state.tensors import TensorShard, elements_in
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ OTHER = "other"
 
 COMPILED = "_orig_mod."
 """What ``torch.compile`` puts before the names of a model."""
-Part = Callable[[str, torch.Tensor], torch.Tensor | Shard | None]
+Part = Callable[[str, torch.Tensor], torch.Tensor | TensorShard | None]
 """Returns what this rank holds of a tensor in the state of the named parameter; ``None`` for nothing."""
 
 
@@ -153,7 +153,7 @@ def _numbered(
     shapes, holding = layout.shapes, layout.holding
 
     def of_own_kind(name: str, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor | Shard) or tuple(value.shape) != shapes[name]:
+        if not isinstance(value, torch.Tensor | TensorShard) or tuple(value.shape) != shapes[name]:
             return value
         if isinstance(value, torch.Tensor) and value.numel() == holding[name].elements:
             return layout.like(parameters[name], value.reshape(-1))  # a divided one may lie on one rank altogether

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heterotrain.layouts.holdings import Extent, Holding, missing
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def heirs(
 
 
 def hand_over(
-    group: Group, training: Training, *, staying: Collection[int], wants: Collection[str], room_bytes: int
+    group: Group, training: TrainState, *, staying: Collection[int], wants: Collection[str], room_bytes: int
 ) -> bool:
     """Pass on what only leaving ranks hold; return whether the staying ranks hold the whole state now.
 

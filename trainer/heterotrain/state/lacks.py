@@ -28,7 +28,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteSpan:
     """Bytes ``[start, stop)`` of an entry of the state."""
 
     entry: Entry
@@ -49,14 +49,14 @@ def extent_in(entry: Entry, holding: Holding | None) -> Extent | None:
     return extent if entry.divided else entry.whole
 
 
-def loads_of(entries: Sequence[Entry], places: Sequence[Place]) -> dict[Load, tuple[Span, ...]]:
+def loads_of(entries: Sequence[Entry], places: Sequence[Place]) -> dict[Load, tuple[ByteSpan, ...]]:
     """Return what has to be sent, each load with its bytes in order.
 
     Raises:
         HeterotrainError: nobody has something that a rank lacks.
     """
     known: dict[str, list[tuple[Extent, tuple[int, ...], tuple[int, ...]]]] = {}
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Span]] = {}
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[ByteSpan]] = {}
     for entry in entries:
         if not entry.elements:
             continue
@@ -70,7 +70,7 @@ def loads_of(entries: Sequence[Entry], places: Sequence[Place]) -> dict[Load, tu
         for extent, donors, receivers in parts:
             if not donors:
                 raise HeterotrainError(f"no rank holds {entry.name!r}, elements {extent.start} to {extent.stop}")
-            found.setdefault((donors, receivers), []).append(Span(entry, extent.start * size, extent.stop * size))
+            found.setdefault((donors, receivers), []).append(ByteSpan(entry, extent.start * size, extent.stop * size))
     return {
         Load(sum(s.stop - s.start for s in spans), donors, receivers): tuple(spans)
         for (donors, receivers), spans in found.items()

@@ -43,7 +43,7 @@ class PreparedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LastSteps:
     """What a rank of a new formation knows of its last steps.
 
     Attributes:
@@ -59,7 +59,7 @@ class Report:
     confirmation: Confirmation = Confirmation(0.0, is_finite=True)
 
 
-def decide_late(reports: Sequence[Report]) -> Confirmation | None:
+def decide_late(reports: Sequence[LastSteps]) -> Confirmation | None:
     """Return the confirmation with which prepared ranks apply their step late; ``None`` if they repeat it.
 
     It is the newest step that any rank is prepared for, if some rank has committed it. Ranks that are prepared for an

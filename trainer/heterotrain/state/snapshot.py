@@ -13,13 +13,13 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.layouts.local import local
 from heterotrain.state.buffer_copies import BufferCopies
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 
 class Snapshot:
     """The state of registered objects, the optimizers' settings, the model's layers and buffers at one time."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: TrainState) -> None:
         """Copy the present state; tensors of registered objects go to host memory."""
         self._training = training
         model = training.model or torch.nn.Module()
@@ -81,7 +81,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _checksums(training: Training) -> list[int]:
+def _checksums(training: TrainState) -> list[int]:
     """Return a checksum of each parameter that this rank holds, computed on its device."""
     if training.model is None:
         return []

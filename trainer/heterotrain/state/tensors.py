@@ -75,7 +75,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class TensorShard:
     """Some elements of a tensor, in place of the tensor in a captured state.
 
     Attributes:
@@ -89,13 +89,13 @@ class Shard:
     extent: Extent
 
 
-def elements_in(value: torch.Tensor | Shard, extent: Extent) -> torch.Tensor:
+def elements_in(value: torch.Tensor | TensorShard, extent: Extent) -> torch.Tensor:
     """Return some elements of a whole or divided tensor, flat.
 
     Raises:
         ValueError: it does not have them all.
     """
-    own, values = (value.extent, value.values) if isinstance(value, Shard) else (Extent(0, value.numel()), value)
+    own, values = (value.extent, value.values) if isinstance(value, TensorShard) else (Extent(0, value.numel()), value)
     if not own.start <= extent.start <= extent.stop <= own.stop:
         raise ValueError(f"elements {extent.start} to {extent.stop} are not in {own.start} to {own.stop}")
     return values.reshape(-1)[extent.start - own.start : extent.stop - own.start]
@@ -156,7 +156,7 @@ class _Taker:
 
     def strip(self, value: Any, path: tuple[Any, ...]) -> Any:
         """Return the value with markers in place of tensors."""
-        if isinstance(value, torch.Tensor | Shard):
+        if isinstance(value, torch.Tensor | TensorShard):
             return _marker(self._take(value, path))
         if isinstance(value, Mapping):
             return {key: self.strip(item, (*path, key)) for key, item in value.items()}
@@ -179,22 +179,22 @@ class _Taker:
             "use only numbers, text, lists, dictionaries and tensors"
         )
 
-    def _take(self, value: torch.Tensor | Shard, path: tuple[Any, ...]) -> Entry:
+    def _take(self, value: torch.Tensor | TensorShard, path: tuple[Any, ...]) -> Entry:
         if hasattr(value, "_local_tensor"):
             raise UsageError(
                 f"the state of {_shown(path)} is divided among ranks, which is possible for parameters and for "
                 "optimizer state of their shape only: use an optimizer such as AdamW or SGD"
             )
-        entry, values = self._entry(value, path), value.values if isinstance(value, Shard) else value
+        entry, values = self._entry(value, path), value.values if isinstance(value, TensorShard) else value
         if path[0] == "model" and values.numel():
             memory = (values.device, values.data_ptr(), values.dtype, tuple(values.shape), values.stride())
             entry = self._weights.setdefault(memory, entry)
         if entry.name not in self.found:
-            extent = value.extent if isinstance(value, Shard) else entry.whole
+            extent = value.extent if isinstance(value, TensorShard) else entry.whole
             self.found[entry.name] = Held(entry, extent, values.detach())
         return entry
 
-    def _entry(self, value: torch.Tensor | Shard, path: tuple[Any, ...]) -> Entry:
+    def _entry(self, value: torch.Tensor | TensorShard, path: tuple[Any, ...]) -> Entry:
         of, divided = "", False
         if path[0] == "model":
             of, divided = str(path[1]), len(path) == 2  # noqa: PLR2004  # ("model", name)
@@ -204,7 +204,7 @@ class _Taker:
         while name in self.found:  # keys with dots
             number += 1
             name = f"{'.'.join(map(str, path))}#{number}"
-        dtype = value.values.dtype if isinstance(value, Shard) else value.dtype
+        dtype = value.values.dtype if isinstance(value, TensorShard) else value.dtype
         shape = tuple(value.shape)
         return Entry(name, of, shape, dtype, divided and self._shapes.get(of) == shape)
 
@@ -307,7 +307,7 @@ def unflatten(flat: Flat) -> dict[str, Any]:
                     return absent
                 if held.values.shape == held.entry.shape:
                     return held.values  # the same object for each name of a tied weight
-                return Shard(held.values, held.entry.shape, held.extent)
+                return TensorShard(held.values, held.entry.shape, held.extent)
             if _ARRAY in value:
                 return fill(value[_ARRAY]).numpy().copy()
             if _BYTES in value:

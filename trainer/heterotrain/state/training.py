@@ -18,7 +18,7 @@ from heterotrain.state import groups
 from heterotrain.state.earlier import Earlier, holding_in
 from heterotrain.state.parts import sizes_bytes
 from heterotrain.state.prepared import Confirmation, PreparedStep
-from heterotrain.state.tensors import Flat, Shard, Stateful, elements_in, flatten, unflatten, unpacked
+from heterotrain.state.tensors import Flat, Stateful, TensorShard, elements_in, flatten, unflatten, unpacked
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ SAME_SCRIPT = "run the same script on every worker and in every resumed run, or 
 
 
 @dataclass(slots=True)
-class Training:
+class TrainState:
     """The state; between steps, equal on all ranks wherever two of them hold the same.
 
     Attributes:
@@ -111,14 +111,14 @@ class Training:
         holding, shapes = layout.holding, layout.shapes
         parameters, sizes = dict(layout.named_parameters()), sizes_of(shapes)
 
-        def part(name: str, tensor: torch.Tensor) -> torch.Tensor | Shard | None:
+        def part(name: str, tensor: torch.Tensor) -> torch.Tensor | TensorShard | None:
             if sizes[name] and not holding[name].elements:
                 return None
             if tensor.shape != parameters[name].shape:
                 return tensor
             if holding[name].elements == sizes[name]:
                 return layout.local(tensor).view(shapes[name])
-            return Shard(layout.local(tensor).reshape(-1), shapes[name], holding[name])
+            return TensorShard(layout.local(tensor).reshape(-1), shapes[name], holding[name])
 
         model = {
             name: own
@@ -258,7 +258,7 @@ def _own_model(layout: Layout, state: Mapping[str, Any]) -> dict[str, Any]:
         value = found[name] = state[name]
         if first is not None and holding[first].elements != sizes[first]:
             found[name] = elements_in(value, holding[first])
-        elif isinstance(value, Shard):
+        elif isinstance(value, TensorShard):
             found[name] = value.values.view(value.shape)
     return found
 

@@ -15,7 +15,7 @@ import torch
 from heterotrain.layouts.holdings import Extent, Holding, overlap
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload
-from heterotrain.state.lacks import Place, Span, covering, extent_in, loads_of
+from heterotrain.state.lacks import ByteSpan, Place, covering, extent_in, loads_of
 from heterotrain.state.moves import batches, releases
 from heterotrain.state.parts import byte_ranges, byte_view, memory_of
 from heterotrain.state.routes import Route, rounds
@@ -256,7 +256,9 @@ def _by_peer(pairs: Iterable[tuple[int, Route]]) -> dict[int, list[Route]]:
     return found
 
 
-def _payload(states: Sequence[Mapping[str, Held]], spans: Sequence[Sequence[Span]], routes: Sequence[Route]) -> Payload:
+def _payload(
+    states: Sequence[Mapping[str, Held]], spans: Sequence[Sequence[ByteSpan]], routes: Sequence[Route]
+) -> Payload:
     """Return the memory of the bytes of some routes, in the order of the routes.
 
     A donor's tensors on a device are copied to the host when their turn comes; a receiver's are on the host already.
@@ -272,7 +274,7 @@ def _payload(states: Sequence[Mapping[str, Held]], spans: Sequence[Sequence[Span
     )
 
 
-def _views(states: Sequence[Mapping[str, Held]], spans: Sequence[Span], route: Route) -> Iterator[memoryview]:
+def _views(states: Sequence[Mapping[str, Held]], spans: Sequence[ByteSpan], route: Route) -> Iterator[memoryview]:
     for part in byte_ranges([span.stop - span.start for span in spans], route.start, route.stop):
         span = spans[part.tensor]
         start, stop = span.start + part.start, span.start + part.stop

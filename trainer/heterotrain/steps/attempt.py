@@ -16,7 +16,7 @@ from heterotrain.forward_state.state import ForwardState
 from heterotrain.state.layers import Layers
 from heterotrain.state.weight_copies import WeightCopies
 from heterotrain.steps.step import Step
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Attempts:
         weights: copies for a step that changes weights before its end.
     """
 
-    def __init__(self, report: Report, forward_state: ForwardState, *, cap_samples: int | None = None) -> None:
+    def __init__(self, report: RankMetrics, forward_state: ForwardState, *, cap_samples: int | None = None) -> None:
         self.cap_samples = cap_samples
         self._report = report
         self._tell_cap()

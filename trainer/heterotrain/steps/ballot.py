@@ -12,7 +12,7 @@ from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import Slot
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.shutdown import Shutdown
@@ -21,10 +21,10 @@ from heterotrain.steps.vote import read_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ballot:
+class StepBallot:
     """The parts of this rank that have something to say."""
 
-    training: Training
+    training: TrainState
     checkpoints: CheckpointManager
     numerics: Numerics
     observer: Observer

@@ -22,11 +22,11 @@ from heterotrain.identity import Identity
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import micro_batch_samples, rounds_of, slice_of_rank, step_shares
-from heterotrain.state.training import Training
-from heterotrain.steps.phases import Phase
+from heterotrain.state.training import TrainState
+from heterotrain.steps.phases import TrainingPhase
 from heterotrain.steps.stream_exchange import StreamExchange
 from heterotrain.steps.task import Task
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class BatchLoader:
         config: TrainingConfig,
         device: torch.device,
         identity: Identity,
-        report: Report,
+        report: RankMetrics,
         workers: Workers,
-        training: Training,
-        phase: Phase,
+        training: TrainState,
+        phase: TrainingPhase,
     ) -> None:
         """Start the processes that load samples ahead; without any, the training process loads them.
 

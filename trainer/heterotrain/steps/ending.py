@@ -8,7 +8,7 @@ from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.network.control import AFTER, BEFORE, StepDecision
 from heterotrain.network.group import Group
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.shutdown import Shutdown
 
 
@@ -19,7 +19,7 @@ class End:
         all_end: whether all ranks end it with the last committed step.
     """
 
-    def __init__(self, shutdown: Shutdown, training: Training, config: TrainingConfig) -> None:
+    def __init__(self, shutdown: Shutdown, training: TrainState, config: TrainingConfig) -> None:
         self.all_end = False
         self._shutdown = shutdown
         self._training = training

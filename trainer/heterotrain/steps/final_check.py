@@ -8,12 +8,12 @@ from typing import NoReturn
 from heterotrain.errors import Diverged, NonFinite
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.state.finite import first_non_finite
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.replicas import Replicas
 
 
 def check_result(
-    training: Training, active_group: ActiveGroup | None, replicas: Replicas | None, *,
+    training: TrainState, active_group: ActiveGroup | None, replicas: Replicas | None, *,
     fail: Callable[[Exception], NoReturn],
 ) -> None:  # fmt: skip
     """Refuse to end the training successfully with weights that are not finite, or that differ between ranks.

@@ -24,10 +24,10 @@ from heterotrain.network.control import StepDecision
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.state.hand_over import hand_over
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.shutdown import Shutdown
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ class Formations:
         *,
         membership: Membership,
         shutdown: Shutdown,
-        training: Training,
+        training: TrainState,
         checkpoints: CheckpointManager,
         observer: Observer,
-        report: Report,
+        report: RankMetrics,
     ) -> None:
         self.active_group: ActiveGroup | None = None
         self.last_membership: FormationMembership | None = None

@@ -20,11 +20,11 @@ from heterotrain.errors import PeerLost
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.state.admission import plain_numbers
 from heterotrain.state.snapshot import Snapshot
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.leadership import Leadership
 from heterotrain.steps.own_member import OwnMember
 from heterotrain.steps.pipeline_member import PipelineMember
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Hooks:
         epoch_hooks_s: seconds that the last end-of-epoch hooks took; ``None`` before.
     """
 
-    def __init__(self, training: Training, report: Report, leadership: Leadership, *, epochs: int) -> None:
+    def __init__(self, training: TrainState, report: RankMetrics, leadership: Leadership, *, epochs: int) -> None:
         self.after_epochs: list[EpochHook] = []
         self.after_steps: list[tuple[int, StepsHook]] = []
         self.epoch_hooks_s: float | None = None

@@ -22,7 +22,7 @@ from heterotrain.data.slices import Source
 from heterotrain.errors import Diverged, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.layouts.batch_parts import run
-from heterotrain.layouts.shards import Shards
+from heterotrain.layouts.shards import ModelShards
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.usable_memory import usable_bytes
@@ -34,9 +34,9 @@ from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
 from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.state.prepared import Confirmation, PreparedStep
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.attempt import SEEDS, Attempts, seed_step
-from heterotrain.steps.ballot import Ballot
+from heterotrain.steps.ballot import StepBallot
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.data_agreement import DataAgreement
 from heterotrain.steps.departure import Departure
@@ -47,7 +47,7 @@ from heterotrain.steps.formations import Formations
 from heterotrain.steps.hooks import Hooks
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.own_member import OwnMember
-from heterotrain.steps.phases import Phase
+from heterotrain.steps.phases import TrainingPhase
 from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain.steps.reducers import Reducers
 from heterotrain.steps.replicas import Replicas
@@ -59,7 +59,7 @@ from heterotrain.steps.summed_loss import SummedLosses
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import refuse_update
 from heterotrain.steps.vote import confirm, exchange_votes
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
@@ -78,12 +78,12 @@ class Loop:
         identity: Identity,
         config: TrainingConfig,
         device: torch.device,
-        training: Training,
+        training: TrainState,
         membership: Membership,
         checkpoints: CheckpointManager,
         numerics: Numerics,
         observer: Observer,
-        report: Report,
+        report: RankMetrics,
         termination_message: TerminationMessage,
         record: RunRecord,
         replicas: Replicas,
@@ -132,7 +132,7 @@ class Loop:
         self._summed = SummedLosses()
         self._exchanges = False
         self._end = End(self.shutdown, training, config)
-        self._phase = Phase()
+        self._phase = TrainingPhase()
         self._joined: ActiveGroup | None = None
         self._is_new_phase = False
         self._first_steps: int | None = None
@@ -142,7 +142,7 @@ class Loop:
         self._step_s = 0.0
         self._replicas = replicas
         self._hooks = hooks
-        self._ballot = Ballot(
+        self._ballot = StepBallot(
             training=training, checkpoints=checkpoints, numerics=numerics, observer=observer, replicas=replicas,
             shutdown=self.shutdown,
         )  # fmt: skip
@@ -178,7 +178,7 @@ class Loop:
         return self._phase.is_past(self._training.progress) and not self._end.is_reached
 
     def steps(
-        self, source: Source, *, workers: Workers, lockstep: bool = False, phase: Phase | None = None
+        self, source: Source, *, workers: Workers, lockstep: bool = False, phase: TrainingPhase | None = None
     ) -> Iterator[Step]:
         """Yield steps until everything of the phase is committed.
 
@@ -189,9 +189,9 @@ class Loop:
             phase: of the training; all of it by default.
 
         Raises:
-            UsageError: as ``Phase.may_begin``.
+            UsageError: as ``TrainingPhase.may_begin``.
         """
-        if not self._begin(source, workers=workers, lockstep=lockstep, phase=phase or Phase()):
+        if not self._begin(source, workers=workers, lockstep=lockstep, phase=phase or TrainingPhase()):
             return
         while True:
             try:
@@ -230,7 +230,7 @@ class Loop:
                 self._repeat(step)
             self._exchanges = step.has_exchanged
 
-    def _begin(self, source: Source, *, workers: Workers, lockstep: bool, phase: Phase) -> bool:
+    def _begin(self, source: Source, *, workers: Workers, lockstep: bool, phase: TrainingPhase) -> bool:
         """Prepare for the script's loop; return whether there may be anything to train in it."""
         self._phase, self._is_new_phase = phase, True
         over = self._first_steps is not None and self._end.is_reached
@@ -444,7 +444,7 @@ class Loop:
 
     def forward(self, step: Step, start: int, inputs: Any) -> Any:
         """Return the model's output for a micro-batch that begins at the step's sample ``start``."""
-        if self.pipeline is not None and isinstance(self.pipeline.part, Shards):
+        if self.pipeline is not None and isinstance(self.pipeline.part, ModelShards):
             return self.pipeline.part.forward(step.number, start, inputs)
         model = cast("torch.nn.Module", self._training.model)  # Job.steps has checked it
         if self.draws is None:

@@ -27,11 +27,11 @@ from heterotrain.numerics.noise import Measurement, Preconditioner
 from heterotrain.numerics.outlier_samples import RankSquares
 from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.numerics.transfers import ReductionTimestamps
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.sampling import MeasuringBudget, is_measured
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Observer:
         budget: the cost of telemetry, and how often to measure.
     """
 
-    def __init__(self, report: Report, training: Training, numerics: Numerics) -> None:
+    def __init__(self, report: RankMetrics, training: TrainState, numerics: Numerics) -> None:
         """Register with ``report`` the values that are looked up only on a scrape."""
         self.buckets_s: tuple[float, ...] = ()
         self.plain = self.preconditioned = UNKNOWN

@@ -24,7 +24,7 @@ _WHERE = "heterotrain.init, or spec.training of the job"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class TrainingPhase:
     """One call of ``job.steps``.
 
     Attributes:
@@ -76,7 +76,7 @@ class Phase:
         return not is_over
 
 
-class Phases:
+class TrainingPhases:
     """The calls of ``job.steps`` so far."""
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -87,7 +87,7 @@ class Phases:
         self._is_divided = False
         self._data: object = None
 
-    def begin(self, *, epochs: int | None, steps: int | None) -> Phase:
+    def begin(self, *, epochs: int | None, steps: int | None) -> TrainingPhase:
         """Return the phase of a new call, which takes so many epochs or steps; without either, all that are left.
 
         Raises:
@@ -113,7 +113,7 @@ class Phases:
             atexit.register(self._warn)
         self._taken, self._calls = end, self._calls + 1
         is_last = end == self._total
-        return Phase(
+        return TrainingPhase(
             number=self._calls - 1, last_epoch=ANY_EPOCHS if self._by_steps else end, is_last=is_last,
             last_step=end if self._by_steps and not is_last else None, is_one_of_several=self._is_divided,
         )  # fmt: skip

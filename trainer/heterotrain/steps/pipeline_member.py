@@ -18,7 +18,7 @@ from heterotrain.errors import OutOfMemory, UsageError
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.layout import is_whole, sizes_of
 from heterotrain.layouts.link_speeds import LinkSpeeds
-from heterotrain.layouts.shards import Shards
+from heterotrain.layouts.shards import ModelShards
 from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.usable_memory import give_back
 from heterotrain.membership.interface import ActiveGroup
@@ -26,7 +26,7 @@ from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.numerics.elementwise import check_elementwise
 from heterotrain.state.moved_optimizers import MovedOptimizer
-from heterotrain.state.training import Training, holding_of
+from heterotrain.state.training import TrainState, holding_of
 from heterotrain.steps.out_of_memory import out_of_memory
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class PipelineMember:
         speeds: of the links to the member's ranks on other workers.
     """
 
-    def __init__(self, model: CuttableModel, training: Training, device: torch.device) -> None:
+    def __init__(self, model: CuttableModel, training: TrainState, device: torch.device) -> None:
         """Describe a member without a part of the model.
 
         Args:
@@ -64,14 +64,14 @@ class PipelineMember:
         self._device = device
         self._optimizers: list[MovedOptimizer] = []
         self._group = MemberGroup(rank=0, world_size=1)
-        self._part: Stage | Shards | None = None
+        self._part: Stage | ModelShards | None = None
         self._place: tuple[Layout, int] | None = None
         self._connected: tuple[PeerKey, ...] = ()
         self._has_leftovers = False
         self._has_room = False
 
     @property
-    def part(self) -> Stage | Shards:
+    def part(self) -> Stage | ModelShards:
         """This rank's part of the model.
 
         Raises:
@@ -109,7 +109,7 @@ class PipelineMember:
         if self._part is not None:
             for _, parameter in self._part.named_parameters():
                 parameter.grad = None  # only the state of the earlier part is needed
-        part: Stage | Shards
+        part: Stage | ModelShards
         if divided:
             check_elementwise([optimizer.optimizer for optimizer in self._optimizers])
             part = self._model.shards(layout, self._group)
@@ -241,7 +241,7 @@ class PipelineMember:
 
     def rest(self) -> None:
         """Give up what an interrupted pass, or one without gradients, keeps gathered."""
-        if isinstance(self._part, Shards):
+        if isinstance(self._part, ModelShards):
             self._part.forget_pass()
 
 

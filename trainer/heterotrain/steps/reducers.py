@@ -13,7 +13,7 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.piece_reducer import PieceReducer, divide
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.admission import check_belongs, check_model
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 
 class Reducers:
@@ -23,7 +23,7 @@ class Reducers:
         current: ``None`` before the script has wrapped a model, and on a rank without a part of it.
     """
 
-    def __init__(self, training: Training, numerics: Numerics) -> None:
+    def __init__(self, training: TrainState, numerics: Numerics) -> None:
         self.current: Gradients | None = None
         self._training = training
         self._numerics = numerics

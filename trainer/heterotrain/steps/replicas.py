@@ -38,8 +38,8 @@ from heterotrain.state.fingerprint import (
     to_float,
 )
 from heterotrain.state.parts import ByteRange
-from heterotrain.state.training import Training
-from heterotrain.telemetry.report import Report
+from heterotrain.state.training import TrainState
+from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Replicas:
         fingerprint: for the next control vector; NaN if none was taken after the last step.
     """
 
-    def __init__(self, training: Training, numerics: Numerics, report: Report, policy: OnDivergence) -> None:
+    def __init__(self, training: TrainState, numerics: Numerics, report: RankMetrics, policy: OnDivergence) -> None:
         self.fingerprint = math.nan
         self._training = training
         self._numerics = numerics

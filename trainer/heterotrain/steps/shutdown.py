@@ -15,7 +15,7 @@ from heterotrain.clock import Clock
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import AFTER, BEFORE
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Shutdown:
         self,
         *,
         config: TrainingConfig,
-        training: Training,
+        training: TrainState,
         membership: Membership,
         checkpoints: CheckpointManager,
         termination_message: TerminationMessage,

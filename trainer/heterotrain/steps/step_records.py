@@ -16,14 +16,14 @@ from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.control import StepDecision
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.non_finite import Action
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.attempt import Attempts
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
 from heterotrain.telemetry.progress import Position, ProgressDisplay
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class StepRecords:
     """
 
     def __init__(
-        self, *, training: Training, numerics: Numerics, observer: Observer, report: Report, record: RunRecord,
+        self, *, training: TrainState, numerics: Numerics, observer: Observer, report: RankMetrics, record: RunRecord,
         replicas: Replicas, attempts: Attempts, epochs: int, steps: int | None, prices_per_hour: Mapping[str, float],
     ) -> None:  # fmt: skip
         self.schedulers: list[Any] = []

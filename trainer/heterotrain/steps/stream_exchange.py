@@ -23,7 +23,7 @@ from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import slice_of_rank
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload, Purpose
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ MAX_MESSAGE = 2000
 """Characters of an error on the reader that the other ranks repeat."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What the reader sends."""
 
     SAMPLES = 0
@@ -51,7 +51,7 @@ class Reads:
         parts: samples by rank.
     """
 
-    kind: Kind
+    kind: MessageKind
     batch: int = 0
     ends: bool = False
     text: bytes = b""
@@ -61,7 +61,7 @@ class Reads:
 class StreamExchange:
     """Reads or receives this rank's samples of each step of a stream."""
 
-    def __init__(self, source: Streamed, training: Training) -> None:
+    def __init__(self, source: Streamed, training: TrainState) -> None:
         """``training`` has the state of the stream, as of the last committed step."""
         self._source = source
         self._training = training
@@ -127,7 +127,7 @@ class StreamExchange:
         shares_of: Callable[[int], tuple[int, ...]],
     ) -> tuple[int, bool]:
         epoch, cursor, _ = place
-        reads = self._read(active_group, place, shares_of) if group.rank == self._reader else Reads(Kind.SAMPLES)
+        reads = self._read(active_group, place, shares_of) if group.rank == self._reader else Reads(MessageKind.SAMPLES)
         head = struct.Struct(f"<{4 + group.world_size}q")
         sizes = [len(part) for part in reads.parts] or [0] * group.world_size
         packed = head.pack(reads.kind, reads.batch, reads.ends, len(reads.text), *sizes)
@@ -135,9 +135,9 @@ class StreamExchange:
         bodies = [reads.text + part for part in reads.parts] or [reads.text] * group.world_size
         body = self._send(group, bodies, text_bytes + sizes[group.rank])
         text = body[:text_bytes]
-        if kind == Kind.FAILED:
+        if kind == MessageKind.FAILED:
             self._fail(group, epoch, text)
-        if kind == Kind.EVERYONE:
+        if kind == MessageKind.EVERYONE:
             self._everyone_reads, self._newest = True, b""
             if group.rank == self._reader:
                 _log.warning("every rank reads the whole stream, because its samples contain %s", text.decode())
@@ -187,17 +187,17 @@ class StreamExchange:
             others = [part for rank, part in enumerate(slices) if rank != self._reader]
             encoded = {part: encode(self._source.part(*part)) for part in dict.fromkeys(others)}
         except NotEncodableError as error:
-            return Reads(Kind.EVERYONE, text=str(error).encode())
+            return Reads(MessageKind.EVERYONE, text=str(error).encode())
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001  # every rank would meet it
             self._error = error
-            return Reads(Kind.FAILED, text=f"{type(error).__name__}: {error}"[:MAX_MESSAGE].encode())
+            return Reads(MessageKind.FAILED, text=f"{type(error).__name__}: {error}"[:MAX_MESSAGE].encode())
         state = self._source.state(epoch, cursor)
         newest = state.encoded() if state else b""
         text = newest if newest != self._newest else b""
         parts = (b"" if rank == self._reader else encoded[part] for rank, part in enumerate(slices))
-        return Reads(Kind.SAMPLES, batch, ends, text, tuple(parts))
+        return Reads(MessageKind.SAMPLES, batch, ends, text, tuple(parts))
 
     @staticmethod
     def _slices(active_group: ActiveGroup, cursor: int, shares: tuple[int, ...]) -> list[tuple[int, int]]:

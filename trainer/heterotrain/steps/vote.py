@@ -19,7 +19,7 @@ from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.host_copy import HostCopy
 from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.state.prepared import Confirmation, PreparedStep
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 
 def exchange_votes(
@@ -74,7 +74,7 @@ def exchange_votes(
     return decision, share_newest_plan(active_group.group, decision, held, job_uid=job_uid)
 
 
-def confirm(group: Group, reducer: PieceReducer, training: Training, prepared: PreparedStep | None) -> Confirmation:
+def confirm(group: Group, reducer: PieceReducer, training: TrainState, prepared: PreparedStep | None) -> Confirmation:
     """Return the second phase of the vote on a step of a divided model, in which ranks hold the sums of their pieces.
 
     Args:

@@ -19,7 +19,7 @@ import torch
 from heterotrain_core.contract import metrics as names
 
 from heterotrain.telemetry.nvml import Reading, open_gpu
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -63,14 +63,14 @@ class GpuSamples:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def watch(device: torch.device, report: Report) -> None:
+def watch(device: torch.device, report: RankMetrics) -> None:
     """Export the gauges of this rank's GPU until the process ends; do nothing on a CPU or a GPU of another maker."""
     if device.type != "cuda" or torch.version.hip:
         return
     sample(str(torch.cuda.get_device_properties(device).uuid), report)
 
 
-def sample(uuid: str, report: Report, *, every_s: float = EVERY_S) -> threading.Event:
+def sample(uuid: str, report: RankMetrics, *, every_s: float = EVERY_S) -> threading.Event:
     """Start the thread that samples a GPU, and return an event that ends it.
 
     Args:

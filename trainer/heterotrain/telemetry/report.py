@@ -76,7 +76,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class GaugeTable:
     """A gauge with labels of its own beside the identity's.
 
     Attributes:
@@ -88,7 +88,7 @@ class Table:
     rows: tuple[tuple[tuple[str, ...], float], ...]
 
 
-class Report:
+class RankMetrics:
     """All numbers of one rank; also a collector for prometheus_client."""
 
     def __init__(self, identity: Identity) -> None:
@@ -109,8 +109,8 @@ class Report:
         )
         self._by_cause: dict[str, dict[str, float]] = defaultdict(dict)
         self._user: dict[str, float] = {}
-        self._tables: Mapping[str, Table] = {}
-        self._preflight = Table(labels=(names.LABEL_CHECK, names.LABEL_MESSAGE), rows=())
+        self._tables: Mapping[str, GaugeTable] = {}
+        self._preflight = GaugeTable(labels=(names.LABEL_CHECK, names.LABEL_MESSAGE), rows=())
         self.on_scrape: Callable[[], None] = lambda: None
         """Called before a scrape reads the counters, so that pending steps can be counted."""
         self.live: Callable[[], Mapping[str, float]] = dict
@@ -175,7 +175,7 @@ class Report:
         with self._lock:
             self._gauges.update(values)
 
-    def tables(self, tables: Mapping[str, Table], values: Mapping[str, float]) -> None:
+    def tables(self, tables: Mapping[str, GaugeTable], values: Mapping[str, float]) -> None:
         """Set gauges with labels, by name, together with plain gauges; they replace all tables that were set before."""
         with self._lock:
             self._tables = dict(tables)
@@ -274,14 +274,14 @@ class Report:
             yield _gauge(names.PEAK_MEMORY, labels, peaks)
 
 
-def _link_tables(links: Sequence[tuple[str, float | None, float | None]]) -> list[tuple[str, Table]]:
+def _link_tables(links: Sequence[tuple[str, float | None, float | None]]) -> list[tuple[str, GaugeTable]]:
     """Return the gauges of links, each with the values that are known."""
     shown = links[: names.MOST_LINKS]
     bandwidth = tuple(((pool,), value) for pool, value, _ in shown if value is not None)
     latency = tuple(((pool,), value) for pool, _, value in shown if value is not None)
     labels = (names.LABEL_PEER_POOL,)
-    return [(names.LINK_BANDWIDTH, Table(labels=labels, rows=bandwidth)),
-            (names.LINK_LATENCY, Table(labels=labels, rows=latency))]  # fmt: skip
+    return [(names.LINK_BANDWIDTH, GaugeTable(labels=labels, rows=bandwidth)),
+            (names.LINK_LATENCY, GaugeTable(labels=labels, rows=latency))]  # fmt: skip
 
 
 class _Server(ThreadingHTTPServer):
@@ -303,7 +303,7 @@ class _Server(ThreadingHTTPServer):
             _log.exception("the request for metrics from %s failed", client_address)
 
 
-def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
+def serve(report: RankMetrics, identity: Identity) -> ThreadingHTTPServer | None:
     """Serve metrics and readiness on the rank's port; return ``None`` if it has no port.
 
     ``prometheus_client.start_http_server`` is not enough here: it has no readiness path, answers every path with

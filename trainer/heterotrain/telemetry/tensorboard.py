@@ -24,7 +24,7 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import Roster
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ TAGS = {
 class TensorBoardWriter:
     """Writes this rank's part of the job's TensorBoard files."""
 
-    def __init__(self, folder: str, identity: Identity, *, report: Report) -> None:
+    def __init__(self, folder: str, identity: Identity, *, report: RankMetrics) -> None:
         """Check the arguments; files are created with the first point.
 
         Args:

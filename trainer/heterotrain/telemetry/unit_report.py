@@ -8,12 +8,12 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.units import UnitProfile
 
 from heterotrain.errors import UsageError
-from heterotrain.telemetry.report import Report, Table
+from heterotrain.telemetry.report import GaugeTable, RankMetrics
 
 
 def report_units(
-    report: Report, profiles: Sequence[UnitProfile], *, kind: str, memory_bytes: int, state_ratio: float | None = None,
-    update_s_per_byte: float | None = None, can_shard: bool = False,
+    report: RankMetrics, profiles: Sequence[UnitProfile], *, kind: str, memory_bytes: int,
+    state_ratio: float | None = None, update_s_per_byte: float | None = None, can_shard: bool = False,
 ) -> None:  # fmt: skip
     """Export the profile of all units, and say that it is complete; a scrape sees all of it or nothing.
 
@@ -57,10 +57,10 @@ def report_units(
     ]
     report.tables(
         {
-            names.UNIT_SECONDS: Table(
+            names.UNIT_SECONDS: GaugeTable(
                 labels=(names.LABEL_UNIT, names.LABEL_PHASE, names.LABEL_SAMPLES), rows=tuple(seconds)
             ),
-            names.UNIT_BYTES: Table(
+            names.UNIT_BYTES: GaugeTable(
                 labels=(names.LABEL_UNIT, names.LABEL_UNIT_NAME, names.LABEL_WHAT), rows=tuple(sizes_bytes)
             ),
         },

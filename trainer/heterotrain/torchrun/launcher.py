@@ -27,7 +27,7 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, read_config, read_identity
 from heterotrain.membership.plan_source import PlanSource
 from heterotrain.telemetry.logs import set_up_logs
-from heterotrain.telemetry.report import Report, serve
+from heterotrain.telemetry.report import RankMetrics, serve
 from heterotrain.torchrun.peers import LauncherState, StateServer, absent, tell_finished
 from heterotrain.torchrun.processes import Processes
 from heterotrain.torchrun.world import World, commands, world_of
@@ -56,7 +56,7 @@ class TorchrunLauncher:
         self._plans = PlanSource(self._identity.plan_dir, job_uid=self._identity.job_uid)
         self._told = threading.Event()
         self._others_finished = threading.Event()
-        self._reports = [Report(_rank(self._identity, r)) for r in range(self._identity.num_proc_per_worker)]
+        self._reports = [RankMetrics(_rank(self._identity, r)) for r in range(self._identity.num_proc_per_worker)]
 
     def run(self) -> int:
         """Run until the script ends or the pod has to leave; write the outcome and return the exit code."""

@@ -17,7 +17,7 @@ from heterotrain_core.contract.plan import (
     Prediction,
     Rank,
 )
-from heterotrain_planner.layout.result import Cover, Limit
+from heterotrain_planner.layout.result import Cover, MemberLimit
 from heterotrain_planner.layout.result import Member as PlannedMember
 
 from heterotrain_operator.cluster_state.telemetry import MemberId
@@ -145,10 +145,10 @@ def by_places(workers: Sequence[Worker], cover: Cover, places: Sequence[Sequence
 
 
 _BINDINGS = {
-    Limit.COMPUTE: Binding.COMPUTE,
-    Limit.LINK: Binding.COMMUNICATION,
-    Limit.FILL: Binding.FILL,
-    Limit.MEMORY: Binding.MEMORY,
+    MemberLimit.COMPUTE: Binding.COMPUTE,
+    MemberLimit.LINK: Binding.COMMUNICATION,
+    MemberLimit.FILL: Binding.FILL,
+    MemberLimit.MEMORY: Binding.MEMORY,
 }
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from heterotrain_core.contract.plan import LayoutKind, Plan
 from heterotrain_planner.layout.known import KnownMember, known_step_seconds
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, Infeasible
-from heterotrain_planner.layout.transition import Holder, Part, Transition, Verdict, pays, transition
+from heterotrain_planner.layout.result import Cover, NoLayout
+from heterotrain_planner.layout.transition import Holder, MoveVerdict, Transition, UnitRows, pays, transition
 
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.arrangement import device_name
@@ -22,13 +22,13 @@ RESTART_S = 2.0
 
 def change_of(
     problem: Problem, found: Cover, workers: Sequence[Worker], plan: Plan | None, telemetry: Telemetry
-) -> Transition | Infeasible:
+) -> Transition | NoLayout:
     """Return which device takes which place; state that does not fit the problem's model counts as none."""
     held = _held(plan, units=len(problem.units)) if plan is not None else {}
     layouts = [member.layout for member in found.members]
     restart_s = telemetry.pause_s or RESTART_S
 
-    def with_parts(parts: Mapping[str, tuple[Part, ...]]) -> Transition | Infeasible:
+    def with_parts(parts: Mapping[str, tuple[UnitRows, ...]]) -> Transition | NoLayout:
         holders = [
             Holder(device=name, kind=worker.pod.pool, parts=parts.get(name, ()))
             for worker in workers
@@ -40,16 +40,16 @@ def change_of(
     return answer if isinstance(answer, Transition) or not held else with_parts({})
 
 
-def _held(plan: Plan, *, units: int) -> dict[str, tuple[Part, ...]]:
+def _held(plan: Plan, *, units: int) -> dict[str, tuple[UnitRows, ...]]:
     """Return what each rank of a plan holds, by device."""
-    found: dict[str, tuple[Part, ...]] = {}
+    found: dict[str, tuple[UnitRows, ...]] = {}
     for rank in plan.ranks:
         layout = plan.members[rank.member].layout
         if layout.kind is LayoutKind.SHARDED:
             whole, before = sum(layout.state_weights), sum(layout.state_weights[: rank.shard])
             if whole:
                 found[device_name(rank.worker_uid, rank.local_rank)] = (
-                    Part(
+                    UnitRows(
                         first_unit=0,
                         last_unit=units - 1,
                         start=before / whole,
@@ -58,7 +58,7 @@ def _held(plan: Plan, *, units: int) -> dict[str, tuple[Part, ...]]:
                 )
             continue
         edges = (0, *layout.cuts, units)
-        part = Part(first_unit=edges[rank.stage], last_unit=edges[rank.stage + 1] - 1)
+        part = UnitRows(first_unit=edges[rank.stage], last_unit=edges[rank.stage + 1] - 1)
         found[device_name(rank.worker_uid, rank.local_rank)] = (part,)
     return found
 
@@ -93,17 +93,17 @@ def links_are_of(plan: Plan, telemetry: Telemetry) -> bool:
 
 def worth_a_change(
     problem: Problem, found: Cover, workers: Sequence[Worker], plan: Plan, telemetry: Telemetry
-) -> tuple[Transition, Verdict] | None:
+) -> tuple[Transition, MoveVerdict] | None:
     """Return the change from the plan's members to others of the same workers, if anything moves and that pays."""
     before_s = step_in_force_s(problem, plan)
 
-    def verdict(pause_s: float) -> Verdict:
+    def verdict(pause_s: float) -> MoveVerdict:
         return pays(current_step_s=before_s, new_step_s=found.step_s, pause_s=pause_s, dwell_s=DWELL_S)
 
     # Each pass asks, and mostly the members in force are the best ones: then nothing has to be assigned to devices.
     if before_s is None or not verdict(0.0).pays:
         return None
     change = change_of(problem, found, workers, plan, telemetry)
-    if isinstance(change, Infeasible) or not change.moved_bytes or not verdict(change.pause_s).pays:
+    if isinstance(change, NoLayout) or not change.moved_bytes or not verdict(change.pause_s).pays:
         return None
     return change, verdict(change.pause_s)

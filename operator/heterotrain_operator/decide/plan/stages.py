@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from heterotrain_core.contract.choices import Parallelism
 from heterotrain_core.contract.plan import Plan
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, Infeasible
-from heterotrain_planner.layout.transition import Verdict, pays
+from heterotrain_planner.layout.result import Cover, NoLayout
+from heterotrain_planner.layout.transition import MoveVerdict, pays
 
 from heterotrain_operator.api.text import duration_text
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
@@ -26,7 +26,7 @@ from heterotrain_operator.decide.plan.membership import MembershipDecision
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.state import Worker
 
-CoverOf = Callable[[Problem], Cover | Infeasible | None]
+CoverOf = Callable[[Problem], Cover | NoLayout | None]
 """Returns the best members of a problem's devices, why there are none, or ``None`` while that is being computed."""
 
 PROFILE_WAIT_S = 180.0
@@ -54,7 +54,7 @@ class LayoutState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMembers:
+class StagePlan:
     """The decision about members that are planned from profiles.
 
     Attributes:
@@ -77,7 +77,7 @@ def plan_members(
     cover_of: CoverOf,
     now_s: float,
     memory: str = "",
-) -> PlannedMembers:
+) -> StagePlan:
     """Return the members that the ready workers form, or what they wait for.
 
     Args:
@@ -93,7 +93,7 @@ def plan_members(
     kept = LayoutState(holds=False, reason="WaitingForWorkers")
     if trains:
         kept = LayoutState(holds=True, reason="Planned", message=_spare_text(plan.spares if plan is not None else ()))
-    found: PlannedMembers | LayoutState = kept
+    found: StagePlan | LayoutState = kept
     if membership.workers is not None:
         workers = _taking_part(membership, plan if trains else None, telemetry, kept, now_s=now_s)
         found = (
@@ -105,13 +105,13 @@ def plan_members(
         )
     elif plan is not None and trains and membership.unchanged:
         found = _after_new_links(spec, membership, plan, telemetry, cover_of) or kept
-    if isinstance(found, PlannedMembers):
+    if isinstance(found, StagePlan):
         return found
     if found.reason == "DoesNotFit" and memory:
         found = replace(found, message=f"{found.message} {memory}")
     waits = [each for each in (membership.again_s, found.again_s) if each is not None]
     decision = replace(membership, workers=None, again_s=min(waits, default=None))
-    return PlannedMembers(membership=decision, arrangement=None, state=found)
+    return StagePlan(membership=decision, arrangement=None, state=found)
 
 
 def _taking_part(
@@ -142,7 +142,7 @@ def _planned(
     plan: Plan | None,
     telemetry: Telemetry,
     cover_of: CoverOf,
-) -> PlannedMembers | LayoutState:
+) -> StagePlan | LayoutState:
     """Return the best members of these workers, or why the generation in force stays; ``plan`` has members, if any."""
     # 1. Ask the planner for the best members of these devices.
     problem = problem_of(spec, telemetry.profiles, _devices(workers), telemetry.links)
@@ -154,11 +154,11 @@ def _planned(
     found = cover_of(problem)
     if found is None:
         return LayoutState(holds=None, reason="Planning", message="the layouts of the members are being planned")
-    if isinstance(found, Infeasible):
+    if isinstance(found, NoLayout):
         return _does_not_fit(problem, found)
     # 2. Devices keep what they hold where they can, and a change that nothing forces has to pay.
     change = change_of(problem, found, workers, plan, telemetry)
-    if isinstance(change, Infeasible):
+    if isinstance(change, NoLayout):
         return LayoutState(holds=False, reason="DoesNotFit", message=change.reason, stuck=True)
     if plan is not None and not membership.is_forced:
         before_s = _planned_step_s(spec, workers, plan, telemetry, cover_of)
@@ -172,7 +172,7 @@ def _planned(
 
 def _after_new_links(
     spec: HeteroTrainJobSpec, membership: MembershipDecision, plan: Plan, telemetry: Telemetry, cover_of: CoverOf
-) -> PlannedMembers | None:
+) -> StagePlan | None:
     """Return other members of the same workers where measured links make them pay; ``None`` for no change."""
     workers = tuple(worker for worker in membership.unchanged if worker.pod.pool in telemetry.profiles)
     there = {worker.pod.uid for worker in workers}
@@ -192,19 +192,17 @@ def _after_new_links(
 
 
 def _as_spares(
-    membership: MembershipDecision, workers: Sequence[Worker], plan: Plan, verdict: Verdict
-) -> PlannedMembers:
+    membership: MembershipDecision, workers: Sequence[Worker], plan: Plan, verdict: MoveVerdict
+) -> StagePlan:
     """Return the decision to keep the members, with all other workers as spares."""
     members = {rank.worker for rank in plan.ranks}
     spares = tuple(sorted(worker.pod.name for worker in workers if worker.pod.name not in members))
     decision = replace(membership, workers=None, spares=spares, again_s=None)
     state = LayoutState(holds=True, reason="Planned", message=f"{_spare_text(spares)}: {verdict.reason}")
-    return PlannedMembers(membership=decision, arrangement=None, state=state)
+    return StagePlan(membership=decision, arrangement=None, state=state)
 
 
-def _chosen(
-    membership: MembershipDecision, arrangement: Arrangement, workers: Sequence[Worker], why: str
-) -> PlannedMembers:
+def _chosen(membership: MembershipDecision, arrangement: Arrangement, workers: Sequence[Worker], why: str) -> StagePlan:
     named = {rank.worker for rank in arrangement.ranks}
     decision = replace(
         membership,
@@ -213,7 +211,7 @@ def _chosen(
         reason="; ".join(filter(None, (membership.reason, why))),
     )
     state = LayoutState(holds=True, reason="Planned", message=why)
-    return PlannedMembers(membership=decision, arrangement=arrangement, state=state)
+    return StagePlan(membership=decision, arrangement=arrangement, state=state)
 
 
 def _spare_text(names: Sequence[str]) -> str:
@@ -268,7 +266,7 @@ def _without_profiles(
     return LayoutState(holds=trains, reason="ProfilesMissing", message=message, stuck=not trains)
 
 
-def _does_not_fit(problem: Problem, found: Infeasible) -> LayoutState:
+def _does_not_fit(problem: Problem, found: NoLayout) -> LayoutState:
     """Return the state where no members hold the model; a larger unit than any device is easy to see by its bytes."""
     sizes = [unit.parameter_bytes * problem.state_ratio / _GIB for unit in problem.units]
     least, most = f"{min(sizes):.3g}", f"{max(sizes):.3g}"

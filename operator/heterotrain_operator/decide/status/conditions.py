@@ -11,7 +11,7 @@ from heterotrain_operator.api.text import duration_text, listed
 from heterotrain_operator.api.v1alpha1 import Checkpoint
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.decide.grants.grant import why_limited
-from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
+from heterotrain_operator.decide.lifecycle import ENDED_STAGES, LifeStage
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.status.context import JobContext
@@ -106,15 +106,15 @@ def _accepted(context: JobContext) -> ConditionValue:
 
 
 def _suspended(context: JobContext) -> ConditionValue:
-    suspended = context.life.stage is Stage.SUSPENDED
+    suspended = context.life.stage is LifeStage.SUSPENDED
     reason = "Suspended" if suspended else "NotSuspended"
     return ConditionValue(type=ConditionType.SUSPENDED, holds=suspended, reason=reason)
 
 
 def _scheduled(context: JobContext) -> ConditionValue:
     kind = ConditionType.SCHEDULED
-    if context.spec is None or context.life.stage is not Stage.ACTIVE:
-        finishing = context.life.stage is Stage.FINISHING
+    if context.spec is None or context.life.stage is not LifeStage.ACTIVE:
+        finishing = context.life.stage is LifeStage.FINISHING
         return ConditionValue(type=kind, holds=finishing, reason=context.life.stage.value)
     placed, needed = len(context.placed), context.spec.elastic_policy.min_replicas
     short = [
@@ -167,7 +167,7 @@ def _running(context: JobContext) -> ConditionValue:
         beside = next((w for w in context.workers if w.state is WorkerState.READY and w.reason), None)
         message += f"; {beside.pod.name}: {beside.reason}" if beside is not None else ""
         return ConditionValue(type=kind, holds=True, reason="Training", message=message)
-    if context.life.stage is not Stage.ACTIVE:
+    if context.life.stage is not LifeStage.ACTIVE:
         return ConditionValue(type=kind, holds=False, reason=context.life.stage.value, message=context.life.message)
     if (worker := mismatch_of(context.workers)) is not None:
         return ConditionValue(type=kind, holds=False, reason=_MISMATCH, message=_mismatch(worker))
@@ -214,7 +214,7 @@ def _resizing(context: JobContext) -> ConditionValue:
 
 def _restarting(context: JobContext) -> ConditionValue:
     kind = ConditionType.RESTARTING
-    if context.life.stage is Stage.ACTIVE and context.began and not context.runs:
+    if context.life.stage is LifeStage.ACTIVE and context.began and not context.runs:
         message = f"{len(context.training)} members are left, and {context.ready} workers are ready"
         if (row := context.accounts.row).repeated:
             return ConditionValue(
@@ -229,7 +229,7 @@ def _restarting(context: JobContext) -> ConditionValue:
 def _degraded(context: JobContext) -> ConditionValue:
     kind = ConditionType.DEGRADED
     staying = len(context.training) - len(context.draining) + len(context.spares)
-    if not context.runs or context.life.stage is Stage.FINISHING or staying >= context.desired:
+    if not context.runs or context.life.stage is LifeStage.FINISHING or staying >= context.desired:
         return ConditionValue(type=kind, holds=False, reason="AllWorkersTraining" if context.runs else "NotTraining")
     message = f"{staying} of {context.desired} workers " + ("continue training" if context.draining else "train")
     if (worker := mismatch_of(context.workers)) is not None:
@@ -252,7 +252,7 @@ def _degraded(context: JobContext) -> ConditionValue:
 
 def _limited(context: JobContext) -> ConditionValue:
     kind, grant = ConditionType.WORKERS_LIMITED, context.grant
-    if context.spec is None or context.life.stage is not Stage.ACTIVE:
+    if context.spec is None or context.life.stage is not LifeStage.ACTIVE:
         return ConditionValue(type=kind, holds=False, reason=context.life.stage.value)
     before = find_condition(context.job.status.conditions, kind)
     if grant.undecided and before is not None:  # until a new operator has decided, the previous answer stands
@@ -321,7 +321,7 @@ def _checkpoint(context: JobContext, checkpoint: Checkpoint) -> ConditionValue:
 
 def ended_condition(context: JobContext, kind: ConditionType) -> ConditionValue:
     """Return whether the job has ended in this way (``Succeeded`` or ``Failed``)."""
-    life, stage = context.life, Stage.SUCCEEDED if kind is ConditionType.SUCCEEDED else Stage.FAILED
+    life, stage = context.life, LifeStage.SUCCEEDED if kind is ConditionType.SUCCEEDED else LifeStage.FAILED
     if life.stage is stage:
         return ConditionValue(type=kind, holds=True, reason=life.reason, message=life.message)
     return ConditionValue(type=kind, holds=False, reason="Ended" if life.stage in ENDED_STAGES else "NotEnded")
@@ -339,18 +339,18 @@ def _summary(context: JobContext) -> tuple[ConditionValue, ConditionValue, Condi
     """Return Ready, Reconciling and Stalled: exactly one of them holds."""
     stage, blocked = context.life.stage, context.inputs.blocked
     reason, message = context.life.reason, context.life.message
-    if stage is Stage.SUSPENDED:
+    if stage is LifeStage.SUSPENDED:
         ready, stalled = not context.workers, False
         message = "" if ready else f"{len(context.workers)} pods still exist"
-    elif stage in (Stage.SUCCEEDED, Stage.FAILED, Stage.INVALID):
-        ready, stalled = stage is Stage.SUCCEEDED, stage is not Stage.SUCCEEDED
+    elif stage in (LifeStage.SUCCEEDED, LifeStage.FAILED, LifeStage.INVALID):
+        ready, stalled = stage is LifeStage.SUCCEEDED, stage is not LifeStage.SUCCEEDED
     else:
         running = _running(context)
         hopeless = context.blocked_worker is not None or mismatch_of(context.workers) is not None
         hopeless = hopeless or context.accounts.row.repeated
         ready, stalled = context.runs, not context.runs and (hopeless or _nothing_helps(context))
         reason, message = running.reason, running.message
-    if blocked and stage not in (Stage.FAILED, Stage.INVALID) and not stalled:
+    if blocked and stage not in (LifeStage.FAILED, LifeStage.INVALID) and not stalled:
         ready, reason, message = False, "WriteRejected", blocked
     return (
         ConditionValue(type=ConditionType.READY, holds=ready, reason=reason, message=message),

@@ -14,7 +14,7 @@ from heterotrain_operator.cluster_state.views import JobView
 from heterotrain_operator.decide.faults import Faults
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs
-from heterotrain_operator.decide.lifecycle import Life, Stage
+from heterotrain_operator.decide.lifecycle import Life, LifeStage
 from heterotrain_operator.decide.objects.common_parts import PodSources
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.plan.plan import least_to_go_on
@@ -145,9 +145,9 @@ class JobContext:
     @cached_property
     def runs(self) -> bool:
         """Whether training goes on: enough members of the plan are running."""
-        if self.spec is None or self.life.stage not in (Stage.ACTIVE, Stage.FINISHING):
+        if self.spec is None or self.life.stage not in (LifeStage.ACTIVE, LifeStage.FINISHING):
             return False
-        return self.life.stage is Stage.FINISHING or self.members_left >= least_to_go_on(self.spec)
+        return self.life.stage is LifeStage.FINISHING or self.members_left >= least_to_go_on(self.spec)
 
     @cached_property
     def members_left(self) -> int:

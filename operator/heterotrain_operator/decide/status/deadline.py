@@ -7,7 +7,7 @@ from datetime import datetime
 from heterotrain_operator.api.conditions import ConditionType, ConditionValue, condition_holds
 from heterotrain_operator.api.text import duration_text
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
-from heterotrain_operator.decide.lifecycle import Stage
+from heterotrain_operator.decide.lifecycle import LifeStage
 from heterotrain_operator.decide.status.context import JobContext
 
 _OUT_OF_DANGER = 0.03
@@ -18,7 +18,7 @@ def deadline_condition(context: JobContext, deadline: datetime) -> ConditionValu
     """Return whether the deadline is at risk."""
     kind, left_s = ConditionType.DEADLINE_AT_RISK, deadline.timestamp() - context.now_s
     name, stage, spare_s = rfc3339(deadline.timestamp()), context.life.stage, context.grant.spare_s
-    if stage is Stage.SUCCEEDED:
+    if stage is LifeStage.SUCCEEDED:
         early_s = deadline.timestamp() - (seconds(context.job.status.completion_time) or context.now_s)
         if early_s >= 0:
             message = f"ended {duration_text(early_s)} before {name}"
@@ -28,7 +28,7 @@ def deadline_condition(context: JobContext, deadline: datetime) -> ConditionValu
     if left_s <= 0:
         message = f"the deadline {name} has passed: the job goes on and ends as soon as possible"
         return ConditionValue(type=kind, holds=True, reason="Passed", message=message)
-    if stage not in (Stage.ACTIVE, Stage.FINISHING):
+    if stage not in (LifeStage.ACTIVE, LifeStage.FINISHING):
         return ConditionValue(type=kind, holds=None, reason=stage.value)
     if spare_s is None:
         message = f"no steps are measured yet, so it is unknown whether the job ends before {name}"

@@ -11,7 +11,7 @@ from heterotrain_core.contract.plan import Plan
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
 from heterotrain_operator.api.text import listed
-from heterotrain_operator.decide.lifecycle import Stage
+from heterotrain_operator.decide.lifecycle import LifeStage
 from heterotrain_operator.decide.plan.arrangement import arrangement_of
 from heterotrain_operator.decide.status.context import HOPELESS, JobContext
 
@@ -142,7 +142,7 @@ def _allocation_events(
 ) -> list[JobEvent]:
     had = {pool.name: pool.granted for pool in before.pools if pool.granted is not None}
     has = {pool.name: pool.granted for pool in after.pools if pool.granted is not None}
-    if had == has or context.grant.undecided or context.life.stage is not Stage.ACTIVE:
+    if had == has or context.grant.undecided or context.life.stage is not LifeStage.ACTIVE:
         return []
     return [
         _event(

@@ -14,7 +14,7 @@ from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.cluster_state.saved import SavedCheckpoint, saved_by
 from heterotrain_operator.cluster_state.telemetry import MemberGauges
-from heterotrain_operator.decide.lifecycle import Stage
+from heterotrain_operator.decide.lifecycle import LifeStage
 from heterotrain_operator.decide.objects.training_settings import resume_source
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.work_left import work_left
@@ -63,7 +63,7 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
         fields |= {name: value for name, value in newer.items() if value is not None}
         fields |= _completion(context, newest)
     fields |= _final_values(context, fields["metrics"])
-    if context.life.stage is Stage.SUCCEEDED:
+    if context.life.stage is LifeStage.SUCCEEDED:
         fields |= {"progress": "100%", "progress_percentage": _HUNDRED}
     fields["continued_from"] = _continued(context)
     saved = _saved(context)
@@ -75,7 +75,7 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
         time_s = min(time_s, context.now_s)
         if known is None or (time_s > seconds(known.time) and not ahead):
             fields["last_checkpoint"] = CheckpointStatus(step=count(step), time=rfc3339(time_s))
-    if context.runs and context.life.stage is Stage.ACTIVE and not context.telemetry.problem:
+    if context.runs and context.life.stage is LifeStage.ACTIVE and not context.telemetry.problem:
         fields |= _rates(context)
     return fields
 
@@ -137,7 +137,7 @@ def _completion(context: JobContext, newest: MemberGauges) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"progress": f"{left.percent}%", "progress_percentage": left.percent}
     rate = context.telemetry.rates.samples_per_s
-    if rate is not None and rate > 0 and context.runs and context.life.stage is Stage.ACTIVE:
+    if rate is not None and rate > 0 and context.runs and context.life.stage is LifeStage.ACTIVE:
         found["estimated_remaining_seconds"] = count(count(left.samples) / rate)
     return found
 

@@ -25,7 +25,7 @@ from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.faults import with_fault
 from heterotrain_operator.decide.grants.persisted import exchange_of, speed_of, with_exhaustion
-from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
+from heterotrain_operator.decide.lifecycle import ENDED_STAGES, LifeStage
 from heterotrain_operator.decide.objects.objects import worker_selector
 from heterotrain_operator.decide.plan.memory_limits import with_limits
 from heterotrain_operator.decide.status.conditions import condition_values, ended_condition
@@ -108,7 +108,7 @@ def _whole_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJo
     state, reason = _state(context, conditions)
     measured = partial(context.faults.guard, instead="the status keeps older values")
     stage = context.life.stage
-    idle = stage in (Stage.SUSPENDED, Stage.INVALID)
+    idle = stage in (LifeStage.SUSPENDED, LifeStage.INVALID)
     start_time = None if idle else _not_after(old.start_time, context.now_s) or now
     names_members = context.plan is not None and bool(context.plan.members)
     since = _not_after(old.training_since, context.now_s)
@@ -158,7 +158,7 @@ def _state(context: JobContext, conditions: tuple[Condition, ...]) -> tuple[str,
     holds = {condition.type: condition.status == "True" for condition in conditions}
     messages = {condition.type: condition.message for condition in conditions}
     stage = context.life.stage
-    if stage in (Stage.INVALID, Stage.SUSPENDED, Stage.SUCCEEDED, Stage.FAILED):
+    if stage in (LifeStage.INVALID, LifeStage.SUSPENDED, LifeStage.SUCCEEDED, LifeStage.FAILED):
         return stage.value, context.life.message
     for word in (ConditionType.RESTARTING, ConditionType.RESIZING, ConditionType.DEGRADED, ConditionType.RUNNING):
         if holds[word]:
@@ -236,7 +236,7 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
 
 def _nodes_with_failures(context: JobContext) -> tuple[NodeFailures, ...]:
     """Return the nodes with failures; a suspended job begins without any."""
-    if context.spec is None or context.life.stage is Stage.SUSPENDED:
+    if context.spec is None or context.life.stage is LifeStage.SUSPENDED:
         return ()
     return tuple(
         NodeFailures(

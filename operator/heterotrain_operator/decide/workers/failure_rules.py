@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from heterotrain_core.contract.outcome import Cause
 
-from heterotrain_operator.api.failures import FailureAction, FailurePolicy, FailureRule, Membership
+from heterotrain_operator.api.failures import ExitCodeMatch, FailureAction, FailurePolicy, FailureRule
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 _JUDGED = (WorkerState.FAILED, WorkerState.DISRUPTED)
@@ -47,7 +47,7 @@ def _matches(rule: FailureRule, worker: Worker) -> bool:
     pod = worker.pod
     if (codes := rule.on_exit_codes) is not None:
         code = pod.ended.exit_code if pod.ended is not None else 0
-        return code != 0 and (code in codes.values) == (codes.operator is Membership.IN)
+        return code != 0 and (code in codes.values) == (codes.operator is ExitCodeMatch.IN)
     if rule.on_pod_conditions:
         return any((each.type, each.status.value) in pod.conditions for each in rule.on_pod_conditions)
     found = {

@@ -10,7 +10,7 @@ import pytest
 from heterotrain_operator.api.internal_status import InternalPool, InternalStatus, PoolSpeed
 from heterotrain_operator.api.reading import SpecError, read_spec
 from heterotrain_operator.api.reading_status import read_status
-from heterotrain_operator.api.schema import Model, Rule
+from heterotrain_operator.api.schema import Model, SpecRule
 from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus, PoolStatus, WorkerStatus, as_body
 from heterotrain_operator.api.template import PodTemplate, PodTemplatePatch
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
@@ -106,7 +106,7 @@ def test_cost_without_prices_is_refused() -> None:
         read_spec(unpriced)
 
 
-def rules_of(model: type[Model]) -> Iterator[Rule]:
+def rules_of(model: type[Model]) -> Iterator[SpecRule]:
     """Yield the rules of a model and of all its parts, without those of the pod template."""
     yield from model.rules
     for field in model.model_fields.values():

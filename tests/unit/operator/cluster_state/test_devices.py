@@ -12,7 +12,7 @@ from heterotrain_operator.cluster_state.devices import (
     MOST_DEVICES,
     UNCOUNTED,
     Allocated,
-    DeviceKind,
+    DeviceRequest,
     Offer,
     allocated,
     amounts,
@@ -25,8 +25,8 @@ from heterotrain_operator.cluster_state.devices import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-GPU = DeviceKind("gpu")
-LARGE = DeviceKind("gpu", ("large",))
+GPU = DeviceRequest("gpu")
+LARGE = DeviceRequest("gpu", ("large",))
 
 
 def claim(*requests: dict[str, Any]) -> dict[str, Any]:
@@ -48,11 +48,11 @@ def slice_of(node: str, *devices: dict[str, Any], generation: int = 1, pool: str
 def test_requests_are_summed_by_class_and_selectors() -> None:
     large = [{"cel": {"expression": "large"}}]
     spec = claim(exactly(), exactly(count=3), exactly("nic"), exactly(count=2, selectors=large))
-    assert requests_of_claim(spec) == {GPU: 4, DeviceKind("nic"): 1, LARGE: 2}
+    assert requests_of_claim(spec) == {GPU: 4, DeviceRequest("nic"): 1, LARGE: 2}
     assert GPU.resource == f"{CLASS_PREFIX}gpu"
     assert LARGE.resource.startswith(f"{CLASS_PREFIX}gpu?")
-    assert len({GPU.resource, LARGE.resource, DeviceKind("gpu", ("other",)).resource}) == 3
-    assert DeviceKind("gpu", extended="example.com/gpu").resource == "example.com/gpu"
+    assert len({GPU.resource, LARGE.resource, DeviceRequest("gpu", ("other",)).resource}) == 3
+    assert DeviceRequest("gpu", extended="example.com/gpu").resource == "example.com/gpu"
 
 
 def test_what_only_the_scheduler_can_count_is_left_to_it() -> None:
@@ -122,13 +122,13 @@ def test_amounts_count_by_node_and_kind_and_kinds_that_cannot_be_counted_are_no_
         "n1": {GPU.resource: 2.0, LARGE.resource: 1.0},
         "n2": {GPU.resource: 1.0},
     }
-    nic = DeviceKind("nic")
+    nic = DeviceRequest("nic")
     found = amounts(offers, uncounted=[nic], nodes=["n1", "n2", "n3"])
     assert {node: each[nic.resource] for node, each in found.items()} == dict.fromkeys(("n1", "n2", "n3"), UNCOUNTED)
 
 
 def test_devices_of_workers_are_not_counted_a_second_time() -> None:
-    extended = DeviceKind("gpu", extended="example.com/gpu")
+    extended = DeviceRequest("gpu", extended="example.com/gpu")
     keys = [("example.com", "n1", name) for name in "abc"]
     offers = {key: Offer("n1", (GPU, extended)) for key in keys}
     claims = [

@@ -9,7 +9,7 @@ import pytest
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, Telemetry
-from heterotrain_operator.decide.lifecycle import Stage
+from heterotrain_operator.decide.lifecycle import LifeStage
 from support.fake_cluster import Body, FakeCluster, a_running_job
 
 CHECKPOINT = {"uri": "s3://bucket/digits"}
@@ -28,7 +28,7 @@ def failed(**spec: Any) -> FakeCluster:
     cluster = a_running_job(backoffLimit=0, **{"checkpoint": dict(CHECKPOINT), **spec})
     cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="boom", saved=(120, cluster.now_s))
     cluster.settle()
-    assert cluster.status["state"] == Stage.FAILED.value
+    assert cluster.status["state"] == LifeStage.FAILED.value
     return cluster
 
 
@@ -57,7 +57,7 @@ def test_a_failed_job_is_tried_again_on_request_as_the_same_job() -> None:
     cluster = failed()
     uid, generation = cluster.job["metadata"]["uid"], cluster.version()[0]
     live(cluster)
-    assert cluster.status["state"] == Stage.FAILED.value, "nothing happens without a request"
+    assert cluster.status["state"] == LifeStage.FAILED.value, "nothing happens without a request"
     cluster.edit(lambda spec: spec["template"]["spec"]["containers"][0].update(image="corrected"))
     ask(cluster)
     live(cluster)
@@ -78,7 +78,7 @@ def test_a_second_failure_is_final_again_until_another_request() -> None:
     name = next(iter(cluster.pods))
     cluster.end(name, Ending.FAILED, exit_code=1, reason="boom again").settle()
     live(cluster)
-    assert cluster.status["state"] == Stage.FAILED.value
+    assert cluster.status["state"] == LifeStage.FAILED.value
     assert "boom again" in cluster.message("Failed")
     ask(cluster, "again")
     live(cluster)
@@ -93,7 +93,7 @@ def test_a_job_that_failed_by_a_deadline_gets_the_whole_time_again() -> None:
     live(cluster)
     assert cluster.status["state"] == "Running"
     cluster.pass_time(61.0).settle()
-    assert cluster.status["state"] == Stage.FAILED.value
+    assert cluster.status["state"] == LifeStage.FAILED.value
 
 
 def test_a_job_that_succeeded_is_not_tried_again() -> None:
@@ -102,7 +102,7 @@ def test_a_job_that_succeeded_is_not_tried_again() -> None:
     cluster.settle()
     ask(cluster)
     live(cluster)
-    assert cluster.status["state"] == Stage.SUCCEEDED.value
+    assert cluster.status["state"] == LifeStage.SUCCEEDED.value
 
 
 @pytest.mark.parametrize("source", ["digits", "s3://bucket/other/ns-old-uid"])

@@ -16,7 +16,7 @@ from heterotrain_operator.prom.accepted import PLAUSIBLE
 from heterotrain_operator.prom.errors import PromBadAnswer
 from heterotrain_operator.prom.history import FORGET_S, TelemetryHistory
 from heterotrain_operator.prom.series_map import JobReader, SeriesMap, parse_everything
-from heterotrain_operator.prom.snapshot import Snapshot
+from heterotrain_operator.prom.snapshot import JobSeries
 from heterotrain_operator.prom.vector import Series, parse_vector
 from support.fake_cluster import NOW_S, FakeCluster, a_running_job
 from support.repeat import first_seed, times
@@ -122,7 +122,7 @@ def test_the_newest_of_duplicate_scrape_times_counts() -> None:
     assert known.snapshot(values, latest_s=8.0).times == {ME: 7.0}
 
 
-def a_read(steps: float) -> Snapshot:
+def a_read(steps: float) -> JobSeries:
     """Return counters of this many steps of half a second each."""
     rows = [row(metrics.STEP, steps), row(metrics.STEPS, steps, **SHAPE)]
     rows += [row(metrics.PHASE_SECONDS, steps / 2, phase=phase, **SHAPE) for phase in metrics.PHASES]

@@ -12,7 +12,7 @@ from heterotrain_operator.prom.errors import PromBadAnswer
 from heterotrain_operator.prom.history import FORGET_S, KEPT_FORMER, RATE_WINDOW_S, TelemetryHistory
 from heterotrain_operator.prom.queries import everything_of, scrapes_of, series_and_times_of
 from heterotrain_operator.prom.series_map import parse_everything
-from heterotrain_operator.prom.snapshot import Snapshot, counter_name
+from heterotrain_operator.prom.snapshot import JobSeries, counter_name
 from heterotrain_operator.prom.vector import Series, parse_answer, parse_vector
 from heterotrain_planner.perf.counters import CounterKey
 
@@ -36,7 +36,7 @@ def shape_rows(steps: float, *, share: int = 40, compute_s: float = 0.5, uid: st
     return rows
 
 
-def snapshot(steps: float, *, committed: int | None = None, **shape: Any) -> Snapshot:
+def snapshot(steps: float, *, committed: int | None = None, **shape: Any) -> JobSeries:
     gauges = [row(metrics.STEP, steps, uid=shape.get("uid", "uid-a"))]
     if committed is not None:
         gauges.append(row(metrics.SAMPLES_COMMITTED, committed))
@@ -197,7 +197,7 @@ def test_the_same_scrape_read_twice_is_not_new() -> None:
 def test_a_restart_of_prometheus_removes_nothing_and_counts_nothing_twice() -> None:
     job = TelemetryHistory()
     job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
-    job.take(Snapshot(counters={}, gauges={}), {}, pools=POOLS)
+    job.take(JobSeries(counters={}, gauges={}), {}, pools=POOLS)
     assert len(job.telemetry.observations[ME]) == 1
     job.take(snapshot(12), {ME: 110.0}, pools=POOLS)
     assert [found.steps for found in job.telemetry.observations[ME]] == [10, 2]
@@ -227,7 +227,7 @@ def test_the_newest_former_members_of_each_pool_are_kept_for_their_successors() 
     assert {key.member for key in job._counters} == {"uid-b/0"}
 
 
-def in_force(steps: float, revision: int, *, share: int = 40) -> Snapshot:
+def in_force(steps: float, revision: int, *, share: int = 40) -> JobSeries:
     versions = [row(metrics.PLAN_GENERATION, 1), row(metrics.PLAN_REVISION, revision)]
     return parse_everything([*versions, *shape_rows(steps, share=share)])
 

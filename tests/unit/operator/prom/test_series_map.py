@@ -11,7 +11,7 @@ from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.prom import series_map
 from heterotrain_operator.prom.accepted import PLAUSIBLE
 from heterotrain_operator.prom.series_map import JobReader, SeriesMap
-from heterotrain_operator.prom.snapshot import Snapshot
+from heterotrain_operator.prom.snapshot import JobSeries
 from heterotrain_operator.prom.vector import Series, Vector
 
 WORKERS = {"uid-a": "job-w0", "uid-b": "job-w1"}
@@ -19,7 +19,7 @@ LATEST_S = 1e10
 VALUES = (0.0, 1.0, 7.5, -1.0, 1e15, 1e300, float("nan"), float("inf"))
 
 
-def read(reader: JobReader, rows: list[Series], workers: dict[str, str] = WORKERS) -> Snapshot:
+def read(reader: JobReader, rows: list[Series], workers: dict[str, str] = WORKERS) -> JobSeries:
     return reader.read(Vector.of(rows), workers=workers, namespace="ns", latest_s=LATEST_S)
 
 

@@ -9,7 +9,7 @@ from heterotrain_core.contract.consistency import MAX_WEIGHT
 from heterotrain_planner.layout.best import allowed_kinds, best_members, shards_of
 from heterotrain_planner.layout.book import book_of
 from heterotrain_planner.layout.pass_time import Gathering, gathered_bytes
-from heterotrain_planner.layout.result import Cover, Infeasible, LayoutKind
+from heterotrain_planner.layout.result import Cover, LayoutKind, NoLayout
 from support.repeat import times
 from unit.planner.layout.sharded_oracle import a_problem
 
@@ -40,7 +40,7 @@ def test_a_single_member_is_made_where_no_pipeline_holds_the_model() -> None:
         problem = replace(a_problem(seed)[0], least_members=1, may_shard=True)
         templates = shards_of(problem)
         if templates:
-            found = best_members(Infeasible(reason="no pipeline"), problem)
+            found = best_members(NoLayout(reason="no pipeline"), problem)
             assert isinstance(found, Cover)
             (member,) = found.members
             passes = -(-problem.batch_samples // member.micro_batch_samples)
@@ -50,7 +50,7 @@ def test_a_single_member_is_made_where_no_pipeline_holds_the_model() -> None:
             assert member.micro_batches == passes
             assert 0 < found.flow_ratio <= 1
             two = replace(problem, least_members=2)
-            assert best_members(Infeasible(reason="no pipeline"), two) == Infeasible(reason="no pipeline")
+            assert best_members(NoLayout(reason="no pipeline"), two) == NoLayout(reason="no pipeline")
     assert found is not None
 
 

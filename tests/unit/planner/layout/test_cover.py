@@ -14,9 +14,9 @@ from heterotrain_planner.layout.best import best_cover
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover, drawing
 from heterotrain_planner.layout.exchange import exchange_seconds
-from heterotrain_planner.layout.level import FINE, Menu, least_level, menu_of
+from heterotrain_planner.layout.level import FINE, LevelMenu, least_level, menu_of
 from heterotrain_planner.layout.problem import Link, Problem
-from heterotrain_planner.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Shard, Template
+from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, MemberLimit, NoLayout, Shard, Template
 from heterotrain_planner.layout.schedule import passes, share_seconds
 from heterotrain_planner.layout.sharded import sharded_templates
 from hypothesis import given
@@ -27,7 +27,7 @@ from unit.planner.layout.instances import a_problem
 EVERY = frozenset(LayoutKind)
 
 
-def a_book(seed: int, **changes: object) -> tuple[Problem, Book | Infeasible]:
+def a_book(seed: int, **changes: object) -> tuple[Problem, Book | NoLayout]:
     rng = random.Random(seed)
     sizes = rng.choice([(1,), (2, 1), (1, 3)])
     problem = a_problem(
@@ -37,7 +37,7 @@ def a_book(seed: int, **changes: object) -> tuple[Problem, Book | Infeasible]:
     return problem, book_of(problem)
 
 
-def by_enumeration(menu: Menu, counts: list[int], least: int) -> float:
+def by_enumeration(menu: LevelMenu, counts: list[int], least: int) -> float:
     """Return the least time of any members: try every candidate time with every set of members."""
     columns = [j for j in range(len(menu.need_JK)) if np.isfinite(menu.first_BJ[:, j]).any()]
 
@@ -81,7 +81,7 @@ def by_enumeration(menu: Menu, counts: list[int], least: int) -> float:
 @pytest.mark.parametrize("seed", range(times(gate=24, every=1200)))
 def test_members_take_the_batch_in_the_least_time(seed: int) -> None:
     problem, book = a_book(seed)
-    if isinstance(book, Infeasible):
+    if isinstance(book, NoLayout):
         return
     counts = [kind.count for kind in problem.kinds]
     if sum(counts) > 6:
@@ -150,12 +150,12 @@ def check(problem: Problem, book: Book, found: Cover, counts: list[int]) -> None
 @given(seed=st.integers(0, 10**6), least=st.integers(1, 3))
 def test_a_cover_keeps_every_limit(seed: int, least: int) -> None:
     problem, book = a_book(seed, least_members=least)
-    if isinstance(book, Infeasible):
+    if isinstance(book, NoLayout):
         assert book.reason
         return
     found = cover(book)
     counts = [kind.count for kind in problem.kinds]
-    if isinstance(found, Infeasible):
+    if isinstance(found, NoLayout):
         assert "least_members" in found.reason
         assert least > 1
     else:
@@ -166,7 +166,7 @@ def test_a_cover_keeps_every_limit(seed: int, least: int) -> None:
 def test_what_is_left_after_a_loss_is_a_look_up(seed: int, data: st.DataObject) -> None:
     """The book of all devices covers the rest as well as a book made for the rest."""
     problem, book = a_book(seed)
-    if isinstance(book, Infeasible):
+    if isinstance(book, NoLayout):
         return
     left = [data.draw(st.integers(0, kind.count)) for kind in problem.kinds]
     if not any(left):
@@ -176,7 +176,7 @@ def test_what_is_left_after_a_loss_is_a_look_up(seed: int, data: st.DataObject) 
     )
     fresh = book_of(rest)
     found = cover(book, devices=left)
-    if isinstance(fresh, Infeasible):
+    if isinstance(fresh, NoLayout):
         assert found == fresh
         return
     again = cover(fresh)
@@ -192,7 +192,7 @@ def test_the_named_remedy_makes_the_model_fit() -> None:
         rng = random.Random(seed)
         problem = a_problem(rng, kinds=2, units=6, memory=(200, 700))
         answer = book_of(problem)
-        if not isinstance(answer, Infeasible):
+        if not isinstance(answer, NoLayout):
             continue
         assert answer.needed_bytes > 0
         assert answer.available_bytes == sum(kind.count * kind.memory_bytes for kind in problem.kinds)
@@ -214,7 +214,7 @@ def test_the_named_remedy_makes_the_model_fit() -> None:
 def test_a_model_that_fits_nowhere_is_refused_with_bytes_and_a_remedy() -> None:
     problem = a_problem(random.Random(1), kinds=1, units=8, most=1, memory=(500, 500))
     answer = book_of(replace(problem, kinds=(replace(problem.kinds[0], count=2),)))
-    assert isinstance(answer, Infeasible)
+    assert isinstance(answer, NoLayout)
     assert "the model needs" in answer.reason
     assert "bytes" in answer.reason
     assert f"{answer.fitting_units} of 8 units" in answer.reason
@@ -224,13 +224,13 @@ def test_a_unit_larger_than_every_device_is_named() -> None:
     problem = a_problem(random.Random(1), kinds=1, units=3, memory=(1000, 1000))
     units = (replace(problem.units[0], parameter_bytes=600), *problem.units[1:])
     answer = book_of(replace(problem, units=units))
-    assert isinstance(answer, Infeasible)
+    assert isinstance(answer, NoLayout)
     assert answer.reason.startswith("unit 0 (u0) alone needs")
 
 
 def test_a_wrong_problem_is_an_answer() -> None:
     answer = book_of(replace(a_problem(random.Random(1)), batch_samples=0))
-    assert isinstance(answer, Infeasible)
+    assert isinstance(answer, NoLayout)
     assert answer.reason.startswith("batch_samples is 0")
 
 
@@ -282,7 +282,7 @@ def test_fewer_members_than_asked_is_refused() -> None:
     book = book_of(problem)
     assert isinstance(book, Book)
     answer = cover(book)
-    assert isinstance(answer, Infeasible)
+    assert isinstance(answer, NoLayout)
     assert "least_members is 50" in answer.reason
     assert answer.reason.endswith("or accept fewer members")
 
@@ -291,11 +291,11 @@ def test_fewer_members_than_asked_is_refused() -> None:
 def test_the_kinds_that_a_further_member_lacks_make_one(seed: int) -> None:
     """With them, the devices form one member more."""
     problem, book = a_book(seed, least_members=1)
-    if isinstance(book, Infeasible):
+    if isinstance(book, NoLayout):
         return
     names, counts = [kind.name for kind in problem.kinds], [kind.count for kind in problem.kinds]
     answer = cover(replace(book, problem=replace(problem, least_members=50)))
-    assert isinstance(answer, Infeasible)
+    assert isinstance(answer, NoLayout)
     formed = int(answer.reason.split(" member")[0].rsplit(" ", 1)[1])
     found = re.search(r"a further member lacks (.+?):", answer.reason)
     assert found is not None
@@ -315,7 +315,7 @@ def test_a_layout_that_no_device_can_have_is_refused() -> None:
     book = book_of(replace(problem, kinds=(replace(problem.kinds[0], count=9),)))
     assert isinstance(book, Book)
     answer = cover(book, kinds=frozenset({LayoutKind.REPLICATED}))
-    assert isinstance(answer, Infeasible)
+    assert isinstance(answer, NoLayout)
     assert "no replicated layout" in answer.reason
 
 
@@ -345,7 +345,10 @@ def test_limits_name_what_costs_most() -> None:
     problem = replace(roomy(3), links={}, batch_samples=64)
     one = replace(problem, kinds=(replace(problem.kinds[0], count=1), replace(problem.kinds[1], count=0)))
     two = replace(one, kinds=(replace(one.kinds[0], count=2), one.kinds[1]), default_link=Link(latency_s=3.0))
-    for each, kinds, limit in ((one, EVERY, Limit.COMPUTE), (two, frozenset({LayoutKind.PIPELINE}), Limit.LINK)):
+    for each, kinds, limit in (
+        (one, EVERY, MemberLimit.COMPUTE),
+        (two, frozenset({LayoutKind.PIPELINE}), MemberLimit.LINK),
+    ):
         book = book_of(each)
         assert isinstance(book, Book)
         found = cover(book, kinds=kinds)
@@ -425,7 +428,7 @@ def test_a_template_takes_what_fits_into_a_time() -> None:
 def test_members_of_all_kinds_take_the_batch_in_the_least_time(seed: int) -> None:
     """Whole devices, pipelines and sharded members against every set of them; less memory leaves fewer kinds."""
     problem, book = a_book(seed, batch_samples=12)
-    if isinstance(book, Infeasible):
+    if isinstance(book, NoLayout):
         return
     counts = [min(2, kind.count) for kind in problem.kinds]
     further = sharded_templates(problem)
@@ -453,7 +456,7 @@ def test_every_kind_of_member_is_chosen_somewhere() -> None:
     chosen: set[LayoutKind] = set()
     for seed in range(60):
         problem, book = a_book(seed)
-        if isinstance(book, Infeasible) or chosen == set(LayoutKind):
+        if isinstance(book, NoLayout) or chosen == set(LayoutKind):
             continue
         best = best_cover(book, EVERY, further=sharded_templates(problem))
         chosen |= {member.layout.kind for member in best.members} if isinstance(best, Cover) else set()

@@ -6,14 +6,14 @@ import random
 
 import numpy as np
 import pytest
-from heterotrain_planner.layout.knapsack import Menu, menu, most_room, room_bounds
+from heterotrain_planner.layout.knapsack import DeviceMenu, menu, most_room, room_bounds
 from heterotrain_planner.layout.state_shares import state_ratios
 from scipy.optimize import LinearConstraint, milp
 from support.repeat import times
 from unit.planner.layout.sharded_oracle import largest_ratio
 
 
-def some_menus(seed: int) -> tuple[list[Menu], int]:
+def some_menus(seed: int) -> tuple[list[DeviceMenu], int]:
     rng = random.Random(seed)
     menus = [
         menu(rng.randint(1, 4), tuple((rng.randint(0, 20), rng.uniform(0, 30)) for _ in range(rng.randint(1, 8))))
@@ -23,7 +23,7 @@ def some_menus(seed: int) -> tuple[list[Menu], int]:
     return menus, rng.randint(0, most + 3)
 
 
-def by_programme(menus: list[Menu], samples: int, *, whole: bool) -> float | None:
+def by_programme(menus: list[DeviceMenu], samples: int, *, whole: bool) -> float | None:
     """Return the most room by an integer programme, or by its relaxation."""
     devices = [one for one in menus for _ in range(one.devices)]
     entries = [(index, b, r) for index, one in enumerate(devices) for b, r in one.entries]

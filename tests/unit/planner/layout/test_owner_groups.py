@@ -13,7 +13,7 @@ from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.exchange import owner_bytes
 from heterotrain_planner.layout.problem import Link
-from heterotrain_planner.layout.result import Cover, Infeasible, Template
+from heterotrain_planner.layout.result import Cover, NoLayout, Template
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
 from unit.planner.layout.test_cover import roomy
@@ -75,5 +75,5 @@ def test_two_members_of_too_many_shards_are_refused_with_the_number() -> None:
         devices=(shards, 0), micro_batch_samples=8, first_s=1e-3, next_s=1e-3, exchange_bytes=1, layout=layout
     )
     answer = cover(book, further=(template,))
-    assert isinstance(answer, Infeasible)
+    assert isinstance(answer, NoLayout)
     assert f"{shards} different groups of owners" in answer.reason

@@ -13,7 +13,7 @@ from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.pass_time import Gathering
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
-from heterotrain_planner.layout.result import Cover, Infeasible, LayoutKind, Limit
+from heterotrain_planner.layout.result import Cover, LayoutKind, MemberLimit, NoLayout
 from heterotrain_planner.layout.sharded import (
     GAP_RATIO,
     ShardedMember,
@@ -87,7 +87,7 @@ def test_no_division_is_faster(seed: int) -> None:
     found = sharded_member(problem, devices, share, gathering=gathering, equal_shards=equal_shards)
     least = least_step_s(problem, devices, share, once=once, equal_shards=equal_shards)
     if least is None:
-        assert isinstance(found, Infeasible)
+        assert isinstance(found, NoLayout)
         assert found.needed_bytes > 0
         return
     assert isinstance(found, ShardedMember), found
@@ -103,7 +103,7 @@ def test_every_device_has_room_for_its_shard_and_one_sample(gathering: Gathering
     for seed in range(times(gate=150, every=20_000)):
         problem, devices, share = a_problem(seed, most_devices=4)
         member = sharded_member(problem, devices, share, gathering=gathering)
-        if isinstance(member, Infeasible):
+        if isinstance(member, NoLayout):
             continue
         memory_bytes = {kind.name: kind.memory_bytes for kind in problem.kinds}
         activation_bytes = sum(unit.activation_bytes for unit in problem.units)
@@ -155,7 +155,7 @@ def test_the_linear_relaxation_is_no_better_than_one_sample() -> None:
     problem = a_cluster(count=4, state_part=0.6)
     devices = {kind.name: 4 for kind in problem.kinds}
     found = sharded_template(problem, devices, 256, equal_shards=False)
-    assert not isinstance(found, Infeasible)
+    assert not isinstance(found, NoLayout)
     units, extra = 12, 4 * 50 * MIB
     activation, state = units * 64 * MIB, problem.state_ratio * units * 50 * MIB
     rows, limits = [], []
@@ -193,7 +193,7 @@ def test_equal_shards_waste_large_memories() -> None:
     tight = a_cluster(state_part=0.4)
     devices = {kind.name: kind.count for kind in tight.kinds}
     refused = sharded_member(tight, devices, 1024, equal_shards=True)
-    assert isinstance(refused, Infeasible)
+    assert isinstance(refused, NoLayout)
     assert "leave t4 out, or divide the state by memory" in refused.reason
     assert_possible(tight, solved(tight, 1024), 1024)
 
@@ -205,9 +205,9 @@ def test_slow_links_keep_shards_more_equal_than_fast_ones() -> None:
 
 
 def test_what_binds() -> None:
-    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e12), 512).limit is Limit.COMPUTE
-    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e7), 512).limit is Limit.LINK
-    assert solved(a_cluster(state_part=0.85, bytes_per_s=1e12), 4096).limit is Limit.MEMORY
+    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e12), 512).limit is MemberLimit.COMPUTE
+    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e7), 512).limit is MemberLimit.LINK
+    assert solved(a_cluster(state_part=0.85, bytes_per_s=1e12), 4096).limit is MemberLimit.MEMORY
 
 
 def test_gathering_once_saves_traffic_where_parameters_fit() -> None:
@@ -230,12 +230,12 @@ def test_infeasible_names_the_bytes() -> None:
     problem = a_cluster(state_part=0.99)
     devices = {kind.name: kind.count for kind in problem.kinds}
     found = sharded_member(problem, devices, 64)
-    assert isinstance(found, Infeasible)
+    assert isinstance(found, NoLayout)
     assert found.available_bytes == 16 * (80 + 48 + 22 + 15) * GIB
     assert f"{found.needed_bytes:,}" in found.reason
     large = replace(problem, units=(replace(problem.units[0], activation_bytes=16 * GIB),), state_ratio=4.0)
     found = sharded_member(large, devices, 64)
-    assert isinstance(found, Infeasible)
+    assert isinstance(found, NoLayout)
     assert "leave t4 out, or use smaller units" in found.reason
 
 
@@ -243,7 +243,7 @@ def test_a_template_takes_its_shares_in_passes() -> None:
     problem = a_cluster(count=4, bytes_per_s=1e10)
     devices = {kind.name: 4 for kind in problem.kinds}
     found = sharded_template(problem, devices, 64, equal_shards=False)
-    assert not isinstance(found, Infeasible)
+    assert not isinstance(found, NoLayout)
     assert found.devices == (4, 4, 4, 4)
     assert found.first_s == found.next_s
     largest = max(shard.state_ratio for shard in found.layout.shards)
@@ -297,5 +297,5 @@ def test_what_makes_no_member_is_refused() -> None:
         ({"a100": 1}, 10**9, "divide the batch among more members"),
     ):
         for found in (sharded_member(problem, devices, share), sharded_template(problem, devices, share)):
-            assert isinstance(found, Infeasible)
+            assert isinstance(found, NoLayout)
             assert sentence in found.reason

@@ -13,7 +13,7 @@ from heterotrain_planner.layout.costs import costs_of
 from heterotrain_planner.layout.cover import Cover
 from heterotrain_planner.layout.cut import finalists
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
-from heterotrain_planner.layout.result import Infeasible
+from heterotrain_planner.layout.result import NoLayout
 from heterotrain_planner.layout.worked_out import _with_updates
 from support.repeat import times
 
@@ -22,7 +22,7 @@ from .instances import a_problem, most_kept, pipelines
 GIB = 2**30
 
 
-def solved(problem: Problem) -> Cover | Infeasible:
+def solved(problem: Problem) -> Cover | NoLayout:
     return best_members(book_of(problem), problem)
 
 
@@ -88,7 +88,7 @@ def test_every_sound_problem_has_an_answer(seed: int) -> None:
     )  # fmt: skip
     kinds = tuple(replace(kind, update_s_per_byte=rng.choice([0.0, 0.01, 0.05])) for kind in problem.kinds)
     found = solved(replace(problem, kinds=kinds))
-    if isinstance(found, Infeasible):
+    if isinstance(found, NoLayout):
         assert found.reason
     else:
         assert sum(member.share_samples for member in found.members) == problem.batch_samples

@@ -13,8 +13,8 @@ from heterotrain_planner.layout.assignment import assign
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import Link, Problem
-from heterotrain_planner.layout.result import Cover, Infeasible, Layout, LayoutKind, Shard, Stage
-from heterotrain_planner.layout.transition import Holder, Part, Transition, parts_of_layout, pays, transition
+from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, NoLayout, Shard, Stage
+from heterotrain_planner.layout.transition import Holder, Transition, UnitRows, parts_of_layout, pays, transition
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
@@ -170,7 +170,7 @@ def test_the_fewest_bytes_move(seed: int) -> None:
     want = by_permutations(problem, holders, new)
     answer = transition(problem, holders, new)
     if math.isinf(want):
-        assert isinstance(answer, Infeasible)
+        assert isinstance(answer, NoLayout)
         assert "devices of kind" in answer.reason
         return
     assert isinstance(answer, Transition)
@@ -193,7 +193,8 @@ def test_the_fewest_bytes_move(seed: int) -> None:
 def test_very_many_places_are_filled_one_by_one() -> None:
     problem = a_model()
     holders = [
-        Holder(device=f"d{index}", kind="k0", parts=(Part(first_unit=index % 8, last_unit=7),)) for index in range(400)
+        Holder(device=f"d{index}", kind="k0", parts=(UnitRows(first_unit=index % 8, last_unit=7),))
+        for index in range(400)
     ]
     found = found_for(problem, holders, [a_pipeline([index % 7 + 1], "00") for index in range(150)])
     used = [name for names in found.places for name in names]
@@ -205,14 +206,14 @@ def test_very_many_places_are_filled_one_by_one() -> None:
     [
         ([], "need 1 devices of kind k0, and there are 0"),
         ([Holder(device="a", kind="k0"), Holder(device="a", kind="k0")], "listed twice"),
-        ([Holder(device="a", kind="k0", parts=(Part(first_unit=0, last_unit=99),))], "not a part of this model"),
-        ([Holder(device="a", kind="k0", parts=(Part(first_unit=0, last_unit=1, stop=math.nan),))], "not a part"),
+        ([Holder(device="a", kind="k0", parts=(UnitRows(first_unit=0, last_unit=99),))], "not a part of this model"),
+        ([Holder(device="a", kind="k0", parts=(UnitRows(first_unit=0, last_unit=1, stop=math.nan),))], "not a part"),
         ([Holder(device=f"{i}", kind="k0") for i in range(3000)], "more than"),
     ],
 )
 def test_wrong_holders_are_an_answer(holders: list[Holder], sentence: str) -> None:
     answer = transition(a_model(), holders, [a_pipeline([], "0")])
-    assert isinstance(answer, Infeasible)
+    assert isinstance(answer, NoLayout)
     assert sentence in answer.reason
 
 

@@ -14,8 +14,8 @@ import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.identity import Identity, Mode
-from heterotrain.state.training import Training
-from heterotrain.telemetry.report import Report
+from heterotrain.state.training import TrainState
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain_core.contract.config import TrainingConfig
 from support.waiting import wait_until
 
@@ -114,14 +114,14 @@ def test_only_hooks_that_may_outlast_the_grace_period_are_preceded_by_a_checkpoi
     """A short hook leaves time for the checkpoint after it."""
     identity = Identity(mode=Mode.ALONE)
     config = TrainingConfig(checkpoint_uri=str(tmp_path))
-    manager = CheckpointManager(identity, config, report=Report(identity))
+    manager = CheckpointManager(identity, config, report=RankMetrics(identity))
     manager._speed_bytes_per_s = 1.0
-    training = Training(model=torch.nn.Linear(1, 1, bias=False))  # four bytes
+    training = TrainState(model=torch.nn.Linear(1, 1, bias=False))  # four bytes
     assert manager.outlasts_grace(hooks_s, training, step_s=0.5, grace_s=30.0) is expected
 
 
 def test_without_a_store_nothing_is_written(tmp_path: Path) -> None:
     """There is nothing to save to, however long a hook takes."""
     identity = Identity(mode=Mode.ALONE)
-    manager = CheckpointManager(identity, TrainingConfig(), report=Report(identity))
-    assert not manager.outlasts_grace(None, Training(model=torch.nn.Linear(1, 1)), step_s=0.0, grace_s=30.0)
+    manager = CheckpointManager(identity, TrainingConfig(), report=RankMetrics(identity))
+    assert not manager.outlasts_grace(None, TrainState(model=torch.nn.Linear(1, 1)), step_s=0.0, grace_s=30.0)

@@ -23,7 +23,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.layouts.holdings import Extent
 from heterotrain.session import Job
 from heterotrain.telemetry.logs import TextFormatter
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
@@ -317,7 +317,7 @@ def test_a_rank_with_a_part_of_the_model_writes_no_whole_checkpoint() -> None:
     training = training_of(half, seed=1, steps=2)
     training.holdings = (half, rest)
     identity = Identity(mode=Mode.ALONE)
-    manager = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=Report(identity))
+    manager = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=RankMetrics(identity))
     manager.write_now(training, generation=1)
     assert manager.best() == (-1, -1)
     training = training_of(full(), seed=1, steps=2)
@@ -328,11 +328,11 @@ def test_a_rank_with_a_part_of_the_model_writes_no_whole_checkpoint() -> None:
 def test_the_restored_checkpoint_is_reported_until_there_is_a_newer_one() -> None:
     """After a suspend the operator learns of the last checkpoint from the next workers, if it missed the outcomes."""
     identity = Identity(mode=Mode.ALONE)
-    first = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=Report(identity))
+    first = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=RankMetrics(identity))
     first.write_now(training_of(full(), seed=1, steps=2), generation=1)
     assert first.newest is not None
     assert first.newest[0] == 2
-    report = Report(identity)
+    report = RankMetrics(identity)
     manager = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=report)
     assert manager.newest is None
     assert metrics.CHECKPOINT_STEP not in report.current()

@@ -19,7 +19,7 @@ from heterotrain.checkpoints.writer import CheckpointWriter, WriteRequest, Write
 from heterotrain.data.progress import Progress
 from heterotrain.layouts.holdings import Extent, Holding
 from heterotrain.state.tensors import flatten
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -148,7 +148,7 @@ def test_ranks_write_equal_amounts() -> None:
     assert [extent.start for extent in found] == [0, *(extent.stop for extent in found[:-1])]
 
 
-def a_small_training(steps: int) -> Training:
+def a_small_training(steps: int) -> TrainState:
     """Return the training of which ``format_2`` holds a checkpoint after two steps, written by an earlier version."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     with torch.no_grad():
@@ -160,7 +160,7 @@ def a_small_training(steps: int) -> Training:
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 2.0**-step)
         optimizer.step()
-    return Training(model=model, optimizers=[optimizer], order="as given", progress=Progress(steps=steps))
+    return TrainState(model=model, optimizers=[optimizer], order="as given", progress=Progress(steps=steps))
 
 
 def test_a_checkpoint_of_format_2_stays_readable(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_torch_reads_the_parts_of_one_checkpoint(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(3, 30)).sum().backward()
     optimizer.step()
-    state = Training(model=model, optimizers=[optimizer]).capture()
+    state = TrainState(model=model, optimizers=[optimizer]).capture()
     written(CheckpointFolder(tmp_path, max_to_keep=1), state, count=3)
     expected = {held.entry.name: held.values for held in flatten(state).held}
     found = {name: torch.full_like(values, -1) for name, values in expected.items()}

@@ -14,7 +14,7 @@ from heterotrain.checkpoints.predecessor import predecessor
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.state.tensors import flatten
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.config import TrainingConfig
 from support.divided_models import full, training_of
@@ -114,7 +114,7 @@ def test_an_empty_folder_is_a_mistake_and_an_unreadable_store_too(monkeypatch: p
 
 def test_checkpoints_of_an_earlier_job_of_the_same_name_are_mentioned(caplog: pytest.LogCaptureFixture) -> None:
     training = training_of(full(), seed=0)
-    manager = CheckpointManager(identity(), TrainingConfig(checkpoint_uri=STORE), report=Report(identity()))
+    manager = CheckpointManager(identity(), TrainingConfig(checkpoint_uri=STORE), report=RankMetrics(identity()))
     assert not manager.load_into(training)
     assert "resumeFrom" not in caplog.text
     written(f"vision-digits-{OLD}")
@@ -124,7 +124,7 @@ def test_checkpoints_of_an_earlier_job_of_the_same_name_are_mentioned(caplog: py
 
 def test_a_cold_start_prefers_the_own_folder_and_reports_another_one() -> None:
     config = TrainingConfig(checkpoint_uri=STORE, checkpoint_resume_from="digits")
-    report = Report(identity())
+    report = RankMetrics(identity())
 
     def manager() -> CheckpointManager:
         return CheckpointManager(identity(), config, report=report)

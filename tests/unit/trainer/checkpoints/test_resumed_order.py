@@ -12,7 +12,7 @@ import heterotrain
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +73,9 @@ def test_checkpoints_from_before_orders_had_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool
 ) -> None:
     """Their shuffled orders were drawn by numpy and are refused; the data set's own order is still the same."""
-    capture = Training.capture
+    capture = TrainState.capture
     monkeypatch.setattr(
-        Training, "capture", lambda *given: {name: each for name, each in capture(*given).items() if name != "order"}
+        TrainState, "capture", lambda *given: {name: each for name, each in capture(*given).items() if name != "order"}
     )
     stopped(tmp_path, in_step=1, shuffle=shuffle)
     if not shuffle:

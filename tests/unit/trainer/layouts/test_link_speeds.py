@@ -12,7 +12,7 @@ import torch
 from heterotrain.layouts import link_speeds
 from heterotrain.layouts.link_speeds import LARGE_BYTES, LinkSpeeds
 from heterotrain.layouts.neighbours import Neighbours
-from heterotrain.layouts.part_messages import Exchange
+from heterotrain.layouts.part_messages import PartExchange
 from heterotrain.network.gloo import bounded_wait
 from heterotrain.network.gloo.member_group import MemberGroup
 from support.waiting import wait_until
@@ -134,7 +134,7 @@ def test_the_rank_that_comes_last_to_an_exchange_measures_the_link(clock: Clock)
             clock.come_late(reads=2)  # of a message in each direction
         mine, theirs = torch.ones(MIB), torch.zeros(MIB)
         received: list[Any] = [theirs, theirs]
-        Exchange(group, [mine, mine], received).finish()
+        PartExchange(group, [mine, mine], received).finish()
 
     first, last = on_two_ranks(run)
     assert first[0][2] == LATE_S

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.layouts.part_messages import Exchange, sum_of_parts
+from heterotrain.layouts.part_messages import PartExchange, sum_of_parts
 
 LONGEST_S = 30.0
 """A test that waits for longer has ranks that wait for each other."""
@@ -119,7 +119,7 @@ def test_exchanges_that_are_ended_late_keep_their_order() -> None:
     def run(group: Any, rank: int) -> list[list[float]]:
         targets = [[torch.zeros(1) for _ in range(3)] for _ in range(4)]
         begun = [
-            Exchange(group, [torch.tensor([10.0 * turn + rank])] * 3, targets[turn]) for turn in range(len(targets))
+            PartExchange(group, [torch.tensor([10.0 * turn + rank])] * 3, targets[turn]) for turn in range(len(targets))
         ]
         for exchange in reversed(begun):
             exchange.finish()

@@ -14,7 +14,7 @@ from heterotrain.errors import UsageError
 from heterotrain.layouts import gathered_unit
 from heterotrain.layouts.gathered_unit import GatheredUnit
 from heterotrain.layouts.initial_weights import built
-from heterotrain.layouts.shards import Shards
+from heterotrain.layouts.shards import ModelShards
 from heterotrain.layouts.units import units_of
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
@@ -119,7 +119,7 @@ def through(*numbers: int) -> Forward:
     return forward
 
 
-def a_rank(forward: Forward, monkeypatch: pytest.MonkeyPatch) -> tuple[Shards, list[str]]:
+def a_rank(forward: Forward, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelShards, list[str]]:
     """Return a rank that holds everything, and what it begins to exchange, by the first parameter of the unit."""
     seen: list[str] = []
 
@@ -136,7 +136,9 @@ def a_rank(forward: Forward, monkeypatch: pytest.MonkeyPatch) -> tuple[Shards, l
     monkeypatch.setattr(GatheredUnit, "reduce", reducing)
     layout = Layout(kind=LayoutKind.SHARDED, shards=1, state_weights=(1,))
     group: Any = Alone()
-    part = Shards(units_of(built(lambda: Net(forward)), "blocks"), layout, group, seed=0, device=torch.device("cpu"))
+    part = ModelShards(
+        units_of(built(lambda: Net(forward)), "blocks"), layout, group, seed=0, device=torch.device("cpu")
+    )
     part.begin(units_of(built(lambda: Net(forward)), "blocks"))
     return part, seen
 
@@ -271,7 +273,7 @@ def test_the_planner_counts_the_bytes_of_gathered_units(
     path = "blocks" if around else None
     layout = Layout(kind=LayoutKind.SHARDED, shards=1, state_weights=(1,))
     group: Any = Alone()
-    part = Shards(units_of(built(build), path), layout, group, seed=0, device=torch.device("cpu"))
+    part = ModelShards(units_of(built(build), path), layout, group, seed=0, device=torch.device("cpu"))
     part.begin(units_of(built(build), path))
     units = [part._passes._rest, *part._passes._units]
     seen: list[int] = []

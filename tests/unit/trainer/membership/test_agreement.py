@@ -26,7 +26,7 @@ from heterotrain.membership.agreement import agree_on_state
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.mesh import Mesh
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
 from support.divided_models import (
@@ -70,13 +70,13 @@ def groups(ranks: int) -> Iterator[list[Group]]:
 class Folder:
     """Checkpoints of one state, for ranks of any layout."""
 
-    saved: Training | None = None
+    saved: TrainState | None = None
     loads: list[int] = field(default_factory=list)
 
     def best(self) -> tuple[int, int]:
         return (-1, -1) if self.saved is None else (1, self.saved.progress.steps)
 
-    def load_into(self, training: Training) -> bool:
+    def load_into(self, training: TrainState) -> bool:
         if self.saved is None:
             return False
         self.loads.append(self.saved.progress.steps)
@@ -85,7 +85,7 @@ class Folder:
 
 
 def agree(
-    trainings: list[Training], folder: Folder | None = None, *, places: Sequence[Callable[[], None]] = ()
+    trainings: list[TrainState], folder: Folder | None = None, *, places: Sequence[Callable[[], None]] = ()
 ) -> None:
     """Let all ranks agree; ``places`` gives each one its part of the model. A rank that fails ends its connections."""
 
@@ -180,7 +180,7 @@ def test_two_stages_change_places_in_the_room_of_one_and_a_few_units(monkeypatch
         return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(units)))
 
     models = [CuttableModel(built(build), None, seed=1, device=torch.device("cpu")) for _ in range(2)]
-    trainings = [Training(order="as given") for _ in models]
+    trainings = [TrainState(order="as given") for _ in models]
     members = [PipelineMember(*both, torch.device("cpu")) for both in zip(models, trainings, strict=True)]
     for model, member, training in zip(models, members, trainings, strict=True):
         model.look(torch.zeros(1, width))
@@ -285,10 +285,10 @@ def test_a_part_of_the_initial_weights_that_was_lost_is_drawn_again() -> None:
     def build() -> torch.nn.Module:
         return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8)))
 
-    def member() -> tuple[Training, PipelineMember]:
+    def member() -> tuple[TrainState, PipelineMember]:
         cuttable = CuttableModel(built(build), None, seed=1, device=torch.device("cpu"))
         cuttable.look(torch.zeros(1, 4))
-        training = Training(order="as given")
+        training = TrainState(order="as given")
         training.optimizers = [torch.optim.Adam(cuttable.model.parameters())]
         found = PipelineMember(cuttable, training, torch.device("cpu"))
         found.add(training.optimizers[0])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.layouts.holdings import Extent, Holding, pieces_of
-from heterotrain.numerics.piece_reducer import Division, PieceReducer
+from heterotrain.numerics.piece_reducer import PieceDivision, PieceReducer
 from support.repeat import times
 
 SHAPES = {"first": (3, 4), "second": (7,), "number": (), "third": (5, 2, 2), "last": (1,)}
@@ -100,7 +100,7 @@ def reducers(holdings: list[dict[str, Extent]], *, bucket_bytes: int) -> list[Pi
     return [
         PieceReducer(
             Part(holding),  # type: ignore[arg-type]  # the members used
-            Division(names=tuple(SIZES), pieces=pieces, holding=holding),
+            PieceDivision(names=tuple(SIZES), pieces=pieces, holding=holding),
             rank=rank,
             bucket_bytes=bucket_bytes,
         )

@@ -11,7 +11,7 @@ from heterotrain.checkpoints.storage import Storage
 from heterotrain.identity import Identity, Mode
 from heterotrain.preflight import in_job, machine
 from heterotrain.preflight.result import Check, Verdict
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain_core.contract import metrics
 from heterotrain_operator.cluster_state.telemetry import PreflightProblem
 from heterotrain_operator.prom.accepted import PLAUSIBLE
@@ -21,10 +21,10 @@ from heterotrain_operator.prom.vector import Series
 CPU = torch.device("cpu")
 
 
-def checked(uri: str | None, *, mode: Mode = Mode.OPERATED, local_rank: int = 0) -> Report:
+def checked(uri: str | None, *, mode: Mode = Mode.OPERATED, local_rank: int = 0) -> RankMetrics:
     """Return a worker's report after its checks."""
     identity = Identity(mode=mode, worker="job-w0", worker_uid="u", local_rank=local_rank)
-    report = Report(identity)
+    report = RankMetrics(identity)
     in_job.start(identity, CPU, uri, report)
     for thread in threading.enumerate():
         if thread.name == "heterotrain-preflight":
@@ -32,7 +32,7 @@ def checked(uri: str | None, *, mode: Mode = Mode.OPERATED, local_rank: int = 0)
     return report
 
 
-def problems(report: Report) -> list[tuple[str, float]]:
+def problems(report: RankMetrics) -> list[tuple[str, float]]:
     """Return check and value of each exported problem."""
     return [
         (sample.labels["check"], sample.value)
@@ -108,7 +108,7 @@ def test_a_missing_name_server_is_a_limit_only(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_operator_reads_what_is_exported(tmp_path: Path) -> None:
-    report = Report(Identity(mode=Mode.OPERATED, worker="job-w0", worker_uid="u"))
+    report = RankMetrics(Identity(mode=Mode.OPERATED, worker="job-w0", worker_uid="u"))
     found = [Check(name="store", verdict=Verdict.FAILED, message='"no"\nrights')]
     in_job.report_checks([*found, Check(name="DNS", verdict=Verdict.OK, message="m")], report)
     rows = [

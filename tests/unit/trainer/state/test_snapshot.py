@@ -6,17 +6,17 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.state.snapshot import Snapshot
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 
 
-def a_training() -> Training:
+def a_training() -> TrainState:
     """Return a script's state after a step."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model(torch.randn(5, 3)).sum().backward()
     optimizer.step()
-    training = Training(model=model, optimizers=[optimizer])
+    training = TrainState(model=model, optimizers=[optimizer])
     training.extras["plateau"] = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
     training.extras["average"] = torch.optim.swa_utils.AveragedModel(model)
     return training

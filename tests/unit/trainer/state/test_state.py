@@ -12,7 +12,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.state.parts import byte_view, cut, pack, sizes_bytes
 from heterotrain.state.tensors import Flat, empty, flatten, unflatten
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.state.transfer import StateSummary, assign_roles
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,7 +54,7 @@ def test_other_objects_are_refused_by_name() -> None:
 
 def test_state_of_another_script_is_refused() -> None:
     """A resumed run must have the same optimizers and the same model."""
-    one, other = Training(model=torch.nn.Linear(2, 2)), Training(model=torch.nn.Linear(3, 2))
+    one, other = TrainState(model=torch.nn.Linear(2, 2)), TrainState(model=torch.nn.Linear(3, 2))
     with pytest.raises(UsageError, match="another model"):
         other.restore(one.capture())
     other.optimizers.append(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
@@ -65,12 +65,12 @@ def test_state_of_another_script_is_refused() -> None:
 def test_optimizer_and_order_of_state_survive() -> None:
     """After a restore, the next update is bit-identical."""
 
-    def made() -> Training:
+    def made() -> TrainState:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 1)
-        return Training(model=model, optimizers=[torch.optim.Adam(model.parameters(), lr=0.1)])
+        return TrainState(model=model, optimizers=[torch.optim.Adam(model.parameters(), lr=0.1)])
 
-    def update(training: Training, seed: int) -> OrderedDict[str, Any]:
+    def update(training: TrainState, seed: int) -> OrderedDict[str, Any]:
         assert training.model is not None
         x = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
         training.optimizers[0].zero_grad()
@@ -144,9 +144,9 @@ def test_donors_and_receivers(
     assert (roles.leader, roles.donors, roles.receivers, roles.cold_start) == (leader, donors, receivers, cold_start)
 
 
-def training_of(model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> Training:
+def training_of(model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> TrainState:
     """Return a script's state."""
-    return Training(model=model, optimizers=list(optimizers))
+    return TrainState(model=model, optimizers=list(optimizers))
 
 
 def test_a_state_of_another_script_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_a_state_of_another_script_is_refused() -> None:
         assert not other.has_state
 
 
-def a_thawing_script(*, thawed: bool) -> Training:
+def a_thawing_script(*, thawed: bool) -> TrainState:
     """Return a script's state before or after it has thawed a layer with a parameter group of its own."""
     torch.manual_seed(int(thawed))
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))

@@ -10,7 +10,7 @@ import torch
 from heterotrain.numerics.timeline import CudaTimeline, HostTimeline, timeline_of
 from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.steps.clock import Clock, Phase
-from heterotrain.telemetry.report import Report, StepTimes
+from heterotrain.telemetry.report import RankMetrics, StepTimes
 from prometheus_client import generate_latest
 
 
@@ -67,10 +67,10 @@ def test_a_device_that_lags_is_read_when_it_has_finished(monkeypatch: pytest.Mon
     device = Device()
     monkeypatch.setattr("heterotrain.numerics.reducer.timeline_of", lambda _device: device)
     found: list[StepTimes] = []
-    monkeypatch.setattr(Report, "step", lambda _self, **facts: found.append(facts["times"]))
-    reports: list[Report] = []
-    begin = Report.__init__
-    monkeypatch.setattr(Report, "__init__", lambda self, who: (begin(self, who), reports.append(self))[0])
+    monkeypatch.setattr(RankMetrics, "step", lambda _self, **facts: found.append(facts["times"]))
+    reports: list[RankMetrics] = []
+    begin = RankMetrics.__init__
+    monkeypatch.setattr(RankMetrics, "__init__", lambda self, who: (begin(self, who), reports.append(self))[0])
     job = heterotrain.init(epochs=1, batch_samples=4)
     model = job.wrap(torch.nn.Linear(1, 1))
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))

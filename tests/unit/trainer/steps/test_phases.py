@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.steps.phases import Phase
+from heterotrain.steps.phases import TrainingPhase
 from support.one_process import DATA, a_job, squared_error
 
 
@@ -84,6 +84,6 @@ def test_other_data_after_a_break_is_refused() -> None:
 
 
 def test_a_divided_model_has_one_phase() -> None:
-    phase = Phase(is_last=False, last_epoch=1, is_one_of_several=True)
+    phase = TrainingPhase(is_last=False, last_epoch=1, is_one_of_several=True)
     with pytest.raises(UsageError, match="phases need ranks that hold the whole model"):
         phase.may_begin(is_over=False, is_divided=True)

@@ -11,10 +11,10 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.network.group import Group
 from heterotrain.numerics.method import Numerics
 from heterotrain.state.comparison import Difference
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps import replicas
 from heterotrain.steps.replicas import Replicas
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain_core.contract.choices import OnDivergence
 from heterotrain_core.contract.config import TrainingConfig
 
@@ -47,9 +47,9 @@ def some_replicas() -> tuple[Replicas, torch.nn.Module]:
     """Return the comparison of a small model's state."""
     torch.manual_seed(2)
     model = torch.nn.Linear(4, 3)
-    training = Training(model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)])
+    training = TrainState(model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)])
     numerics = Numerics(TrainingConfig(), CPU, training)
-    return Replicas(training, numerics, Report(Identity(mode=Mode.ALONE)), OnDivergence.FAIL), model
+    return Replicas(training, numerics, RankMetrics(Identity(mode=Mode.ALONE)), OnDivergence.FAIL), model
 
 
 def rounded(found: Replicas, model: torch.nn.Module) -> bool:

@@ -9,7 +9,7 @@ import torch
 from heterotrain.errors import OutOfMemory
 from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.initial_weights import built
-from heterotrain.state.training import Training
+from heterotrain.state.training import TrainState
 from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain_core.contract.outcome import Cause
 from unit.trainer.membership.test_agreement import PLAN
@@ -30,7 +30,7 @@ def a_stage(make: Make) -> PipelineMember:
         device=torch.device("cpu"),
     )
     cuttable.look(torch.zeros(1, 4))
-    training = Training(order="as given")
+    training = TrainState(order="as given")
     training.optimizers = [make(cuttable.model.parameters())]
     member = PipelineMember(cuttable, training, torch.device("cpu"))
     member.add(training.optimizers[0])

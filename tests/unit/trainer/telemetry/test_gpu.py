@@ -15,7 +15,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.telemetry import gpu
 from heterotrain.telemetry.gpu import KEPT, STALE_S, GpuSamples
 from heterotrain.telemetry.nvml import Reading, open_gpu
-from heterotrain.telemetry.report import Report, serve
+from heterotrain.telemetry.report import RankMetrics, serve
 from heterotrain_core.contract import metrics as names
 from support.ports import free_port
 from support.waiting import wait_until
@@ -103,7 +103,7 @@ def test_a_gpu_that_cannot_be_read_is_one_quiet_sentence(
         request.getfixturevalue("driver")
     else:
         monkeypatch.setattr(pynvml, "nvmlInit", failing(pynvml.NVMLError_LibraryNotFound))
-    report = Report(IDENTITY)
+    report = RankMetrics(IDENTITY)
     with caplog.at_level(logging.INFO, logger="heterotrain"):
         gpu.sample("other", report)
         wait_until(lambda: "the GPU other is not exported: " in caplog.text, "a line of the log", timeout_s=60)
@@ -120,7 +120,7 @@ def failing(error: type[Exception]) -> Any:
 
 
 def test_a_cpu_starts_nothing() -> None:
-    report = Report(IDENTITY)
+    report = RankMetrics(IDENTITY)
     gpu.watch(torch.device("cpu"), report)
     assert report.of_device is dict
 
@@ -129,7 +129,7 @@ def test_a_scrape_shows_the_gpu_before_the_first_step_and_stays_quick_while_the_
     driver: Driver,
 ) -> None:
     identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", metrics_port=free_port())
-    report = Report(identity)
+    report = RankMetrics(identity)
     server: Any = serve(report, identity)
 
     def scraped() -> str:

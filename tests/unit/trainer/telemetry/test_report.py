@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from heterotrain.identity import Identity, Mode
 from heterotrain.network.authentication import REFUSALS
-from heterotrain.telemetry.report import Report, StepTimes, serve
+from heterotrain.telemetry.report import RankMetrics, StepTimes, serve
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.plan import SCHEMA_VERSION
 from prometheus_client import generate_latest
@@ -24,7 +24,7 @@ from support.ports import free_port
 IDENTITY = Identity(mode=Mode.OPERATED, job_uid="j", worker="w0", worker_uid="u0")
 
 
-def rendered(report: Report) -> dict[str, float]:
+def rendered(report: RankMetrics) -> dict[str, float]:
     """Return all samples by name and labels, without the identity's labels."""
     found = {}
     for line in generate_latest(report.registry).decode().splitlines():
@@ -45,7 +45,7 @@ def times(**fields: float) -> StepTimes:
 
 def test_a_step_is_counted_under_its_shape() -> None:
     """Seconds and squares are counted by phase; compute is a sum of phases."""
-    report = Report(IDENTITY)
+    report = RankMetrics(IDENTITY)
     for _ in range(2):
         report.step(shape=(8, 4), samples=8, times=times(first_bucket_ratio=0.5), peak_bytes=None)
     found, shape = rendered(report), 'micro_batch="4"'
@@ -59,7 +59,7 @@ def test_a_step_is_counted_under_its_shape() -> None:
 
 def test_the_least_recently_used_shape_is_dropped() -> None:
     """The number of label sets is bounded; a shape that is used again stays."""
-    report = Report(IDENTITY)
+    report = RankMetrics(IDENTITY)
     for share in [*range(names.MAX_LIVE_SHAPES), 0, 99]:
         report.step(shape=(share, 1), samples=share, times=times(), peak_bytes=None)
     steps = [name for name in rendered(report) if name.startswith(names.STEPS)]
@@ -70,7 +70,7 @@ def test_the_least_recently_used_shape_is_dropped() -> None:
 
 def test_missing_is_missing() -> None:
     """A fresh process exports no loss, no plan and no steps, only counters whose value is really zero."""
-    found = rendered(Report(IDENTITY))
+    found = rendered(RankMetrics(IDENTITY))
     assert found == {
         f"{names.READY}{{}}": 0.0,
         f"{names.PLAN_SCHEMA}{{}}": float(SCHEMA_VERSION),
@@ -85,7 +85,7 @@ def test_missing_is_missing() -> None:
 
 def test_buckets_causes_and_user_values() -> None:
     """The last bucket is T_u, the others T_o; pauses are by cause."""
-    report = Report(IDENTITY)
+    report = RankMetrics(IDENTITY)
     report.buckets((0.2, 0.3, 0.1))
     report.count(names.PAUSE_SECONDS, 0.5, cause=names.CAUSE_LOSS)
     report.user({"accuracy": 0.9})
@@ -99,14 +99,14 @@ def test_buckets_causes_and_user_values() -> None:
 def test_readiness_waits_for_all_local_ranks() -> None:
     """Local rank 0 answers for the pod; each other rank for itself."""
     port = next(p for p in iter(free_port, 0) if free_port() == p + 1)
-    reports: list[Report] = []
+    reports: list[RankMetrics] = []
     servers: list[Any] = []
     for rank in range(2):
         identity = Identity(
             mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", local_rank=rank, num_proc_per_worker=2,
             metrics_port=port + rank,
         )  # fmt: skip
-        reports.append(Report(identity))
+        reports.append(RankMetrics(identity))
         servers.append(serve(reports[-1], identity))
 
     def status(rank: int) -> int:
@@ -133,7 +133,7 @@ def test_readiness_waits_for_all_local_ranks() -> None:
 def test_probes_and_scrapes_come_over_ipv4_and_ipv6(host: str) -> None:
     """In a cluster with IPv6 only, no worker could get ready otherwise."""
     identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", metrics_port=free_port())
-    report = Report(identity)
+    report = RankMetrics(identity)
     report.gauges({names.READY: 1.0})
     server: Any = serve(report, identity)
     try:
@@ -148,7 +148,7 @@ def test_probes_and_scrapes_come_over_ipv4_and_ipv6(host: str) -> None:
 def test_only_defects_are_logged(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """A scraper that disconnects while the response is made leaves no log line; an exception in the code does."""
     identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", metrics_port=free_port())
-    report, asked, answer = Report(identity), threading.Event(), threading.Event()
+    report, asked, answer = RankMetrics(identity), threading.Event(), threading.Event()
 
     class Slow:
         def collect(self) -> Iterator[Metric]:

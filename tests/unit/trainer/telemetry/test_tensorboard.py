@@ -9,7 +9,7 @@ import pytest
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.telemetry import tensorboard
-from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.tensorboard import EventFile, TensorBoardWriter
 
 
@@ -44,4 +44,4 @@ def test_a_url_is_refused_as_a_folder() -> None:
     """An object store is not a folder."""
     identity = Identity(mode=Mode.ALONE)
     with pytest.raises(UsageError, match="'s3://bucket/runs' is not a path"):
-        TensorBoardWriter("s3://bucket/runs", identity, report=Report(identity))
+        TensorBoardWriter("s3://bucket/runs", identity, report=RankMetrics(identity))

@@ -14,7 +14,7 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.decide.grants.grant import ThroughputModel
 from heterotrain_operator.decide.grants.persisted import compute_time, exchange_of, persisted_grant, speed_of
 from heterotrain_operator.prom.history import Speed, TelemetryHistory
-from heterotrain_operator.prom.snapshot import Snapshot
+from heterotrain_operator.prom.snapshot import JobSeries
 from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
 from heterotrain_planner.planning.evidence import MemberEvidence
 from heterotrain_planner.planning.fitting import fit_members
@@ -114,7 +114,7 @@ def test_sizes_that_no_operator_wrote_are_left_out_one_by_one(sizes: object, kep
 def test_a_new_worker_of_a_pool_with_a_persisted_speed_gets_that_speed() -> None:
     memory = TelemetryHistory({"b": Speed(50, SLOW)})
     other = MemberId("uid-a", 0)
-    memory.take(Snapshot(counters={}, gauges={other: MemberGauges(worker="w")}), {other: 1.0}, pools={"uid-a": "a"})
+    memory.take(JobSeries(counters={}, gauges={other: MemberGauges(worker="w")}), {other: 1.0}, pools={"uid-a": "a"})
     telemetry = memory.telemetry
     former = [
         MemberEvidence(member=member.worker_uid, pool=telemetry.pools[member], observations=observations)
