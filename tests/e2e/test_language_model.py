@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 from heterotrain_client import HeteroTrainClient, TrainingJob
-from lab import dashboard_picture
+from lab import dashboard_form, dashboards
 from lab.cluster import REPOSITORY, Cluster, wait_for
 from lab.jobs import Job, fresh_folder
 from lab.telemetry import Prometheus
@@ -233,16 +233,27 @@ def check_forecast(document: Mapping[str, Any]) -> None:
 
 def check_dashboard(namespace: Cluster, job: TrainingJob, *, start_s: float) -> None:
     """Check every panel of the job's dashboard on this job's telemetry, with several ranks in each pod."""
-    prometheus, uid = Prometheus(namespace), str(job.body()["metadata"]["uid"])
-    panels = dashboard_picture.document("job")["panels"]
-    shown = {
-        panel["title"]: dashboard_picture.lines(prometheus, panel, job=job.name, uid=uid, start_s=start_s)
-        for panel in panels
-    }
-    assert {title for title, lines in shown.items() if not any(line.points for line in lines)} == set(NO_DATA)
-    for line in shown["Efficiency"]:
-        assert all(0 <= value < 1.5 for _, value in line.points), line
-    first, second = (dict(line.points) for line in shown["Share of each worker (samples per step)"])
+    prometheus = Prometheus(namespace)
+    variables = {
+        "$__rate_interval": "10s", "$job": str(job.body()["metadata"]["uid"]), "$namespace": namespace.namespace,
+        "$name": job.name,
+    }  # fmt: skip
+
+    def shown(panel: Mapping[str, Any]) -> list[dict[float, float]]:
+        """Return what a panel shows, by time."""
+        found = []
+        for query in (target["expr"] for target in panel["targets"]):
+            for variable, value in variables.items():
+                query = query.replace(variable, value)  # noqa: PLW2901  # one after the other
+            rows = prometheus.series(query, start_s=start_s, end_s=time.time())
+            found += [{float(at_s): float(value) for at_s, value in row["values"]} for row in rows]
+        return found
+
+    document = json.loads(dashboard_form.text(dashboards.ALL["job"]))
+    panels = {panel["title"]: shown(panel) for panel in document["panels"] if panel.get("targets")}
+    assert {title for title, lines in panels.items() if not any(lines)} == set(NO_DATA)
+    assert all(0 <= value < 1.5 for line in panels["Efficiency"] for value in line.values())
+    first, second = panels["Share of each worker (samples per step)"]
     # Means over some seconds, in which shares change and epochs end with a smaller step: their sum is not the batch.
     assert all(0 < samples < BATCH for each in (first, second) for samples in each.values())
 

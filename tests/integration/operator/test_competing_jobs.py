@@ -24,13 +24,18 @@ async def granted(cluster: Cluster, job: str) -> int | None:
     return next((pool.get("granted") for pool in pools), None)
 
 
+async def run_scheduled(cluster: Cluster, job: str) -> None:
+    """Run every pod of a job that has a node."""
+    pods = await cluster.pods(job)
+    waiting = [n for n, pod in pods.items() if pod["spec"].get("nodeName") and pod["status"]["phase"] == "Pending"]
+    await cluster.run(*waiting)
+
+
 async def running_members(cluster: Cluster, job: str, count: int) -> list[str]:
     """Run every scheduled pod of a job, and wait until its plan names this many."""
 
     async def probe() -> list[str]:
-        pods = await cluster.pods(job)
-        waiting = [n for n, pod in pods.items() if pod["spec"].get("nodeName") and pod["status"]["phase"] == "Pending"]
-        await cluster.run(*waiting)
+        await run_scheduled(cluster, job)
         members = await cluster.members(job)
         return members if len(members) == count else []
 
@@ -45,17 +50,19 @@ async def test_a_new_job_gets_its_part_and_returns_it_at_its_end(cluster: Cluste
     assert await granted(cluster, "old") is None, "alone, it uses all nodes that fit"
     newcomer = await cluster.create(competing_job(cluster, "new"))
 
-    async def two_leave() -> list[str]:
-        found = await leaving_pods(cluster, "old")
-        return found if len(found) == 2 else []
+    async def one_leaves() -> list[str]:
+        await run_scheduled(cluster, "new")
+        return await leaving_pods(cluster, "old")
 
-    going = await until(two_leave, "two workers of the old job leave")
+    (first,) = await until(one_leaves, "one worker of the old job leaves, as long as none of the new one has started")
     assert (await cluster.condition("WorkersLimited", "old"))[:2] == ("True", "NodesShared")
     message = (await cluster.condition("WorkersLimited", "old"))[2]
     assert "other jobs need them more" in message
     assert "; the next member lacks a worker of a; allocation: " in message
-    for name in going:
-        await cluster.end(name, Ending.LEFT, reason="drained")
+    await cluster.end(first, Ending.LEFT, reason="drained")
+    await cluster.confirm_deletions()
+    (second,) = await until(one_leaves, "another worker leaves once the new job's first one is ready")
+    await cluster.end(second, Ending.LEFT, reason="drained")
     await cluster.confirm_deletions()
     await running_members(cluster, "new", 2)
     await running_members(cluster, "old", 2)
