@@ -37,6 +37,7 @@ from distributed.test_sharded_histories import plan, start
 from heterotrain.data.order import permutation
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
+from support.waiting import wait_until
 
 EPOCHS = 3
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
@@ -182,6 +183,7 @@ def check(operator: Operator, pods: list[Pod]) -> None:
 
 
 def check_end(rank: Worker) -> None:
-    """No worker fails by itself; SIGTERM may come before its handler is set."""
+    """No worker fails by itself; SIGTERM may come before its handler is set. A process may still be ending."""
+    wait_until(lambda: rank.poll() is not None, f"{rank.name} ends", timeout_s=60)
     assert rank.poll() in (0, -signal.SIGKILL, -signal.SIGTERM), rank.log()
     assert rank.outcome is None or rank.outcome.ending is not Ending.FAILED, rank.log()
