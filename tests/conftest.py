@@ -65,4 +65,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     if os.environ.get("CI"):
         pytest.fail(f"{problem}, and continuous integration skips no tests", pytrace=False)
-    pytest.skip(problem)
+    pytest.skip(problem)  # names the missing program and what installs it

@@ -54,7 +54,7 @@ def server(certificates: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            subject = dict(pair for (pair,) in self.connection.getpeercert()["subject"])  # type: ignore[attr-defined]
+            subject = dict(pair for (pair,) in self.connection.getpeercert()["subject"])  # type: ignore[attr-defined]  # a socket with TLS
             seen.append((subject["commonName"], self.headers.get("Authorization", "")))
             raw = json.dumps({"items": [], "metadata": {}}).encode()
             self.send_response(200)
@@ -166,9 +166,9 @@ def test_a_proxy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
     named = files(tmp_path, "http://api:6443/", {}, **{"proxy-url": "http://own:1"})
-    assert kubeconfig.load(Target(kubeconfig=named))[0].connections.proxy.host == "own"  # type: ignore[attr-defined]
+    assert kubeconfig.load(Target(kubeconfig=named))[0].connections.proxy.host == "own"  # type: ignore[attr-defined]  # a pool through a proxy
     plain = files(tmp_path, "http://api:6443/", {})
     access, _ = kubeconfig.load(Target(kubeconfig=plain))
-    assert (access.server, access.connections.proxy.host) == ("http://api:6443", "proxy")  # type: ignore[attr-defined]
+    assert (access.server, access.connections.proxy.host) == ("http://api:6443", "proxy")  # type: ignore[attr-defined]  # likewise
     monkeypatch.setenv("no_proxy", "api")
     assert kubeconfig.load(Target(kubeconfig=plain))[0].connections.proxy is None

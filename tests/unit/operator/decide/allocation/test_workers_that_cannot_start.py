@@ -32,7 +32,7 @@ def two_tenants(waiting: Body, **spec: object) -> tuple[MultiJobCluster, FakeClu
     multi.add("trains", pool("a", maxReplicas=4))
     multi.settle()
     new = multi.add("new", pool("a", maxReplicas=4), **spec)
-    new.run = lambda *_, **__: waits(waiting)(new)  # type: ignore[method-assign]
+    new.run = lambda *_, **__: waits(waiting)(new)  # type: ignore[method-assign]  # plays the kubelet
     return multi, new
 
 
