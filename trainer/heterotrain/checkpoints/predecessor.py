@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 MOST_RECORD_BYTES: Final = 64 << 20
 _UID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_OF_A_JOB: Final = re.compile(rf"-{_UID.pattern}$")
+"""The end of the name of a folder that an operated job has made."""
 LOCAL: Final = "local"
 """Uid in the record of a run without an operator, which has no namespace."""
 
@@ -58,11 +60,21 @@ def _named_folder(uri: str, identity: Identity) -> CheckpointFolder:
             f"{folder.storage.shown} in checkpoint.resumeFrom holds no checkpoint: name a job's own folder, which has "
             "the form namespace-name-uid, or remove the field"
         )
-    owner = _owner(folder)
+    owner, advice = _owner(folder), f"to move them, copy the folder to another name, without {RECORD}"
+    if owner is None:
+        raise UsageError(
+            f"{RECORD} in {folder.storage.shown} cannot be read, so it is unknown whose they are: {advice}"
+        )
     if owner.get("uid", LOCAL) != LOCAL and owner.get("namespace") != identity.namespace:
         raise UsageError(
             f"the checkpoints in {folder.storage.shown} are those of namespace {str(owner.get('namespace'))[:64]}: a "
-            f"job continues from its own namespace only. To move them, copy the folder without {RECORD}"
+            f"job continues from its own namespace only; {advice}"
+        )
+    name = uri.rstrip("/").rpartition("/")[2]
+    if not owner and _OF_A_JOB.search(name) and not name.startswith(f"{identity.namespace}-"):
+        raise UsageError(
+            f"{folder.storage.shown} has the name of one of another namespace, and no record: a job continues from "
+            f"its own namespace only; {advice}"
         )
     return folder
 
@@ -76,7 +88,7 @@ def _folder_of(name: str, uri: str, identity: Identity) -> CheckpointFolder | No
         if not _UID.fullmatch(uid) or uid == identity.job_uid:
             continue
         folder = CheckpointFolder(f"{uri.rstrip('/')}/{prefix}{uid}", max_to_keep=1, shared=True)
-        newest, owner = folder.newest(), _owner(folder)
+        newest, owner = folder.newest(), _owner(folder) or {}
         if newest is None:
             continue
         if (owner.get("namespace"), owner.get("name")) == (identity.namespace, name):
@@ -93,12 +105,15 @@ def _folder_of(name: str, uri: str, identity: Identity) -> CheckpointFolder | No
     )
 
 
-def _owner(folder: CheckpointFolder) -> dict[str, Any]:
-    """Return name, namespace and uid of the job that a folder's record names; empty without a readable record."""
+def _owner(folder: CheckpointFolder) -> dict[str, Any] | None:
+    """Return name, namespace and uid of the job that a folder's record names.
+
+    They are empty without a record, and ``None`` if it cannot be read: nobody gets in by damaging it.
+    """
     try:
         job = json.loads(folder.storage.get(RECORD, most_bytes=MOST_RECORD_BYTES))["job"]
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return job if isinstance(job, dict) else {}
+        return None
+    return job if isinstance(job, dict) and job else None

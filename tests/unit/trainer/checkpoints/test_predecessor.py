@@ -100,6 +100,24 @@ def test_a_folder_is_refused_if_its_record_names_another_namespace() -> None:
     assert found(f"{STORE}/by hand") == "by hand"
 
 
+@pytest.mark.parametrize("record", [b"{", b"[]", b'{"job": []}', b'{"job": {}}', b'{"job": "vision"}', b"\xff"])
+def test_a_folder_with_a_damaged_record_is_nobodys(record: bytes) -> None:
+    """Otherwise a job would get at the checkpoints of another namespace by damaging their record."""
+    written(f"other-digits-{OLD}", owner=None)
+    CheckpointFolder(f"{STORE}/other-digits-{OLD}", max_to_keep=1).storage.put(RECORD, [record])
+    with pytest.raises(UsageError, match="cannot be read"):
+        found(f"{STORE}/other-digits-{OLD}")
+
+
+def test_a_folder_without_a_record_is_refused_by_its_name() -> None:
+    """Its job may have been ended before its record was written."""
+    written(f"other-digits-{OLD}", owner=None)
+    with pytest.raises(UsageError, match="the name of one of another namespace"):
+        found(f"{STORE}/other-digits-{OLD}/")
+    written(f"vision-digits-{OLD}", owner=None)
+    assert found(f"{STORE}/vision-digits-{OLD}") == f"vision-digits-{OLD}"
+
+
 def test_an_empty_folder_is_a_mistake_and_an_unreadable_store_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="holds no checkpoint"):
         found(f"{STORE}/empty")
