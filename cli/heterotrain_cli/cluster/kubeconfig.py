@@ -189,4 +189,8 @@ def _unusable(error: Exception) -> str:
         return f"{quoted(str(error.filename))}: {error.strerror}"
     if isinstance(error, _IncompleteError | LoginError):
         return str(error)
+    if isinstance(error, TypeError | AttributeError):
+        return "a value in the kubeconfig has another type than kubectl gives it"
+    if isinstance(error, KeyError):
+        return f"an entry of the kubeconfig has no {quoted(str(error.args[0]))}"
     return f"the kubeconfig is not complete: {said(str(error))}"

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 _MOST_CHARACTERS: Final = 80
+MOST_LINES: Final = 200
+"""Of what is left. Names of YAML for other parts of a file make a small one stand for billions of values."""
+
+
+class WrongPartError(TypeError):
+    """A part of a document has another type than it must have; the message is a sentence without its end."""
 
 
 class Rest:
@@ -17,10 +24,10 @@ class Rest:
         """Begin with all of it; ``path`` is where it was in the file.
 
         Raises:
-            TypeError: it is not an object.
+            WrongPartError: it is not an object.
         """
         if not isinstance(document, Mapping):
-            raise TypeError(f"{path or 'the document'} is not an object")
+            raise WrongPartError(f"{path or 'the document'} is not an object")
         self._document = copy.deepcopy(dict(document))
         self._path = path
         self._parts: list[Rest] = []
@@ -56,11 +63,11 @@ class Rest:
         """Remove and return an object; an empty one where it is missing.
 
         Raises:
-            TypeError: it is not an object.
+            WrongPartError: it is not an object.
         """
         value = self.take(name, {})
         if not isinstance(value, Mapping):
-            raise TypeError(f"{self._below(name)} is not an object")
+            raise WrongPartError(f"{self._below(name)} is not an object")
         return dict(value)
 
     def part(self, name: str) -> Rest:
@@ -88,9 +95,15 @@ class Rest:
             self._document.pop(name, None)
 
     def left(self) -> list[str]:
-        """Return every value that was not taken, with its place."""
-        own = [line for name, value in self._document.items() for line in _lines(value, self._below(name))]
-        return own + [line for part in self._parts for line in part.left()]
+        """Return every value that was not taken, with its place; the first ``MOST_LINES`` of them."""
+        found = list(itertools.islice(self._left(), MOST_LINES + 1))
+        return found if len(found) <= MOST_LINES else [*found[:MOST_LINES], "…, and more"]
+
+    def _left(self) -> Iterator[str]:
+        for name, value in self._document.items():
+            yield from _lines(value, self._below(name))
+        for part in self._parts:
+            yield from part._left()  # noqa: SLF001  # of the same class
 
     def _below(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
@@ -104,5 +117,15 @@ def _lines(value: Any, path: str) -> Iterator[str]:
         for number, each in enumerate(value):
             yield from _lines(each, f"{path}[{number}]")
     elif value not in (None, "", []):
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        text = value if isinstance(value, str) else _json(value)
         yield f"{path}: {text[:_MOST_CHARACTERS]}{' …' if len(text) > _MOST_CHARACTERS else ''}"
+
+
+def _json(value: Any) -> str:
+    """Return the beginning of a value's JSON, one character longer than what is shown."""
+    text = ""
+    for part in json.JSONEncoder(default=str).iterencode(value):
+        text += part
+        if len(text) > _MOST_CHARACTERS:
+            break
+    return text

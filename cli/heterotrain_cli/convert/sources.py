@@ -11,7 +11,7 @@ from heterotrain_operator.api.text import quoted
 from heterotrain_cli.convert.draft import Draft
 from heterotrain_cli.convert.kubeflow import from_mpi_job, from_pytorch_job, from_train_job
 from heterotrain_cli.convert.ray import from_ray_job
-from heterotrain_cli.convert.rest import Rest
+from heterotrain_cli.convert.rest import Rest, WrongPartError
 from heterotrain_cli.convert.skypilot import from_skypilot
 from heterotrain_cli.errors import InputError
 
@@ -44,8 +44,14 @@ def draft_of(documents: Sequence[Mapping[str, Any]], *, where: str) -> Draft:
     try:
         draft = _BY_KIND[kind](document)
         draft.join_queue()
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: not a complete {kind} ({type(error).__name__}: {error}): correct it") from error
+    except WrongPartError as error:
+        raise InputError(f"{where}: not a complete {kind}, because {error}: correct it") from error
+    except KeyError as error:
+        raise InputError(f"{where}: not a complete {kind}, because it has no {error.args[0]}: add it") from error
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{where}: not a complete {kind}, because a value has another type than in its documentation: compare them"
+        ) from error
     draft.notes += [f"left out: {line}" for line in document.left()]
     for other in documents:
         if other is not known[0]:

@@ -505,9 +505,13 @@ REST = "): set KUBECONFIG, or give --kubeconfig and --context"
     [
         (b"a: [1\nb: 2\n", "the kubeconfig is not YAML: correct its line 2"),
         (b"\xff\xfe", "the kubeconfig is not YAML in UTF-8"),
-        (b"- 1\n", "the kubeconfig is not complete: "),
-        (b"just text\n", "the kubeconfig is not complete: "),
-        (b"clusters: 3\ncontexts: 3\nusers: 3\ncurrent-context: c\n", "the kubeconfig is not complete: "),
+        (b"- 1\n", "a value in the kubeconfig has another type than kubectl gives it"),
+        (b"current-context: a\ncontexts: [{context: {}}]\n", "an entry of the kubeconfig has no name"),
+        (b"just text\n", "a value in the kubeconfig has another type than kubectl gives it"),
+        (
+            b"clusters: 3\ncontexts: 3\nusers: 3\ncurrent-context: c\n",
+            "a value in the kubeconfig has another type than kubectl gives it",
+        ),
         (
             b"current-context: c\ncontexts: [{name: c, context: {cluster: x}}]\nclusters: []\n",
             "no address of the cluster x",

@@ -173,8 +173,8 @@ def test_a_script_and_the_answers_to_three_questions_give_a_job(tmp_path: Path) 
     ("text", "sentence"),
     [
         ("kind: Deployment\n", "kind Deployment cannot be converted: known are PyTorchJob, TrainJob, RayJob"),
-        ("kind: PyTorchJob\nspec: {}\n", "not a complete PyTorchJob"),
-        ("kind: PyTorchJob\nspec: []\n", "not a complete PyTorchJob"),
+        ("kind: PyTorchJob\nspec: {}\n", "not a complete PyTorchJob, because it has no pytorchReplicaSpecs: add it"),
+        ("kind: PyTorchJob\nspec: []\n", "not a complete PyTorchJob, because spec is not an object: correct it"),
         ("kind: RayJob\nspec: {rayClusterSpec: {}}\n", "not a complete RayJob"),
         ("kind: TrainJob\n---\nkind: TrainJob\n", "holds 2 jobs: give one at a time"),
         ("- 1\n", "holds no manifest"),
@@ -189,6 +189,23 @@ def test_a_file_that_cannot_be_converted_is_refused_in_one_sentence(tmp_path: Pa
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_names_of_yaml_for_billions_of_values_are_left_out_in_few_lines(tmp_path: Path) -> None:
+    """Each line of a manifest may stand for nine times the line before it."""
+    objects = [f"a{n}: &a{n} {{{', '.join(f'k{k}: *a{n - 1}' for k in range(9))}}}" for n in range(1, 12)]
+    lists = [f"b{n}: &b{n} [{', '.join(9 * [f'*b{n - 1}'])}]" for n in range(1, 12)]
+    container = "{name: a, image: x, command: [python, t.py]}"
+    worker = f"{{replicas: 2, template: {{spec: {{containers: [{container}]}}}}}}"
+    specs = f"{{extra: *a11, more: *b11, pytorchReplicaSpecs: {{Worker: {worker}}}}}"
+    path = tmp_path / "foreign.yaml"
+    path.write_text("\n".join([
+        "a0: &a0 {k: x}", "b0: &b0 [x]", *objects, *lists, "kind: PyTorchJob", "metadata: {name: x}", f"spec: {specs}",
+    ]))  # fmt: skip
+    result = init("--from", str(path))
+    assert result.exit_code == 0, result.stderr
+    assert 200 < result.stderr.count("\n") < 220
+    assert max(map(len, result.stderr.splitlines())) < 300
 
 
 def test_a_needed_answer_is_asked_for_again_and_the_end_of_the_input_is_a_sentence() -> None:
