@@ -15,7 +15,7 @@ from distributed.harness import LIMIT_S, START_S, Operator, Worker, Zygote, asse
 from distributed.scripts import net
 from heterotrain.data.sample_log import lineage
 from heterotrain.network.connection_setup import c10d
-from heterotrain.network.nccl import abort, release, settle_nccl
+from heterotrain.network.nccl import abort, length_s, release, settle_nccl
 from heterotrain.numerics.reducer import Reducer
 from heterotrain_core.contract.outcome import Ending
 
@@ -57,6 +57,7 @@ def test_a_step_is_reduced_and_tested_without_waiting_for_the_device() -> None:
     group: Any = SimpleNamespace(
         world_size=2, settle=lambda _works: None, wait=lambda work, _what: work.wait(),
         all_reduce=lambda flat: groups[0].allreduce([flat], c10d.AllreduceOptions()),
+        times_reductions=True, reduction_s=length_s,
     )  # fmt: skip
     model = net().cuda()
     reducer = Reducer(model, bucket_bytes=1024)
@@ -76,6 +77,9 @@ def test_a_step_is_reduced_and_tested_without_waiting_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("default")
         assert all(bucket.total is not None for bucket in reducer.buckets)
         assert reducer.is_finite() is not bad
+        torch.cuda.synchronize()
+        assert len(reducer.transfers_s()) == len(reducer.buckets)
+        assert all(0.0 < seconds < 60.0 for seconds in reducer.transfers_s())
     release(groups, [])
 
 

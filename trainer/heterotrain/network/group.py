@@ -39,7 +39,7 @@ from heterotrain.network.gloo.script_group import announcement, carried_by, chec
 from heterotrain.network.key_store import close_store
 from heterotrain.network.mesh.exchange import CALLS, AllGather, Exchange, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
-from heterotrain.network.nccl import abort, join_nccl, release, settle_nccl
+from heterotrain.network.nccl import abort, join_nccl, length_s, release, settle_nccl
 from heterotrain.network.peer_sockets import PeerSockets, SocketFilter
 from heterotrain.network.two_levels import Levels, Reduction, TwoLevelGroup, TwoLevelWork
 
@@ -289,6 +289,15 @@ class Group:
         alias = flat.data
         work: Reduction = self._guarded(lambda: gradients.allreduce([alias], c10d.AllreduceOptions()), RuntimeError)
         return work
+
+    @property
+    def times_reductions(self) -> bool:
+        """Whether ``reduction_s`` knows how long reductions took."""
+        return self._backend == "nccl"
+
+    def reduction_s(self, work: Reduction) -> float | None:
+        """Return the seconds of a finished reduction by its own clock; ``None`` if that is not known."""
+        return length_s(work) if self.times_reductions else None
 
     def gather(self, data: bytes, purpose: Purpose = Purpose.LIBRARY) -> AllGather:
         """Start to collect the same number of bytes from every rank; ``rows`` holds them after ``wait``.

@@ -40,6 +40,7 @@ SETTINGS = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # the watchdog's sleep after an error
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # the monitor ends a process whose watchdog waits for an abort
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the training thread meets them too, and can say what they are
+    "TORCH_NCCL_ENABLE_TIMING": "1",  # for ``length_s``
 }
 """Torch's variables, each read by the constructor of a group. A user's own values take precedence."""
 
@@ -119,6 +120,21 @@ def settle_nccl(works: Sequence[Any]) -> None:
     for work in works:
         with contextlib.suppress(RuntimeError):
             work.wait()
+
+
+def length_s(work: Any) -> float | None:
+    """Return the seconds that a finished operation took on the device, its wait for the peers included.
+
+    A callback of torch's that records the end would have to wait for it in a stream of its own. Streams share a few
+    queues of the device, so that wait could hold up the backward pass behind it.
+
+    Returns:
+        ``None`` if the operation has not finished, or if the user has turned torch's clock for operations off.
+    """
+    try:
+        return float(work._get_duration()) / 1e3  # noqa: SLF001  # torch has no public way
+    except RuntimeError:
+        return None
 
 
 def _thread(run: Callable[[], object]) -> threading.Thread:

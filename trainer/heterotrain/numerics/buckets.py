@@ -37,6 +37,7 @@ class Bucket:
         work: its all-reduce.
         started: when the all-reduce began.
         done: when it ended; ``None`` until that is recorded.
+        timed: its all-reduce after the wait, where that knows how long it took.
         is_finite: whether every element of the sum is finite; ``None`` until that is known.
         total: the sum of all elements, on an accelerator that may not have computed it yet; ``None`` on a CPU.
     """
@@ -52,6 +53,7 @@ class Bucket:
     work: Reduction | None = None
     started: Timestamp | None = None
     done: Timestamp | None = None
+    timed: Reduction | None = None
     is_finite: bool | None = None
     total: torch.Tensor | None = None
 

@@ -168,7 +168,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.unused.clear()
-            bucket.work = bucket.started = bucket.done = bucket.is_finite = bucket.total = None
+            bucket.work = bucket.started = bucket.done = bucket.timed = bucket.is_finite = bucket.total = None
 
     def flush(self) -> None:
         """Start the buckets that are left after backward, because some parameters got no gradient.
@@ -318,6 +318,7 @@ class Reducer:
                     bucket.total = bucket.flat.sum()
         self.timestamps.waited = self.timeline.now()
         for bucket in self._buckets:
+            bucket.timed = bucket.work if self._group.times_reductions else None
             bucket.work = bucket.packed = None
 
     def abandon(self) -> None:
@@ -343,6 +344,9 @@ class Reducer:
 
     def transfers_s(self) -> tuple[float, ...]:
         """Return each bucket's transfer seconds in the last step that ``wait`` has finished (``transfers.py``)."""
+        if self._group is not None and self._group.times_reductions:
+            lengths_s = [None if b.timed is None else self._group.reduction_s(b.timed) for b in self._buckets]
+            return tuple(s for s in lengths_s if s is not None) if None not in lengths_s else ()
         return transfers_s(self._buckets, self.timestamps, self.timeline)
 
     def is_finite(self) -> bool:
@@ -498,13 +502,11 @@ class Reducer:
         is_last = self._next == len(self._buckets)
         bucket.packed = bucket.compressor.pack(bucket.flat) if bucket.compressor is not None else None
         bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
-        if is_last:  # gloo's thread would have to wait for the interpreter lock; ``wait`` records this bucket's end
-            return
+        if is_last or self._group.times_reductions:
+            return  # gloo's thread would wait for the interpreter lock; ``wait`` records the last bucket's end
 
         def note(_future: object) -> None:
-            bucket.done = (
-                self.timeline.now()
-            )  # with NCCL this runs immediately, in a stream that waits for the reduction
+            bucket.done = self.timeline.now()
 
         bucket.work.get_future().add_done_callback(note)
 

@@ -6,13 +6,14 @@ import gc
 import os
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from heterotrain.errors import PeerLost
 from heterotrain.network import nccl
-from heterotrain.network.nccl import SETTINGS, abort, join_nccl, nccl_group, release, settle_nccl
+from heterotrain.network.nccl import SETTINGS, abort, join_nccl, length_s, nccl_group, release, settle_nccl
 from support.waiting import wait_until
 
 
@@ -147,3 +148,11 @@ def test_torch_neither_ends_the_process_nor_delays_survivors(monkeypatch: pytest
     monkeypatch.setattr(nccl, "_c10d", type("C10d", (), {"ProcessGroupNCCL": Groups, "PrefixStore": lambda *_: None}))
     nccl_group(None, "gradients", rank=0, world_size=2)
     assert seen == SETTINGS | {"TORCH_NCCL_ENABLE_MONITORING": "1"}
+
+
+def test_the_length_of_an_operation_is_known_only_where_torch_has_timed_it() -> None:
+    def untimed() -> float:
+        raise RuntimeError("getDuration only works if timing was enabled")
+
+    assert length_s(SimpleNamespace(_get_duration=lambda: 1.5)) == pytest.approx(0.0015)
+    assert length_s(SimpleNamespace(_get_duration=untimed)) is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -210,3 +212,25 @@ def test_a_gradient_that_arrives_after_its_bucket_was_sent_is_an_error() -> None
     with pytest.raises(UsageError, match="use_reentrant=False"):
         reducer.flush()
     assert len(launched) == 3
+
+
+def test_nothing_waits_for_a_sum_whose_length_is_known_anyway() -> None:
+    """A callback of NCCL's waits for the sum in a stream, and on the device other streams may wait behind it."""
+
+    class Sum:
+        """Has no ``get_future``."""
+
+    group: Any = SimpleNamespace(
+        world_size=2, all_reduce=lambda _flat: Sum(), wait=lambda _work, _what: None, settle=lambda _works: None,
+        times_reductions=True, reduction_s=lambda _work: 0.25,
+    )  # fmt: skip
+    reducer = Reducer(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)), bucket_bytes=24)
+    for _ in range(2):
+        reducer.begin()
+        reducer.arm(group)
+        reducer.model(torch.ones(1, 3)).sum().backward()
+        reducer.flush()
+        reducer.release()
+        assert reducer.transfers_s() == ()
+        reducer.wait()
+        assert reducer.transfers_s() == (0.25,) * len(reducer.buckets)
