@@ -226,7 +226,7 @@ research: setup-core ## their tests, and the table of published systems; a minut
 pictures: setup ## draw the pictures of docs/mathematics.md again
 	@PYTHONPATH=research $(PY) research/programs/mathematics_pictures.py
 
-bench-simulated: setup ## the tables of docs/simulation.md; hours on one core
+bench-simulated: setup ## the tables of research/README.md; hours on one core
 	@for what in spot fleet cannikin comparison; do PYTHONPATH=research $(PY) research/programs/simulated_$$what.py; echo; done
 
 .PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint format generate release docs chaos histories \

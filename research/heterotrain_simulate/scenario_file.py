@@ -1,4 +1,4 @@
-"""Scenarios as users write them (``docs/simulation.md``), and the scenarios that ship with this package."""
+"""Scenarios as users write them (``research/README.md``), and the scenarios that ship with this package."""
 
 from __future__ import annotations
 

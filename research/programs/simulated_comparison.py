@@ -1,4 +1,4 @@
-"""Simulated: all policies on published workloads and GPU mixes. Prints Markdown for docs/simulation.md.
+"""Simulated: all policies on published workloads and GPU mixes. Prints Markdown for research/README.md.
 
 The first table has one global batch for all policies: the gain of shares alone, and the epochs until they are near the
 optimum. The second one has the time to the published target, with an adaptive batch where a policy can. Both are made

@@ -1,4 +1,4 @@
-"""Simulated: what straight lines lose where times are curves. Prints Markdown for docs/simulation.md.
+"""Simulated: what straight lines lose where times are curves. Prints Markdown for research/README.md.
 
 Without noise, and with one batch: lines are fitted again after each change of shares, to the published times at all
 shares so far and at 15 % less and more of the present ones, or to the latter alone. Time curves are those of the

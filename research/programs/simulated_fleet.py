@@ -1,4 +1,4 @@
-"""Simulated: many jobs on shared pools, two of them recorded spot capacity. Prints Markdown for docs/simulation.md.
+"""Simulated: many jobs on shared pools, two of them recorded spot capacity. Prints Markdown for research/README.md.
 
 Jobs of the published workloads arrive at random (seeded) for eight hours. The comparison has the operator's allocation,
 the same allocation with one GPU type for each job, and first come, first served.

@@ -1,4 +1,4 @@
-"""Simulated: the recorded p3 spot trace with given pauses. Prints Markdown for docs/simulation.md.
+"""Simulated: the recorded p3 spot trace with given pauses. Prints Markdown for research/README.md.
 
 ResNet-50 on the trace's V100 nodes, one worker each, batch 3200. Every change of members costs a pause, and a loss
 also the step in flight. The heterotrain policy runs with four pauses: a cautious second for everything (``--loss``,

@@ -25,7 +25,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
 include_patterns = [
     "*.md", "docs/*.md", "docs/adr/*.md", "docs/pictures/*", "helm/heterotrain/README.md", "deploy/dev/site/*.md",
-    "deploy/dev/cluster/README.md",
+    "deploy/dev/cluster/README.md", "research/*.md", "research/*.png",
 ]  # fmt: skip
 exclude_patterns = [".venv*", "out", "**/.pytest_cache"]
 templates_path = ["templates"]

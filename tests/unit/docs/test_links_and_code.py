@@ -22,7 +22,7 @@ from heterotrain_operator.api.admission import read_new_job
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), ROOT / "helm/heterotrain/README.md",
-    ROOT / "deploy/dev/cluster/README.md",
+    ROOT / "deploy/dev/cluster/README.md", ROOT / "research/README.md",
 ]  # fmt: skip
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -134,6 +134,14 @@ def test_commands_have_names_and_options_that_exist(line: str) -> None:
 def test_every_command_is_documented_with_an_example() -> None:
     text = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
     assert [each for each in COMMANDS if f"`{each}" not in text and f"heterotrain {each}" not in text] == []
+
+
+def test_the_table_of_commands_names_no_others() -> None:
+    text = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    named = {found for cell in cells for found in re.findall(r"`([a-z-]+)(?: [^`]*)?`", cell)}
+    assert len(named) >= 20
+    assert named - set(COMMANDS) == set()
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("deploy/examples/*/*.yaml")), ids=name)
