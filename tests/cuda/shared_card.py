@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from distributed import pipeline_job_scripts, scripts, sharded_job_scripts
 from heterotrain.membership import devices, elastic, fixed
-from heterotrain.steps import own_member
+from heterotrain.parts.sharded import member as own_member
 
 
 def card(number: int, *, ranks: int) -> dict[str, str]:

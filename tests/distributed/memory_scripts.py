@@ -10,7 +10,7 @@ from pathlib import Path
 
 import heterotrain
 import torch
-from heterotrain.layouts.usable_memory import return_large_blocks
+from heterotrain.parts.memory import return_large_blocks
 
 WIDTH, UNITS, SAMPLES = 1448, 6, 48
 UNIT_BYTES = (WIDTH * WIDTH + WIDTH) * 8

@@ -13,9 +13,9 @@ from typing import Any
 import heterotrain
 import torch
 from distributed.paced_scripts import Paced
-from heterotrain.layouts import gathered_unit
-from heterotrain.layouts.part_messages import PartExchange, sum_of_parts
-from heterotrain.layouts.unit_passes import UnitPasses
+from heterotrain.parts.unequal import gathered_unit
+from heterotrain.parts.unequal.part_messages import PartExchange, sum_of_parts
+from heterotrain.parts.unequal.unit_passes import UnitPasses
 
 TOKENS = 64
 """Vectors of a sample: activations are these times as large as a vector."""

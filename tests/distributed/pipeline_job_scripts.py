@@ -12,7 +12,7 @@ from typing import Any
 import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
-from heterotrain.layouts import local
+from heterotrain.state import local
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
 LETTERS, LENGTH, WIDTH = 13, 5, 6

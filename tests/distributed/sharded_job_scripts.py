@@ -10,7 +10,7 @@ import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import net, problem
-from heterotrain.layouts import local
+from heterotrain.state import local
 
 RARE = 0.8
 """Samples whose first value is above it use a rare layer."""

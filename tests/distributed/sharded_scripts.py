@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from heterotrain.layouts import local
-from heterotrain.layouts.holdings import Extent, pieces_of
-from heterotrain.layouts.sharded import ShardOptions, forget_pass, shard
 from heterotrain.network.gloo.member_group import MemberGroup
+from heterotrain.parts.sharded.sharded import ShardOptions, forget_pass, shard
+from heterotrain.state import local
+from heterotrain.state.holdings import Extent, pieces_of
 
 FEATURES = 6
 LIMIT = timedelta(seconds=120)

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from heterotrain.errors import PeerLost
-from heterotrain.layouts.batch_parts import run
-from heterotrain.layouts.holdings import Extent, Piece, missing, pieces_of, whole
-from heterotrain.layouts.initial_weights import built, fill
-from heterotrain.layouts.stage import Share, Stage
-from heterotrain.layouts.trace import trace
-from heterotrain.layouts.unit_draws import UnitDraws
-from heterotrain.layouts.units import Units, units_of
 from heterotrain.network.gloo.member_group import MemberGroup
+from heterotrain.parts.batches import run
+from heterotrain.parts.stages.stage import Share, Stage
+from heterotrain.parts.stages.trace import trace
+from heterotrain.parts.units.draws import UnitDraws
+from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.units import Units, units_of
+from heterotrain.state.holdings import Extent, Piece, missing, pieces_of, whole
 from torch.nn import functional as F  # noqa: N812  # the usual name
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ import torch
 from distributed.harness import JOB_UID, Gate, Operator, Worker, assert_same_weights, deliver
 from distributed.pipeline_job_scripts import Decoder, loss_of, measure, text
 from heterotrain.data.order import permutation
-from heterotrain.layouts.initial_weights import built, fill
-from heterotrain.layouts.units import units_of
+from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.units import units_of
 from heterotrain_core.contract.outcome import Cause, Ending
 from heterotrain_core.contract.plan import Boundary, Layout, LayoutKind, Member, Plan, Rank
 

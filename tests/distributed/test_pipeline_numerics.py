@@ -16,10 +16,10 @@ from distributed.harness import Operator, Worker
 from distributed.pipeline_job_scripts import Block, Decoder, text
 from distributed.test_pipeline_jobs import plan_members
 from heterotrain.data.order import permutation
-from heterotrain.layouts.initial_weights import built, fill
-from heterotrain.layouts.unit_draws import UnitDraws
-from heterotrain.layouts.units import units_of
 from heterotrain.numerics.precision import DTYPES
+from heterotrain.parts.units.draws import UnitDraws
+from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.units import units_of
 from heterotrain_core.contract.choices import Precision
 from torch.nn import functional as F  # noqa: N812  # the usual name
 

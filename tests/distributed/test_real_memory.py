@@ -10,8 +10,8 @@ from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.memory_scripts import SAMPLES, UNIT_BYTES, UNITS, loss_of, model, optimizer_of, rows
 from distributed.test_pipeline_jobs import plan_members
 from heterotrain.data.order import permutation
-from heterotrain.layouts.initial_weights import built, fill
-from heterotrain.layouts.units import units_of
+from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.units import units_of
 from heterotrain_core.contract.outcome import Cause, Ending
 from heterotrain_core.contract.plan import Plan
 from heterotrain_core.units import UnitProfile, UnitSeconds

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from distributed.harness import LIMIT_S, START_S, Worker, Zygote
-from heterotrain.layouts.holdings import Extent, missing, pieces_of
+from heterotrain.state.holdings import Extent, missing, pieces_of
 from support.ports import free_port
 from support.repeat import part_of
 from support.waiting import wait_until

@@ -12,9 +12,9 @@ from distributed.harness import Gate, Operator, Worker, assert_same_weights
 from distributed.scripts import net, optimizer_of, problem
 from distributed.step_scripts import HeadFirst, dropping, events, marks_of
 from heterotrain.data.order import permutation
-from heterotrain.layouts import initial_weights
-from heterotrain.layouts.unit_draws import UnitDraws
-from heterotrain.layouts.units import units_of
+from heterotrain.parts.units import initial_weights
+from heterotrain.parts.units.draws import UnitDraws
+from heterotrain.parts.units.units import units_of
 from support import passes
 
 Operate = Callable[..., Operator]

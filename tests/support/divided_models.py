@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from heterotrain.data.progress import Progress
-from heterotrain.layouts.holdings import Extent, Holding
-from heterotrain.layouts.layout import Shapes
+from heterotrain.state.holdings import Extent, Holding
+from heterotrain.state.layout import Shapes
 from heterotrain.state.training import TrainState
 
 SHAPES: dict[str, tuple[int, ...]] = {"embed.weight": (7, 3), "body.weight": (3, 5), "body.bias": (5,), "scale": ()}

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from heterotrain.data import batches
 from heterotrain.errors import UsageError
-from heterotrain.layouts.batch_parts import inputs_and_targets, run
-from heterotrain.layouts.stage import Method, Stage
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import parts_of_member
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
+from heterotrain.parts.batches import inputs_and_targets, run
+from heterotrain.parts.stages.stage import Method, Stage
 from heterotrain.state import admission
 
 MOST_BYTES = 65_536

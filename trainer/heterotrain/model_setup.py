@@ -15,28 +15,28 @@ from heterotrain_core.contract.plan import Layout, LayoutKind
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
-from heterotrain.layouts.batch_parts import inputs_and_targets
-from heterotrain.layouts.cuttable import CuttableModel
-from heterotrain.layouts.initial_weights import Filling, built
-from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard, uses_of
-from heterotrain.layouts.sharded_model import ShardedModel
-from heterotrain.layouts.unit_draws import UnitDraws
-from heterotrain.layouts.unit_wrappers import checkpoint_more
-from heterotrain.layouts.units import Units, units_of
-from heterotrain.layouts.usable_memory import leave_out_what_is_loaded, usable_bytes
-from heterotrain.layouts.usable_processors import usable_processors
-from heterotrain.layouts.weight_files import PretrainedWeights
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.numerics.elementwise import is_elementwise
 from heterotrain.numerics.method import Numerics
+from heterotrain.parts.batches import inputs_and_targets
+from heterotrain.parts.memory import leave_out_what_is_loaded, usable_bytes
+from heterotrain.parts.planned.cuttable import CuttableModel
+from heterotrain.parts.planned.member import PipelineMember
+from heterotrain.parts.planned.usable_processors import usable_processors
+from heterotrain.parts.sharded.member import OwnMember
+from heterotrain.parts.sharded.sharded import ShardOptions, prepare_units, shard, uses_of
+from heterotrain.parts.sharded.sharded_model import ShardedModel
+from heterotrain.parts.units.draws import UnitDraws
+from heterotrain.parts.units.initial_weights import Filling, built
+from heterotrain.parts.units.units import Units, units_of
+from heterotrain.parts.units.weight_files import PretrainedWeights
+from heterotrain.parts.units.wrappers import checkpoint_more
 from heterotrain.state import admission
 from heterotrain.state.training import TrainState
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.loop import Loop
-from heterotrain.steps.own_member import OwnMember
-from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.unit_report import report_units
 

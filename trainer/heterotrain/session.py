@@ -27,13 +27,13 @@ from heterotrain.evaluation import Measure, evaluated_in_stages, means, measured
 from heterotrain.identity import Identity, Mode
 from heterotrain.job_setup import membership_of
 from heterotrain.keywords import known_keywords
-from heterotrain.layouts.stage import Method, Stage
 from heterotrain.membership.devices import take_device
 from heterotrain.model_setup import ModelSetup, WrapOptions
 from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
+from heterotrain.parts.stages.stage import Method, Stage
 from heterotrain.preflight import in_job
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful

@@ -42,7 +42,7 @@ from heterotrain.checkpoints.manifest import (
 from heterotrain.checkpoints.part import Span
 from heterotrain.checkpoints.storage import CHUNK_BYTES, DamagedFileError, Storage, with_retries
 from heterotrain.errors import UsageError
-from heterotrain.layouts.holdings import Extent, overlap
+from heterotrain.state.holdings import Extent, overlap
 from heterotrain.state.parts import memory_of
 from heterotrain.state.tensors import Entry, Flat, empty, merged, unflatten
 

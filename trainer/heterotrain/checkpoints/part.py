@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from heterotrain.layouts.holdings import Extent, Holding, pieces_of, whole
-from heterotrain.layouts.layout import sizes_of
 from heterotrain.state.balance import Supply, shared
+from heterotrain.state.holdings import Extent, Holding, pieces_of, whole
+from heterotrain.state.layout import sizes_of
 from heterotrain.state.parts import ByteRange, bounds, pack
 from heterotrain.state.tensors import Entry, Flat, Held
 

@@ -16,7 +16,7 @@ from heterotrain_core.contract.plan import Plan
 from heterotrain.checkpoints import part as parts_of_state
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.manifest import Label, Manifest, WrittenPart, new_mark
-from heterotrain.layouts.holdings import Holding
+from heterotrain.state.holdings import Holding
 from heterotrain.state.parts import host_memory
 from heterotrain.state.tensors import flatten
 

@@ -12,13 +12,13 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 
 from heterotrain.data.progress import Progress
 from heterotrain.errors import StateLost, UsageError
-from heterotrain.layouts.holdings import Extent, Holding
-from heterotrain.layouts.layout import checksum, sizes_of
 from heterotrain.membership.late import finish_late
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
+from heterotrain.state.holdings import Extent, Holding
+from heterotrain.state.layout import checksum, sizes_of
 from heterotrain.state.training import TrainState
 from heterotrain.state.transfer import Roles, StateSummary
 

@@ -16,7 +16,6 @@ from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_s
 
 from heterotrain.errors import UsageError
 from heterotrain.forward_state.state import ForwardState
-from heterotrain.layouts.layout import Layout
 from heterotrain.network.group import Group
 from heterotrain.numerics import learning_rate
 from heterotrain.numerics.batch_norm import BatchNorm, BatchNormContext, GlobalBatchNorm, synchronise
@@ -27,7 +26,6 @@ from heterotrain.numerics.local_batch_norm import localise
 from heterotrain.numerics.noise_scale import NoiseAverage
 from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
 from heterotrain.numerics.outlier_samples import Kurtosis, RankSquares, estimate_by_rank
-from heterotrain.numerics.piece_reducer import PieceDivision, PieceReducer
 from heterotrain.numerics.precision import LossScale, MixedPrecision
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.admission import choice
@@ -125,21 +123,17 @@ class Numerics:
         make_compressor: Callable[[], Compressor] | None = None
         if self._compression is not Compression.NONE:
             make_compressor = partial(Compressor, self._compression)
-        return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), make_compressor=make_compressor)
+        return Reducer(model, bucket_bytes=self.bucket_bytes, make_compressor=make_compressor)
 
-    def piece_reducer(self, layout: Layout, division: PieceDivision, *, rank: int) -> PieceReducer:
-        """Return the reducer of a formation in which some rank does not hold the whole model; nothing is compressed.
+    @property
+    def bucket_bytes(self) -> int:
+        """A bucket of gradients ends as soon as it holds this much."""
+        return int(self._config.bucket_mib * MIB)
 
-        Args:
-            layout: this rank's part of the model.
-            division: the pieces.
-            rank: this rank in the formation.
-        """
-        if self._compression is not Compression.NONE:
-            _log.warning(
-                "gradients of a divided model are not compressed: training.communication.compression has no effect"
-            )
-        return PieceReducer(layout, division, rank=rank, bucket_bytes=int(self._config.bucket_mib * MIB))
+    @property
+    def compresses(self) -> bool:
+        """Whether the job asks for compressed gradients."""
+        return self._compression is not Compression.NONE
 
     def replicated_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and buffers that have to be the same on every rank between steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heterotrain.layouts.holdings import Holding
+from heterotrain.state.holdings import Holding
 from heterotrain.state.tensors import Flat
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from heterotrain.layouts.local import local
+from heterotrain.state.local import local
 
 
 def all_finite(tensors: Sequence[torch.Tensor], totals: Sequence[torch.Tensor | None] = ()) -> bool:

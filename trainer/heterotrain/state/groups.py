@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from heterotrain.layouts.layout import Layout
+from heterotrain.state.layout import Layout
 from heterotrain.state.strides import laid_out_like
 from heterotrain.state.tensors import TensorShard, elements_in
 

@@ -11,9 +11,9 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from heterotrain.layouts.holdings import Extent, Holding, missing
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
+from heterotrain.state.holdings import Extent, Holding, missing
 from heterotrain.state.training import TrainState
 
 

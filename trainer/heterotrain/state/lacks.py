@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from heterotrain.errors import HeterotrainError
-from heterotrain.layouts.holdings import Extent, Holding
+from heterotrain.state.holdings import Extent, Holding
 from heterotrain.state.routes import Load
 from heterotrain.state.tensors import Entry
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from heterotrain.errors import UsageError
-from heterotrain.layouts.local import local
 from heterotrain.state.buffer_copies import BufferCopies
+from heterotrain.state.local import local
 from heterotrain.state.training import TrainState
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from heterotrain.errors import HeterotrainError, UsageError
-from heterotrain.layouts.holdings import Extent
+from heterotrain.state.holdings import Extent
 
 _MARKER = "__tensor__"
 _ARRAY, _BYTES = "__numpy__", "__bytes_io__"

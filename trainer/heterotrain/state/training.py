@@ -12,10 +12,10 @@ import torch
 from heterotrain.data.order import UNSHUFFLED, is_same_order
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
-from heterotrain.layouts.holdings import Extent, Holding
-from heterotrain.layouts.layout import Layout, WholeModel, is_whole, sizes_of
 from heterotrain.state import groups
 from heterotrain.state.earlier import Earlier, holding_in
+from heterotrain.state.holdings import Extent, Holding
+from heterotrain.state.layout import Layout, WholeModel, is_whole, sizes_of
 from heterotrain.state.parts import sizes_bytes
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.tensors import Flat, Stateful, TensorShard, elements_in, flatten, unflatten, unpacked

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from heterotrain.layouts.holdings import Extent, Holding, overlap
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload
+from heterotrain.state.holdings import Extent, Holding, overlap
 from heterotrain.state.lacks import ByteSpan, Place, covering, extent_in, loads_of
 from heterotrain.state.moves import batches, releases
 from heterotrain.state.parts import byte_ranges, byte_view, memory_of

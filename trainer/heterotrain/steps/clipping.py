@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from heterotrain.numerics.gradients import Gradients
-from heterotrain.numerics.piece_reducer import PieceReducer
+from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.steps.result import GradientNorm
 
 

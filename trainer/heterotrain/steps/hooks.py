@@ -18,12 +18,12 @@ from heterotrain_core.contract.config import ANY_EPOCHS
 from heterotrain.data.progress import Progress
 from heterotrain.errors import PeerLost
 from heterotrain.membership.interface import ActiveGroup
+from heterotrain.parts.planned.member import PipelineMember
+from heterotrain.parts.sharded.member import OwnMember
 from heterotrain.state.admission import plain_numbers
 from heterotrain.state.snapshot import Snapshot
 from heterotrain.state.training import TrainState
 from heterotrain.steps.leadership import Leadership
-from heterotrain.steps.own_member import OwnMember
-from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)

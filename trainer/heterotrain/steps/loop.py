@@ -21,18 +21,21 @@ from heterotrain.data.progress import Progress, shared_seed
 from heterotrain.data.slices import Source
 from heterotrain.errors import Diverged, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.layouts.batch_parts import run
-from heterotrain.layouts.shards import ModelShards
-from heterotrain.layouts.stage import Stage
-from heterotrain.layouts.unit_draws import UnitDraws
-from heterotrain.layouts.usable_memory import usable_bytes
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import BEFORE, StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
-from heterotrain.numerics.piece_reducer import PieceReducer
+from heterotrain.parts.batches import run
+from heterotrain.parts.memory import usable_bytes
+from heterotrain.parts.pieces.piece_reducer import PieceReducer
+from heterotrain.parts.pieces.reducers import Reducers
+from heterotrain.parts.planned.member import PipelineMember
+from heterotrain.parts.sharded.member import OwnMember
+from heterotrain.parts.stages.stage import Stage
+from heterotrain.parts.unequal.shards import ModelShards
+from heterotrain.parts.units.draws import UnitDraws
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.training import TrainState
 from heterotrain.steps.attempt import SEEDS, Attempts, seed_step
@@ -46,10 +49,7 @@ from heterotrain.steps.first_line import say_where_it_begins
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.hooks import Hooks
 from heterotrain.steps.observer import Observer
-from heterotrain.steps.own_member import OwnMember
 from heterotrain.steps.phases import TrainingPhase
-from heterotrain.steps.pipeline_member import PipelineMember
-from heterotrain.steps.reducers import Reducers
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.script_exchanges import ScriptExchanges
 from heterotrain.steps.shutdown import Shutdown

@@ -25,8 +25,8 @@ from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement, Preconditioner
 from heterotrain.numerics.outlier_samples import RankSquares
-from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.numerics.transfers import ReductionTimestamps
+from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.state.training import TrainState
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from heterotrain.layouts.batch_parts import LossFunction
-from heterotrain.layouts.stage import Method, Result, Share, Stage
 from heterotrain.numerics.method import Numerics
+from heterotrain.parts.batches import LossFunction
+from heterotrain.parts.stages.stage import Method, Result, Share, Stage
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.step_context import StepContext
 from heterotrain.steps.task import Task

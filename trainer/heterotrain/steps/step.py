@@ -18,8 +18,6 @@ from typing import Any, Self
 import torch
 
 from heterotrain.errors import PeerLost, RepeatStep, UsageError, drop_frames
-from heterotrain.layouts.batch_parts import LossFunction, check_loss_function, inputs_and_targets, loss_and_weight
-from heterotrain.layouts.stage import Stage
 from heterotrain.network.control import BEFORE, StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.all_gather import Gathered, all_gather
@@ -27,14 +25,16 @@ from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.host_copy import HostCopy
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
-from heterotrain.numerics.piece_reducer import PieceReducer
+from heterotrain.numerics.out_of_memory import out_of_memory
+from heterotrain.parts.batches import LossFunction, check_loss_function, inputs_and_targets, loss_and_weight
+from heterotrain.parts.pieces.piece_reducer import PieceReducer
+from heterotrain.parts.stages.stage import Stage
 from heterotrain.state.admission import check_loss, check_weight, plain_numbers
 from heterotrain.state.prepared import Confirmation
 from heterotrain.steps.clipping import clip
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.finite_gradient import reason_to_skip
 from heterotrain.steps.micro_batches import MicroBatches, MicroBatchLoop
-from heterotrain.steps.out_of_memory import out_of_memory
 from heterotrain.steps.result import GradientNorm, StepResult
 from heterotrain.steps.stage_pass import run_stage
 from heterotrain.steps.step_context import StepContext

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from heterotrain.layouts.stage import Stage
 from heterotrain.network.control import StepDecision
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
+from heterotrain.parts.stages.stage import Stage
 from heterotrain.state.prepared import Confirmation
 from heterotrain.steps.task import Task
 

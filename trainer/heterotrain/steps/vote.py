@@ -17,7 +17,7 @@ from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.host_copy import HostCopy
-from heterotrain.numerics.piece_reducer import PieceReducer
+from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.training import TrainState
 

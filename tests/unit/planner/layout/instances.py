@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from heterotrain.layouts.schedule_1f1b import Pass, passes
+from heterotrain.parts.stages.schedule_1f1b import Pass, passes
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 

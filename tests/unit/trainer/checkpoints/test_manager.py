@@ -20,8 +20,8 @@ from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.storage import Storage
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.layouts.holdings import Extent
 from heterotrain.session import Job
+from heterotrain.state.holdings import Extent
 from heterotrain.telemetry.logs import TextFormatter
 from heterotrain.telemetry.report import RankMetrics
 from heterotrain_core.contract import metrics

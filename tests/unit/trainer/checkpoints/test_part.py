@@ -17,7 +17,7 @@ from heterotrain.checkpoints.part import ROWS, cut, packed, size_bytes, spans_of
 from heterotrain.checkpoints.restore import restore_newest
 from heterotrain.checkpoints.writer import CheckpointWriter, WriteRequest, WriteResult
 from heterotrain.data.progress import Progress
-from heterotrain.layouts.holdings import Extent, Holding
+from heterotrain.state.holdings import Extent, Holding
 from heterotrain.state.tensors import flatten
 from heterotrain.state.training import TrainState
 from hypothesis import given

@@ -17,17 +17,17 @@ import pytest
 import torch
 from heterotrain.data.progress import Progress
 from heterotrain.errors import PeerLost, StateLost, UsageError
-from heterotrain.layouts.cuttable import CuttableModel
-from heterotrain.layouts.holdings import Extent
-from heterotrain.layouts.initial_weights import built, fill
-from heterotrain.layouts.layout import Shapes
-from heterotrain.layouts.units import units_of
 from heterotrain.membership.agreement import agree_on_state
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.mesh import Mesh
 from heterotrain.network.peer_sockets import SocketFilter
+from heterotrain.parts.planned.cuttable import CuttableModel
+from heterotrain.parts.planned.member import PipelineMember
+from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.units import units_of
+from heterotrain.state.holdings import Extent
+from heterotrain.state.layout import Shapes
 from heterotrain.state.training import TrainState
-from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
 from support.divided_models import (
     Elements,

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.layouts.holdings import Extent, pieces_of
 from heterotrain.network.group import Group, owners_to_connect
 from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain.network.two_levels import TwoLevelGroup
+from heterotrain.state.holdings import Extent, pieces_of
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from support.repeat import times

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from heterotrain.layouts.holdings import Extent
 from heterotrain.state.hand_over import Outlook, heirs, orphans
+from heterotrain.state.holdings import Extent
 from hypothesis import given
 from hypothesis import strategies as st
 

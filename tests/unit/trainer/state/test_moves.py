@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from heterotrain.layouts.holdings import Extent, Holding
+from heterotrain.state.holdings import Extent, Holding
 from heterotrain.state.lacks import Place
 from heterotrain.state.moves import batches, releases
 from heterotrain.state.tensors import Entry

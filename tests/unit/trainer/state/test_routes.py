@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from heterotrain.layouts.holdings import Extent, Holding, missing, overlap, whole
 from heterotrain.state.balance import PRECISION, Supply, shared
+from heterotrain.state.holdings import Extent, Holding, missing, overlap, whole
 from heterotrain.state.lacks import Place, covering, extent_in, loads_of
 from heterotrain.state.routes import Load, rounds
 from heterotrain.state.tensors import Entry

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from heterotrain import UsageError
-from heterotrain.steps.out_of_memory import out_of_memory
+from heterotrain.numerics.out_of_memory import out_of_memory
 from heterotrain.steps.step import Step
 from heterotrain_core.contract import metrics
 from support.one_process import DATA, a_job, squared_error

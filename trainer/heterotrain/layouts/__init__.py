@@ -1,1 +1,0 @@
-"""Layouts: which rank holds which part of a model."""

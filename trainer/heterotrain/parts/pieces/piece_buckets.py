@@ -1,0 +1,102 @@
+"""Buckets of a divided model: stretches of gradients that have the same owners, and are summed over them.
+
+Each rank makes the same list of its own buckets as every other owner of them does: it depends only on the pieces, and
+on the format of the parameters. Pieces are taken in the reverse of the model's order, because backward reaches the
+last layers first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from heterotrain.network.two_levels import Reduction
+from heterotrain.state.holdings import Holding, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Elements ``[start, stop)`` of this rank's part of a parameter, and their place in a bucket.
+
+    Attributes:
+        name: the parameter's name in the whole model.
+        start: first element in this rank's own flat part.
+        stop: the element after the last one.
+        offset: place of the first element in the bucket's buffer.
+    """
+
+    name: str
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(slots=True, eq=False)
+class PieceBucket:
+    """Stretches with the same owners, and the flat buffer in which their gradients are summed.
+
+    Attributes:
+        owners: the ranks, ascending; this rank is one of them.
+        flat: the buffer, one dimension.
+        stretches: in their order in the buffer.
+        missing: parameters without a gradient so far in the current backward pass.
+        work: its all-reduce.
+    """
+
+    owners: tuple[int, ...]
+    flat: torch.Tensor
+    stretches: tuple[Stretch, ...]
+    missing: int = 0
+    work: Reduction | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of its parameters."""
+        return frozenset(stretch.name for stretch in self.stretches)
+
+    def part(self, stretch: Stretch) -> torch.Tensor:
+        """Return the stretch's place in the buffer."""
+        return self.flat[stretch.offset : stretch.offset + stretch.stop - stretch.start]
+
+
+def piece_buckets(
+    pieces: Sequence[Piece], parameters: Mapping[str, torch.Tensor], holding: Holding, *, rank: int, enough_bytes: int
+) -> list[PieceBucket]:
+    """Return this rank's buckets, in the order in which they are reduced.
+
+    A bucket ends as soon as it holds ``enough_bytes``.
+
+    Args:
+        pieces: of the whole model, in its order.
+        parameters: this rank's parts of the trainable parameters by name, of any shape.
+        holding: their extents.
+        rank: this rank in the formation.
+        enough_bytes: size at which a bucket ends.
+    """
+    mine = [(place, piece) for place, piece in enumerate(pieces) if rank in piece.owners and piece.name in parameters]
+    runs: list[tuple[int, list[Piece]]] = []
+    open_runs: dict[tuple[tuple[int, ...], torch.dtype, torch.device], tuple[int, int]] = {}  # to (run, bytes)
+    for place, piece in reversed(mine):
+        part = parameters[piece.name]
+        key = (piece.owners, part.dtype, part.device)
+        number, used = open_runs.get(key, (-1, enough_bytes))
+        if used >= enough_bytes:
+            number, used = len(runs), 0
+            runs.append((place, []))
+        runs[number] = (place, [*runs[number][1], piece])
+        open_runs[key] = (number, used + piece.extent.elements * part.element_size())
+    # A bucket is complete when its first parameter in the model's order has its gradient: that order of buckets is the
+    # same for all owners, whatever other buckets they have.
+    return [_bucket(run, parameters, holding) for _, run in sorted(runs, key=lambda run: -run[0])]
+
+
+def _bucket(run: Sequence[Piece], parameters: Mapping[str, torch.Tensor], holding: Holding) -> PieceBucket:
+    first, offset, stretches = parameters[run[0].name], 0, []
+    for piece in run:
+        begin = holding[piece.name].start
+        stretches.append(Stretch(piece.name, piece.start - begin, piece.stop - begin, offset))
+        offset += piece.extent.elements
+    flat = torch.zeros(offset, dtype=first.dtype, device=first.device)
+    return PieceBucket(owners=run[0].owners, flat=flat, stretches=tuple(stretches))

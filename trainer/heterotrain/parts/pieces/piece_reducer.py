@@ -1,0 +1,421 @@
+"""Sums the gradients of a divided model: each piece over its owners, while backward is still running.
+
+It takes the place of ``Reducer`` in formations in which some rank does not hold the whole model. A rank's gradient of
+its own part is already the sum over what its member computed for this part: ``fully_shard`` adds up inside a member,
+and a stage of a pipeline sees all samples of its member. So the plain sum over owners is the gradient of the global
+batch, as for whole models.
+
+Every rank knows the names and sizes of all parameters (``layouts.layout.Layout``). Whatever has to be the same on all
+ranks, such as the bits of unused parameters, is numbered by them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from heterotrain.errors import UsageError
+from heterotrain.network.group import Group
+from heterotrain.numerics.buckets import Bucket, squared_norm
+from heterotrain.numerics.reducer import CHANGED, CLEARED, TWICE
+from heterotrain.numerics.script_hooks import ScriptHooks
+from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
+from heterotrain.numerics.transfers import ReductionTimestamps
+from heterotrain.parts.pieces.piece_buckets import PieceBucket, piece_buckets
+from heterotrain.state.finite import all_finite
+from heterotrain.state.holdings import Extent, Holding, Piece, pieces_of
+from heterotrain.state.layout import Layout, checksum, sizes_of
+from heterotrain.state.local import gradient, local, set_gradient
+
+MOST_HOLDING_BYTES = 64 * 1024 * 1024
+"""Limit for what a rank says of its parts, before memory is allocated for it; a parameter takes about 60 bytes."""
+REFROZEN = (
+    "parameters of a divided model were frozen, unfrozen or replaced while the job trains, and other ranks do not hold "
+    "them: do this before job.steps"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceDivision:
+    """The pieces of the model in one formation.
+
+    Attributes:
+        names: of all trainable parameters of the whole model, in its order.
+        pieces: of these parameters.
+        holding: what this rank holds of them.
+    """
+
+    names: tuple[str, ...]
+    pieces: tuple[Piece, ...]
+    holding: Holding
+
+
+def is_divided(layout: Layout) -> bool:
+    """Return whether this rank holds less than the whole model."""
+    sizes, held = sizes_of(layout.shapes), layout.holding
+    return any(held.get(name, Extent(0, 0)).elements < size for name, size in sizes.items())
+
+
+def divide(group: Group, layout: Layout) -> PieceDivision | None:
+    """Return the pieces of the model among the ranks of a new formation; ``None`` if each rank holds everything.
+
+    Every rank has to call this at the same point.
+
+    Raises:
+        PeerLost: the group broke meanwhile.
+        UsageError: ranks have different models, or train different parameters; or nobody holds some of them.
+    """
+    if not any(row[0] for row in group.gather_now([float(is_divided(layout))])):
+        return None
+    sizes = sizes_of(layout.shapes)
+    trained = {name for name, parameter in layout.named_parameters() if parameter.requires_grad}
+    own = json.dumps({
+        "model": checksum(layout.shapes),
+        "held": {name: [extent.start, extent.stop, name in trained] for name, extent in layout.holding.items()},
+    }).encode()  # fmt: skip
+    lengths = [row[0] for row in group.gather_now([float(len(own))])]
+    if not all(0 < length <= MOST_HOLDING_BYTES for length in lengths):
+        raise UsageError(
+            f"the list of what a rank holds takes {max(lengths):.0f} bytes, at most {MOST_HOLDING_BYTES} are possible: "
+            "divide the model into fewer parameters"
+        )
+    longest = int(max(lengths))
+    gathering = group.gather(own.ljust(longest))
+    group.wait(gathering, "what each rank holds of the model")
+    found = [json.loads(row) for row in gathering.rows]
+    for rank, other in enumerate(found):
+        if other["model"] != found[group.rank]["model"]:
+            raise UsageError(
+                f"rank {rank} has another model than rank {group.rank}: build the same model on every rank, with the "
+                "same names and shapes of parameters"
+            )
+    trains: dict[str, bool] = {}
+    for other in found:
+        for name, (_, _, is_trained) in other["held"].items():
+            if trains.setdefault(name, is_trained) != is_trained:
+                raise UsageError(f"parameter {name!r} is frozen on some ranks only: freeze it on all, or on none")
+    names = tuple(name for name in sizes if trains.get(name))
+    holdings = [
+        {name: Extent(start, stop) for name, (start, stop, _) in other["held"].items() if name in sizes}
+        for other in found
+    ]
+    pieces = tuple(piece for piece in pieces_of(sizes, holdings) if trains[piece.name])
+    division = PieceDivision(
+        names=names, pieces=pieces, holding={name: e for name, e in holdings[group.rank].items() if trains[name]}
+    )
+    group.connect_owners([piece.owners for piece in sorted(pieces, key=lambda piece: piece.owners)])
+    return division
+
+
+@dataclass(slots=True)
+class PieceReducer:
+    """The buckets of one formation's pieces. The interface is that of ``Reducer``, without learned orders and watches.
+
+    Attributes:
+        layout: this rank's part of the model.
+        division: the pieces.
+        rank: this rank in the formation.
+        bucket_bytes: a bucket ends as soon as it holds this much.
+        on_launch, on_change: never called.
+        timestamps: timestamps of the newest attempt.
+        timeline: timeline of the device that holds the first gradient.
+        elements: number of elements in this rank's gradients.
+        wants_order: false: the order of buckets is fixed.
+        script_hooks: empty: a script's hooks on divided parameters see parts.
+        buckets: empty: transfers of pieces are not measured, as their buckets differ by rank.
+    """
+
+    layout: Layout
+    division: PieceDivision
+    rank: int
+    bucket_bytes: int
+    on_launch: Callable[[Bucket], None] | None = None
+    on_change: Callable[[], None] | None = None
+    timestamps: ReductionTimestamps = field(default_factory=ReductionTimestamps)
+    timeline: Timeline = field(default_factory=HostTimeline)
+    elements: int = 0
+    wants_order: bool = False
+    script_hooks: ScriptHooks = field(default_factory=ScriptHooks)
+    buckets: Sequence[Bucket] = ()
+    squared: float = math.nan
+    _buckets: list[PieceBucket] = field(default_factory=list)
+    _parameters: dict[str, torch.nn.Parameter] = field(default_factory=dict)
+    _in_buckets: dict[str, list[PieceBucket]] = field(default_factory=dict)
+    _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
+    _arrived: set[str] = field(default_factory=set)
+    _seen: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    _group: Group | None = None
+    _armed: bool = False
+    _held: bool = False
+    _is_new: bool = True
+    _next: int = 0
+
+    def __post_init__(self) -> None:
+        named = dict(self.layout.named_parameters())
+        self._parameters = {
+            name: named[name]
+            for name in self.division.names
+            if name in named and self.division.holding.get(name, Extent(0, 0)).elements
+        }
+        parts = {name: local(parameter) for name, parameter in self._parameters.items()}
+        # A piece with one owner is complete as it is: a buffer for it would be a second copy of its gradient.
+        exchanged = [piece for piece in self.division.pieces if len(piece.owners) > 1]
+        self._buckets = piece_buckets(
+            exchanged, parts, self.division.holding, rank=self.rank, enough_bytes=self.bucket_bytes
+        )
+        for bucket in self._buckets:
+            for name in bucket.names:
+                self._in_buckets.setdefault(name, []).append(bucket)
+        for part in parts.values():
+            self.timeline = timeline_of(part.device)
+            break
+        self.elements = sum(part.numel() for part in parts.values())
+        for name, parameter in self._parameters.items():
+            self._hook(name, parameter)
+
+    def _hook(self, name: str, parameter: torch.nn.Parameter) -> None:
+        def arrived(_gradient_is_there: torch.Tensor) -> None:
+            self._arrive(name)
+
+        register: Callable[..., torch.utils.hooks.RemovableHandle] = parameter.register_post_accumulate_grad_hook
+        self._hooks.append(register(arrived))
+
+    def end(self) -> None:
+        """Leave the model's parameters alone: another reducer follows."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    @property
+    def flats(self) -> list[torch.Tensor]:
+        """This rank's parts of the gradients."""
+        return list(self._gradients().values())
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        found = {name: gradient(parameter) for name, parameter in self._parameters.items()}
+        return {name: part for name, part in found.items() if part is not None}
+
+    # -- around a backward pass --------------------------------------------------------------------------------------
+
+    def begin(self, *, micro_batches: int = 1) -> None:  # noqa: ARG002  # as Reducer.begin
+        """Start a step without gradients.
+
+        Raises:
+            UsageError: parameters were frozen, unfrozen or replaced since the formation began.
+        """
+        self.abandon()
+        now = {name: p for name, p in self.layout.named_parameters() if p.requires_grad and name in self._parameters}
+        if len(now) < len(self._parameters) or any(now[name] is not p for name, p in self._parameters.items()):
+            raise UsageError(REFROZEN)
+        self._seen.clear()
+        self._arrived.clear()
+        if self.layout.uses is not None:
+            self.layout.uses.clear()
+        self.squared = math.nan
+        for _, parameter in self.layout.named_parameters():
+            parameter.grad = None
+
+    def watch(self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        """Do nothing: gradients of a divided model are not measured."""
+
+    def arm(self, group: Group | None) -> None:
+        """Let the next backward pass, the step's last, start the reductions."""
+        self._group, self._armed, self._next = group, True, 0
+        self._held = self._is_new and group is not None and group.world_size > 1
+        self._arrived.clear()
+        self.timestamps = ReductionTimestamps(began=self.timeline.now())
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.names)
+            bucket.work = None
+
+    def flush(self) -> None:
+        """Start the buckets that are left after backward.
+
+        Their parameters got no gradient in the last pass; they may have one of an earlier pass.
+        """
+        self._armed = False
+        earlier = {name: part for name, part in self._gradients().items() if name not in self._arrived}
+        for bucket in self._buckets[self._next :]:
+            for stretch in bucket.stretches:
+                if stretch.name in earlier:
+                    bucket.part(stretch).copy_(earlier[stretch.name].reshape(-1)[stretch.start : stretch.stop])
+                elif stretch.name not in self._arrived:
+                    bucket.part(stretch).zero_()
+        self._arrived |= earlier.keys()
+        self.remember()
+        while not self._held and self._next < len(self._buckets):
+            self._launch(self._buckets[self._next])
+
+    def remember(self) -> None:
+        """Record the gradients' versions after a backward pass."""
+        self._seen = {name: (part, part._version) for name, part in self._gradients().items()}  # noqa: SLF001  # torch's own count of changes
+
+    def check_untouched(self) -> None:
+        """Check that nothing has changed the gradients since the last backward pass.
+
+        Raises:
+            UsageError: something has.
+        """
+        now = self._gradients()
+        for name, (part, version) in self._seen.items():
+            if now.get(name) is not part or part._version != version:  # noqa: SLF001  # as in remember
+                raise UsageError(CHANGED)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether buckets wait for ``release``: in the first step of a formation."""
+        return self._held
+
+    def release(self) -> None:
+        """Start the reductions that were held."""
+        self._held = self._is_new = False
+        while self._next < len(self._buckets):
+            self._launch(self._buckets[self._next])
+
+    def wait(self) -> None:
+        """Wait until every bucket is reduced, and make the sums the parameters' gradients.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        for number, bucket in enumerate(self._buckets, 1):
+            if bucket.work is not None and self._group is not None:
+                what = f"gradient bucket {number} of {len(self._buckets)}"
+                self._group.wait(bucket.work, what, owners=bucket.owners)
+        self.timestamps.waited = self.timeline.now()
+        for name, parameter in self._parameters.items():
+            part = gradient(parameter)
+            if part is None:
+                part = torch.zeros_like(local(parameter))
+                set_gradient(parameter, part)
+            rows = part.contiguous()  # pieces count elements row by row, in whatever order they lie in memory
+            flat = rows.view(-1)
+            for bucket in self._in_buckets.get(name, ()):
+                for stretch in bucket.stretches:
+                    if stretch.name == name:
+                        flat[stretch.start : stretch.stop].copy_(bucket.part(stretch))
+            if rows is not part:
+                part.copy_(rows)
+        for bucket in self._buckets:
+            bucket.work = None
+
+    def abandon(self) -> None:
+        """Drop a failed step; waits until its operations have released the buffers (cut the group first)."""
+        works = [bucket.work for bucket in self._buckets if bucket.work is not None]
+        if self._group is not None:
+            self._group.settle(works)
+        for bucket in self._buckets:
+            bucket.work = None
+        self._armed = self._held = False
+
+    # -- what all ranks have to agree on -----------------------------------------------------------------------------
+
+    @property
+    def signature(self) -> int:
+        """A checksum of the pieces, which all ranks have compared when the formation began."""
+        return zlib.crc32(repr(self.division.pieces).encode())
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable parameters of the whole model."""
+        return len(self.division.names)
+
+    @property
+    def unused(self) -> int:
+        """The parameters that got no gradient on this rank in this step, and those that it does not hold, as bits."""
+        uses = self.layout.uses
+        used = self._arrived if uses is None else {name for name in self._arrived if name in uses}
+        return sum(1 << place for place, name in enumerate(self.division.names) if name not in used)
+
+    def drop_unused(self, unused: int) -> None:
+        """Leave parameters that no rank has used without a gradient, so that the optimizer does not touch them."""
+        for place, name in enumerate(self.division.names):
+            if unused >> place & 1 and name in self._parameters:
+                self._parameters[name].grad = None
+
+    def owned_squared(self) -> float:
+        """Return the squared norm, in float64, of the gradients of the pieces whose lowest owner this rank is."""
+        found = self._gradients()
+        parts = []
+        for piece in self.division.pieces:
+            if piece.owners[0] == self.rank and piece.name in found:
+                begin = self.division.holding[piece.name].start
+                parts.append(found[piece.name].reshape(-1)[piece.start - begin : piece.stop - begin])
+        return float(squared_norm(parts))
+
+    def form(self, group: Group) -> None:
+        """Do nothing: the order of buckets is fixed."""
+
+    def agree_on_order(self, group: Group) -> None:
+        """Do nothing, as in ``form``."""
+
+    # -- after the reduction -----------------------------------------------------------------------------------------
+
+    def check_kept(self) -> None:
+        """Check that the script has not dropped all gradients since the reduction.
+
+        Raises:
+            UsageError: it has.
+        """
+        if self._parameters and not self._gradients() and self._arrived:
+            raise UsageError(CLEARED)
+
+    def take_back(self) -> bool:
+        """Return whether the script has changed gradients; the second phase measures them as they are."""
+        return False
+
+    def scale(self, factor: float) -> None:
+        """Multiply every gradient, in place."""
+        for part in self._gradients().values():
+            part.mul_(factor)
+        self.squared *= factor * factor
+
+    def clamp(self, limit: float) -> None:
+        """Clamp every element of the gradients to [-limit, limit]."""
+        for part in self._gradients().values():
+            part.clamp_(-limit, limit)
+
+    def transfers_s(self) -> tuple[float, ...]:
+        """Return nothing: transfers of pieces are not measured."""
+        return ()
+
+    def is_finite(self) -> bool:
+        """Return whether every element of this rank's gradients is finite."""
+        return all_finite(list(self._gradients().values()))
+
+    def first_non_finite(self) -> str | None:
+        """Return the name of the first parameter whose gradient is not finite here; ``None`` if there is none."""
+        return next((name for name, part in self._gradients().items() if not all_finite([part])), None)
+
+    def squared_norm(self) -> torch.Tensor | float:
+        """Return the squared norm of the whole model's gradient, as the second phase has found it."""
+        return self.squared
+
+    # -- internals ---------------------------------------------------------------------------------------------------
+
+    def _arrive(self, name: str) -> None:
+        if not self._armed:
+            return
+        if name in self._arrived:
+            raise UsageError(TWICE)
+        self._arrived.add(name)
+        part = gradient(self._parameters[name])
+        for bucket in self._in_buckets.get(name, ()):
+            for stretch in bucket.stretches:
+                if stretch.name == name and part is not None:
+                    bucket.part(stretch).copy_(part.reshape(-1)[stretch.start : stretch.stop])
+            bucket.missing -= 1
+        while not self._held and self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+            self._launch(self._buckets[self._next])
+
+    def _launch(self, bucket: PieceBucket) -> None:
+        self._next += 1
+        if self.timestamps.first_bucket is None:
+            self.timestamps.first_bucket = self.timeline.now()
+        if self._group is not None:
+            bucket.work = self._group.all_reduce(bucket.flat, bucket.owners)

@@ -1,0 +1,1 @@
+"""Parts that plans assign: stages or unequal shards."""

@@ -1,0 +1,1 @@
+"""A model that ``fully_shard`` divides among the ranks of a worker."""

@@ -1,0 +1,1 @@
+"""Shards of unequal size, in one pod or several."""
