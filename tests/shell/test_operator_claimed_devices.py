@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from heterotrain_operator.cluster_state.devices import CLASS_PREFIX, UNCOUNTED, Device
 from heterotrain_operator.cluster_state.parse import parse_node
+from heterotrain_operator.cluster_state.quantity import CLASS_PREFIX
 from heterotrain_operator.cluster_state.store import Store
-from heterotrain_operator.engine.device_expressions import Expressions, UnknownExpressionError
-from heterotrain_operator.engine.device_reader import MOST_KINDS, DeviceReader
+from heterotrain_operator.decide.plugins.claimed_devices.devices import UNCOUNTED, Device
+from heterotrain_operator.decide.plugins.claimed_devices.expressions import Expressions, UnknownExpressionError
+from heterotrain_operator.engine.plugins.claimed_devices import MOST_KINDS, DeviceReader
 from heterotrain_operator.kube.errors import KubeError, NotFound, Rejected, Unavailable
 from support.executors import at_once
 from support.fakes import FakeKube

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_operator.cluster_state.parse import QUEUE_FINALIZER, QUEUE_GROUP, QUEUE_RETRIABLE, QUEUE_SERVING
+from heterotrain_operator.decide.plugins.kueue.plugin import FINALIZER, GROUP, RETRIABLE, SERVING
 from heterotrain_operator.engine.app import App
 from support.fake_cluster import FakeCluster, a_running_job
 from support.fakes import FakeKube
@@ -17,9 +17,9 @@ def in_a_group(cluster: FakeCluster) -> tuple[App, FakeKube]:
     app = an_app(kube, cluster)
     for body in cluster.pods.values():
         metadata = body["metadata"]
-        metadata["labels"][QUEUE_GROUP] = "mine"
-        metadata["annotations"][QUEUE_SERVING] = "true"
-        metadata["finalizers"] = [OTHER, QUEUE_FINALIZER]
+        metadata["labels"][GROUP] = "mine"
+        metadata["annotations"][SERVING] = "true"
+        metadata["finalizers"] = [OTHER, FINALIZER]
         kube.objects["pods", "ns", metadata["name"]] = body
         app.pod_event(body, deleted=False)
     return app, kube
@@ -37,7 +37,7 @@ async def test_the_pods_of_a_deleted_job_lose_kueues_finalizer_once_they_have_en
     app, kube = in_a_group(cluster)
     app.store.jobs.discard(KEY)
     assert await app.reconciler.run_once(KEY) is None
-    held = [OTHER, QUEUE_FINALIZER]
+    held = [OTHER, FINALIZER]
     assert finalizers(kube) == {"job-w0": [OTHER], "job-w1": held, "job-w2": held}, "one runs, and one is not deleted"
 
 
@@ -61,5 +61,5 @@ async def test_pods_that_stay_after_the_end_of_their_job_end_their_group() -> No
     await app.reconciler.run_once(KEY)
     for name in cluster.pods:
         annotations = kube.objects["pods", "ns", name]["metadata"]["annotations"]
-        assert annotations[QUEUE_RETRIABLE] == "false"
-        assert QUEUE_SERVING not in annotations, "success counts again"
+        assert annotations[RETRIABLE] == "false"
+        assert SERVING not in annotations, "success counts again"

@@ -14,6 +14,7 @@ from typing import Any
 import heterotrain_operator
 import yaml
 from heterotrain_core.contract import keys
+from heterotrain_operator.engine.plugins import claimed_devices
 from heterotrain_operator.kube import resources, reviews
 from heterotrain_operator.kube.resources import JOBS, Resource, resource_of
 
@@ -69,7 +70,7 @@ def needed() -> set[Right]:
     found, variables = set(WITHOUT_A_CALL), set()
     for file, verb, name, subresource in calls():
         if name.isupper():
-            of = [getattr(resources, name, None) or getattr(reviews, name)]
+            of = [next(getattr(each, name) for each in (resources, reviews, claimed_devices) if hasattr(each, name))]
         else:
             variables.add((file, verb))
             of = BY_VARIABLE[file, verb]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_operator.cluster_state.parse import QUEUE_GROUP
+from heterotrain_operator.decide.plugins.kueue.plugin import GROUP as QUEUE_GROUP
 from heterotrain_operator.kube.errors import NotFound
 from heterotrain_operator.kube.resources import JOBS, PODS
 from heterotrain_operator.kube.verbs import Body

@@ -66,6 +66,11 @@ def most_workers(spec: HeteroTrainJobSpec) -> int:
     return min(pools, spec.elastic_policy.max_replicas or pools)
 
 
+def least_workers(spec: HeteroTrainJobSpec) -> int:
+    """Return how many workers have to have nodes before training starts."""
+    return max(spec.elastic_policy.min_replicas, sum(pool.min_replicas for pool in spec.worker_pools))
+
+
 def beyond_rules(spec: HeteroTrainJobSpec, body: Mapping[str, Any]) -> str:
     """Return what CEL cannot express, or what the API server enforces by the type of a list."""
     names = [pool.name for pool in spec.worker_pools]

@@ -29,8 +29,7 @@ from heterotrain_operator.cluster_state.containers import (
     trouble_beside,
     why_waiting,
 )
-from heterotrain_operator.cluster_state.devices import from_annotation
-from heterotrain_operator.cluster_state.quantity import pod_requests, quantities
+from heterotrain_operator.cluster_state.quantity import MORE_REQUESTS, more_requests, pod_requests, quantities
 from heterotrain_operator.cluster_state.views import (
     Departed,
     Ended,
@@ -49,15 +48,12 @@ _REQUEST_CHARS = 16
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 AVOIDS_ANNOTATION = f"{keys.GROUP}/avoids"
 """Nodes that the operator has excluded for a pod, because they were held down; separated by commas."""
-DEVICES_ANNOTATION = f"{keys.GROUP}/devices"
 TEMPLATE_ANNOTATION = f"{keys.GROUP}/template"
 """Digest of what the user wrote about the pod when it was made."""
 RESTART_ANNOTATION = f"{keys.GROUP}/restarted-for"
 """The job's request for a restart when the pod was made."""
-QUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
-QUEUE_FINALIZER = "kueue.x-k8s.io/managed"
-QUEUE_SERVING = "kueue.x-k8s.io/pod-group-serving"
-QUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
+_PROJECTS, _NOTED_CHARACTERS = ".x-k8s.io/", 256
+"""Part of the labels and annotations of Kubernetes' projects, which plugins read, and how much of their values."""
 MOST_PLAN_CHARACTERS = 1_000_000
 """The API server takes 1 MiB in a ConfigMap, so no longer plan is written or read: 1,700 ranks fit, or up to 4,800 with
 short names and no measurements."""
@@ -221,9 +217,8 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         main_started=main_container(spec, annotations) in started,
         all_started=bool(spec.get("containers")) and started >= {each["name"] for each in spec["containers"]},
         avoids=tuple(filter(None, annotations.get(AVOIDS_ANNOTATION, "")[:MOST_AVOIDS].split(","))),
-        queue_group=share_text(str(labels.get(QUEUE_GROUP) or "")),
-        queue_held=QUEUE_FINALIZER in (metadata.get("finalizers") or ()),
-        queue_final=annotations.get(QUEUE_RETRIABLE) == "false",
+        finalizers=tuple(map(share_text, metadata.get("finalizers") or ())),
+        noted=_noted({**annotations, **labels}),
         creating=is_creating(spec, status, annotations),
         refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
         unschedulable=share_text(refused.get("message") or refused.get("reason") or ""),
@@ -234,7 +229,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         ended=_ended(end_of(spec, status, annotations)),
         trouble_beside=trouble_beside(spec, status, annotations),
         disruption=_disruption(conditions, status),
-        requests=share_amounts({**pod_requests(spec), **from_annotation(annotations.get(DEVICES_ANNOTATION, ""))}),
+        requests=share_amounts({**pod_requests(spec), **more_requests(annotations.get(MORE_REQUESTS, ""))}),
         priority=int(spec.get("priority") or 0),
         plan_version=share_text(annotations.get(keys.ANNOTATION_PLAN, "")),
         has_secret=not any(
@@ -246,6 +241,12 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         image=share_text(_image(spec, annotations)),
         conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
+
+
+def _noted(marks: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the labels and annotations of Kubernetes' projects (``*.x-k8s.io``), in order."""
+    found = sorted((key, value[:_NOTED_CHARACTERS]) for key, value in marks.items() if _PROJECTS in key)
+    return tuple((share_text(key), share_text(value)) for key, value in found)
 
 
 def _address(status: Mapping[str, Any], family: str) -> str:

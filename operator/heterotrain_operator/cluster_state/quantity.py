@@ -6,10 +6,13 @@ returns decimals of any size, which need the same bound as here; and it would ti
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from heterotrain_core.contract import keys
 
 _DECIMAL = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {f"{prefix}i": 2.0 ** (10 * power) for power, prefix in enumerate("KMGTPE", start=1)}
@@ -23,6 +26,12 @@ _HUGE_PAGES = "hugepages-"
 """Resources that a pod may request as a whole."""
 PODS = "pods"
 """The resource that bounds the number of pods on a node; every pod requests one."""
+MORE_REQUESTS = f"{keys.GROUP}/devices"
+"""The operator's note on a pod about devices, which its containers do not request; see ``more_requests``."""
+CLASS_PREFIX = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the resource that is each device class's own in Kubernetes; the class's name follows."""
+MOST_OF_ONE_CLAIM, _MOST_CLAIMS, _LONGEST_NOTE = 32, 64, 8192
+"""As in the API server."""
 
 
 def parse_quantity(text: str | float) -> float:
@@ -54,7 +63,7 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
     For each resource, this is the larger of two sums: all containers and native sidecars, or the largest init
     container plus the sidecars started before it. Resources of the pod itself (``spec.resources``) replace the sum of
     its containers. The runtime class's overhead and one pod are added. A pod that is resized in place counts with the
-    size that it asks for. Devices that it claims are in ``cluster_state.devices``.
+    size that it asks for. What it requests in other ways is in ``more_requests``.
     """
     sidecars: Counter[str] = Counter()
     peak: dict[str, float] = {}
@@ -90,3 +99,26 @@ def added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for part in parts:
         total.update(part)
     return dict(total)
+
+
+def text_of_more_requests(requests: Mapping[str, float]) -> str:
+    """Return the devices among a pod's requests as a note; empty without any."""
+    named = {name: int(amount) for name, amount in requests.items() if name.startswith(CLASS_PREFIX)}
+    return json.dumps(named, sort_keys=True) if named else ""
+
+
+def more_requests(text: str) -> dict[str, float]:
+    """Return the devices in a pod's note; empty for an invalid one, as whoever may change pods could write it."""
+    if not text or len(text) > _LONGEST_NOTE:
+        return {}
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict) or not all(isinstance(each, int) for each in found.values()):
+            return {}
+    except (ValueError, RecursionError):
+        return {}
+    return {
+        name: float(count)
+        for name, count in found.items()
+        if name.startswith(CLASS_PREFIX) and 0 < count <= MOST_OF_ONE_CLAIM * _MOST_CLAIMS
+    }

@@ -243,7 +243,7 @@ class NodeKind(ObjectTable[str, NodeView]):
         """Replace the devices of all nodes; return the nodes whose devices changed.
 
         Args:
-            found: by node, the number of devices of each kind by resource (``cluster_state.devices``).
+            found: by node, the number of devices of each kind by resource, as a plugin counts them.
         """
         before, self._devices = self._devices, found
         names = tuple(name for name in {*before, *found} if before.get(name) != found.get(name) and name in self._views)
@@ -331,7 +331,7 @@ class Store:
 
     @property
     def foreign_devices(self) -> Mapping[str, Mapping[str, float]]:
-        """By node, the devices that claims of foreign pods hold (``cluster_state.devices``)."""
+        """By node, the devices that foreign pods hold beyond their requests."""
         return self._foreign_devices
 
     @foreign_devices.setter

@@ -107,9 +107,8 @@ class PodView:
         restart: the job's request for a restart that it was made for; empty without one.
         main_started: whether its training container has run.
         all_started: whether each of its containers has run; init containers do not count.
-        queue_group: name of its pod group in Kueue; empty without one.
-        queue_held: whether Kueue's finalizer keeps it.
-        queue_final: whether its group in Kueue ends once no member runs.
+        finalizers: those that keep it.
+        noted: its labels and annotations of Kubernetes' projects (``*.x-k8s.io``), which plugins read.
         unschedulable: the scheduler's message if it found no node; empty otherwise.
         scheduled_s: when the scheduler gave it a node; 0 without one.
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
@@ -154,9 +153,8 @@ class PodView:
     restart: str = ""
     main_started: bool = False
     all_started: bool = False
-    queue_group: str = ""
-    queue_held: bool = False
-    queue_final: bool = False
+    finalizers: tuple[str, ...] = ()
+    noted: tuple[tuple[str, str], ...] = ()
     image: str = ""
     unschedulable: str = ""
     unschedulable_since_s: float = 0.0

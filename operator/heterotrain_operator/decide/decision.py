@@ -8,6 +8,7 @@ from typing import Any
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.cluster_state.views import PodView
 from heterotrain_operator.decide.faults import Fault
+from heterotrain_operator.decide.plugins.interface import PodEdit
 from heterotrain_operator.decide.status.events import JobEvent
 
 
@@ -17,7 +18,7 @@ class Decision:
 
     Attributes:
         active: whether the job trains or may begin to.
-        apply: objects to apply (Service, disruption budget, PodGroup), if the job has any.
+        apply: objects to apply (Service, disruption budget, those of plugins), if the job has any.
         plan: ConfigMap to write: a replacement for its ``resourceVersion`` or, without one, only if there is none yet.
         plan_version: version that the pods in ``touch`` have to name.
         touch: pods whose annotation gets ``plan_version``, so that the kubelet refreshes their mounted plan at once.
@@ -25,8 +26,7 @@ class Decision:
         create: pods to create.
         status: status to write; ``None`` leaves it as it is.
         remove: pods to delete, only after the status is written, because their ends are counted there.
-        unhold: deleted pods of a group in Kueue that only its finalizer keeps.
-        end_groups: pods that have to tell Kueue that their group is over.
+        edits: changes of pods that plugins need.
         release: objects to delete, if the job has them, because an inactive job must not hold them.
         delete_job: whether the job's time to live is over.
         events: Kubernetes events to publish, besides the one about the pods that could be created.
@@ -44,8 +44,7 @@ class Decision:
     create: tuple[dict[str, Any], ...] = ()
     status: HeteroTrainJobStatus | None = None
     remove: tuple[PodView, ...] = ()
-    unhold: tuple[PodView, ...] = ()
-    end_groups: tuple[PodView, ...] = ()
+    edits: tuple[PodEdit, ...] = ()
     release: tuple[dict[str, Any], ...] = ()
     delete_job: bool = False
     events: tuple[JobEvent, ...] = ()

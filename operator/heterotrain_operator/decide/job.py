@@ -25,15 +25,15 @@ from heterotrain_operator.decide.next_plan import PlannedShares, members_of_next
 from heterotrain_operator.decide.objects.common_parts import PodSources, pod_sources
 from heterotrain_operator.decide.objects.objects import (
     build_disruption_budget,
+    build_plugin_objects,
     build_service,
     version_text,
 )
-from heterotrain_operator.decide.objects.pod_group import build_pod_group
 from heterotrain_operator.decide.objects.pods import build_pod
-from heterotrain_operator.decide.objects.queue_group import held_by_queue, of_ended_groups, places_of
 from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
 from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.plan_delivery import pods_to_touch
+from heterotrain_operator.decide.plugins import registry as plugins
 from heterotrain_operator.decide.renewal import CORRECTED, Renewal, corrected, decide_renewal
 from heterotrain_operator.decide.retry import asks_for_retry, tried_again
 from heterotrain_operator.decide.status.context import JobContext
@@ -60,15 +60,15 @@ def decide(inputs: JobInputs) -> Decision:
     job = inputs.job
     # 1. Leave alone what is not this operator's to decide.
     if job.deleting:
-        unhold = held_by_queue([pod for pod in inputs.pods if pod.owner_uid == job.uid])
-        return Decision(reason="the job is being deleted", unhold=unhold)
+        edits = plugins.edits([pod for pod in inputs.pods if pod.owner_uid == job.uid], ended=False)
+        return Decision(reason="the job is being deleted", edits=edits)
     if job.spec is not None and not managed_by_us(job.spec):
         return Decision(reason="another controller manages the job")
     if asks_for_retry(job):
         if own := [pod for pod in inputs.pods if pod.owner_uid == job.uid]:
             return Decision(
                 remove=tuple(pod for pod in own if not pod.deleting),
-                unhold=held_by_queue(own),
+                edits=plugins.edits(own, ended=False),
                 reason="the job is tried again once the pods of the last try are gone",
             )
         job = tried_again(job)
@@ -81,9 +81,9 @@ def decide(inputs: JobInputs) -> Decision:
         decision = _decide_active(inputs, derived, job, faults)
     else:
         decision = _decide_inactive(inputs, derived, faults)
-    # 4. Kueue keeps deleted pods of a group until they are replaced, whatever the stage of the job's life.
-    unhold = held_by_queue([worker.pod for worker in derived.workers])
-    return replace(decision, unhold=unhold, faults=tuple(faults.found))
+    # 4. Plugins may have to change pods at any stage of the job's life.
+    edits = plugins.edits([worker.pod for worker in derived.workers], ended=derived.life.stage in ENDED_STAGES)
+    return replace(decision, edits=edits, faults=tuple(faults.found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,8 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     )
     may_create = accepted and not delay_s and plan is not None and not renewal.hold
     creating = replicas.create if may_create and not inputs.keep_pods else ()
-    places = places_of(job, spec, workers)
+    leaving = {worker.pod.name for worker in workers if not worker.alive}
+    places = plugins.free_slots(job, [worker.pod for worker in workers], leaving)
     if places is not None and len(replicas.create) > places.free:
         creating = creating[: places.free]
         replicas = replace(replicas, reason="; ".join(filter(None, (replicas.reason, places.reason))))
@@ -194,7 +195,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
             avoid=avoid.get(pool.name, ()),
             with_secret=with_secret,
             source=sources.by_pool[pool.name],
-            devices=admitted.shape.requests if (admitted := inputs.admitted.get(pool.name)) is not None else {},
+            requests=admitted.shape.requests if (admitted := inputs.admitted.get(pool.name)) is not None else {},
         )
         for pool, index in zip(creating, indices, strict=True)
     )
@@ -256,7 +257,7 @@ def _build_active(
     remove = (*(worker.pod for worker, _ in replicas.remove), *unneeded_ended_pods(context))
     return Decision(
         active=True,
-        apply=tuple(body for body in (build_service(job), budget, build_pod_group(job)) if body is not None),
+        apply=tuple(body for body in (build_service(job), budget, *build_plugin_objects(job)) if body is not None),
         plan=decided.planned.body,
         plan_version=version,
         touch=pods_to_touch(derived.workers, plan, job.spec.runtime),
@@ -313,7 +314,6 @@ def _decide_inactive(inputs: JobInputs, derived: DerivedState, faults: Faults) -
             if is_deleted(worker, life.stage, policy) and not worker.pod.deleting
         ),
         release=_released(job, life.stage),
-        end_groups=of_ended_groups([w.pod for w in derived.workers]) if life.stage in ENDED_STAGES else (),
         delete_job=expired,
         events=_events(context, status, removed=(), new_plan=None),
         again_s=_soonest(life.again_s, expires_s),
@@ -325,8 +325,7 @@ def _released(job: JobView, stage: LifeStage) -> tuple[dict[str, Any], ...]:
     """Return what an inactive job gives back: a group without pods would still count in its queue."""
     if not isinstance(job, ValidJob) or stage not in (LifeStage.SUSPENDED, *ENDED_STAGES):
         return ()
-    group = build_pod_group(job)
-    return (group,) if group is not None else ()
+    return build_plugin_objects(job)
 
 
 def _time_to_live(job: JobView, life: Life, *, now_s: float) -> tuple[float | None, bool]:

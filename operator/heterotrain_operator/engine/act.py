@@ -23,18 +23,13 @@ import structlog
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
-from heterotrain_operator.cluster_state.parse import (
-    QUEUE_FINALIZER,
-    QUEUE_RETRIABLE,
-    QUEUE_SERVING,
-    parse_job,
-    parse_plan_object,
-    parse_pod,
-)
+from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_object, parse_pod
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.objects.objects import build_network_policy, build_secret
+from heterotrain_operator.decide.plugins import registry as plugins
+from heterotrain_operator.decide.plugins.interface import PodEdit
 from heterotrain_operator.decide.status.events import workers_created
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
@@ -43,7 +38,7 @@ from heterotrain_operator.engine.owned import controls, has_all, left_by_predece
 from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected
 from heterotrain_operator.kube.merge_patch import merge_patch
-from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, POD_GROUP, PODS, SECRETS, Resource, resource_of
+from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, PODS, SECRETS, Resource, resource_of
 from heterotrain_operator.kube.verbs import Kube
 
 # These fields of the status change with every step: they alone are written at most every ``status_interval_s``.
@@ -147,8 +142,7 @@ class Actor:
         if decision.plan is not None or decision.create or decision.remove or decision.touch:
             memory.numbers_version = ""  # the next pass looks at what has been done
         removals = [partial(self._remove, pod) for pod in decision.remove]
-        removals += [partial(self._unhold, pod) for pod in decision.unhold]
-        removals += [partial(self._end_group, pod) for pod in decision.end_groups]
+        removals += [partial(self._edit, edit) for edit in decision.edits]
         await self._try("removals", memory, removals)
         # 4. Hand Events over, and delete an expired job.
         events = [*([workers_created(created)] if created else []), *decision.events]
@@ -238,18 +232,15 @@ class Actor:
         """Apply an object that does not exist.
 
         Raises:
-            Rejected: it is a PodGroup, and the cluster has none of this kind.
+            Rejected: the cluster has none of this kind.
         """
         try:
             await self._kube.apply(resource, body, force=False)
         except NotFound as error:
-            if body["kind"] != POD_GROUP or "namespaces" in str(error):
+            if not (step := plugins.step_without(body["kind"])) or "namespaces" in str(error):
                 raise
-            raise Rejected(
-                f"the cluster has no PodGroups of {resource.api_version}: install the scheduler that "
-                "spec.podGroup.scheduler names, or remove spec.podGroup",
-                status_code=404,
-            ) from None
+            missing = f"the cluster has no {body['kind']}s of {resource.api_version}: {step}"
+            raise Rejected(missing, status_code=404) from None
 
     async def _release(self, job: JobView, body: dict[str, Any], memory: JobMemory) -> None:
         """Delete an object of the job, once."""
@@ -400,13 +391,13 @@ class Actor:
             self._numbers_free_s = memory.numbers_slot_s + 1 / NUMBERS_PER_S
         return max(memory.numbers_slot_s, memory.status_written_s + self._status_interval_s) - now_s
 
-    async def unhold(self, pods: Sequence[PodView]) -> None:
-        """Remove Kueue's finalizer from deleted pods of a group whose job is gone.
+    async def edit(self, edits: Sequence[PodEdit]) -> None:
+        """Change pods as plugins need it, of a job that is gone.
 
         Raises:
             KubeError: a call failed.
         """
-        await asyncio.gather(*(self._unhold(pod) for pod in pods))
+        await asyncio.gather(*(self._edit(edit) for edit in edits))
 
     async def _remove(self, pod: PodView) -> None:
         try:
@@ -414,20 +405,18 @@ class Actor:
         except (NotFound, Conflict):
             return  # it is already gone
 
-    async def _unhold(self, pod: PodView) -> None:
-        """Remove Kueue's finalizer from a deleted pod; other finalizers stay."""
+    async def _edit(self, edit: PodEdit) -> None:
+        """Change annotations of a pod and remove a finalizer; other finalizers stay."""
+        namespace, name = edit.pod.key.namespace, edit.pod.name
+        patch: dict[str, Any] = {"uid": edit.pod.uid}
+        if edit.annotations:
+            patch["annotations"] = dict(edit.annotations)
         with suppress(NotFound, Conflict):  # it is gone, or has changed and comes again
-            found = await self._kube.get(PODS, pod.key.namespace, pod.name)
-            metadata = found["metadata"]
-            others = [each for each in metadata.get("finalizers") or () if each != QUEUE_FINALIZER]
-            guard = {"uid": pod.uid, "resourceVersion": metadata["resourceVersion"]}
-            await self._kube.merge(PODS, pod.key.namespace, pod.name, {"metadata": {**guard, "finalizers": others}})
-
-    async def _end_group(self, pod: PodView) -> None:
-        """Tell Kueue that no member of a pod's group will be replaced."""
-        patch = {"metadata": {"uid": pod.uid, "annotations": {QUEUE_SERVING: None, QUEUE_RETRIABLE: "false"}}}
-        with suppress(NotFound, Conflict):
-            await self._kube.merge(PODS, pod.key.namespace, pod.name, patch)
+            if edit.finalizer:
+                metadata = (await self._kube.get(PODS, namespace, name))["metadata"]
+                others = [each for each in metadata.get("finalizers") or () if each != edit.finalizer]
+                patch |= {"resourceVersion": metadata["resourceVersion"], "finalizers": others}
+            await self._kube.merge(PODS, namespace, name, {"metadata": patch})
 
 
 async def _nothing_to_do() -> bool:

@@ -43,6 +43,4 @@ def digest_of_any_job(job: ValidJob, pool: WorkerPool) -> bytes:
     """Return a digest of a worker's pod that is the same for jobs with the same template, pool and settings."""
     anonymous = replace(job, key=job.key._replace(name="job"), uid="uid")
     pod = build_pod(anonymous, pool, 0, plan_version="")
-    claims = job.key.namespace if pod["spec"].get("resourceClaims") else ""  # a template's name is its namespace's
-    text = json.dumps([claims, pod], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).digest()
+    return hashlib.sha256(json.dumps(pod, sort_keys=True, default=str).encode()).digest()

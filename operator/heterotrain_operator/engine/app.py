@@ -33,10 +33,10 @@ from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.allocator import Allocator, wait_at_most
 from heterotrain_operator.engine.clocks import Clocks
-from heterotrain_operator.engine.device_reader import DeviceReader
 from heterotrain_operator.engine.layout_planner import LayoutPlanner
 from heterotrain_operator.engine.loop_delay import watch_delay
 from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.engine.plugins import ResourceReader
 from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.engine.queue import Queue, QueueLine
@@ -114,7 +114,7 @@ class App:
             gather_s=settings.gather_s,
             admitted=admitted,
         )
-        self.devices = DeviceReader(kube, self.store, threads)
+        self.devices = ResourceReader(kube, self.store, threads)
         self.reconciler = Reconciler(
             kube,
             self.store,
@@ -122,7 +122,7 @@ class App:
             self.actor,
             self.metrics,
             sources=sources,
-            devices=self.devices,
+            more_requests=self.devices.requests_of,
             clocks=clocks,
             threads=threads,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -24,16 +24,15 @@ from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.common_parts import size_problem
 from heterotrain_operator.decide.objects.pods import build_pod, problem_of_templates
-from heterotrain_operator.decide.objects.queue_group import held_by_queue
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary, next_boundary
 from heterotrain_operator.decide.plan.stages import CoverOf
+from heterotrain_operator.decide.plugins import registry as plugins
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, FreeSlots, Shape, admitted_pod
 from heterotrain_operator.engine.act import EARLY_S, Actor
 from heterotrain_operator.engine.admitted import AdmittedPods, digest_of_any_job
 from heterotrain_operator.engine.allocator import shapes_of
 from heterotrain_operator.engine.clocks import Clocks
-from heterotrain_operator.engine.device_reader import DeviceReader
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.planning import UNKNOWN_S, PlanningSlots
@@ -41,7 +40,7 @@ from heterotrain_operator.engine.queue import Queue, QueueLine
 from heterotrain_operator.engine.slot_index import SlotIndex
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
-from heterotrain_operator.kube.verbs import Kube
+from heterotrain_operator.kube.verbs import Body, Kube
 from heterotrain_operator.threads import Threads
 
 LONGEST_RETRY_S = 320.0
@@ -94,7 +93,7 @@ class Reconciler:
         metrics: OperatorMetrics,
         *,
         sources: JobInputSources,
-        devices: DeviceReader,
+        more_requests: Callable[[str, Body], Awaitable[Mapping[str, float]]],
         clocks: Clocks,
         threads: Threads,
     ) -> None:
@@ -108,7 +107,7 @@ class Reconciler:
         self._memories: dict[JobKey, JobMemory] = {}
         self._planning = PlanningSlots()
         self._slots = SlotIndex(store)
-        self._devices = devices
+        self._more_requests = more_requests
         self._accepted_pods: dict[bytes, tuple[float, AdmittedPod | None]] = {}
         """When the API server accepted a dry run, and what it made of the pod, by its digest without names."""
         self._relearn_due_s = clocks.monotonic() + RELEARN_S
@@ -220,8 +219,9 @@ class Reconciler:
         if job is None:
             self._queue.forget(key)
             self._forget(key)
-            # The garbage collector has deleted the job's pods, but Kueue keeps those of a group.
-            await self._actor.unhold(held_by_queue([pod for pod in self._store.pods.of_job(key) if pod.owner_uid]))
+            # The garbage collector has deleted the job's pods, but finalizers may keep some.
+            owned = [pod for pod in self._store.pods.of_job(key) if pod.owner_uid]
+            await self._actor.edit(plugins.edits(owned, ended=False))
             return None
         memory = self._memory_of(job)
         memory.retry_after_change(job.generation)
@@ -456,7 +456,7 @@ class Reconciler:
         try:
             with suppress(Conflict):
                 body = await self._kube.create(PODS, pod, dry_run=True)
-                admitted = admitted_pod(body, await self._devices.requests_of(job.key.namespace, body["spec"]))
+                admitted = admitted_pod(body, await self._more_requests(job.key.namespace, body["spec"]))
         except Rejected as error:
             if "exceeded quota" in str(error):
                 return None  # not about the pod, and the quota may have changed when the pod is created

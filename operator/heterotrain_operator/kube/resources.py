@@ -31,13 +31,6 @@ DISRUPTION_BUDGETS: Final = Resource("policy/v1", "poddisruptionbudgets")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "networkpolicies")
 EVENTS: Final = Resource("v1", "events")
 LEASES: Final = Resource("coordination.k8s.io/v1", "leases")
-DEVICE_CLASSES: Final = Resource("resource.k8s.io/v1", "deviceclasses")
-RESOURCE_SLICES: Final = Resource("resource.k8s.io/v1", "resourceslices")
-RESOURCE_CLAIMS: Final = Resource("resource.k8s.io/v1", "resourceclaims")
-RESOURCE_CLAIM_TEMPLATES: Final = Resource("resource.k8s.io/v1", "resourceclaimtemplates")
-
-POD_GROUP: Final = "PodGroup"
-"""A kind that several schedulers have, each in a group of its own."""
 
 _BY_KIND: Final = {
     "Service": SERVICES,
@@ -47,7 +40,5 @@ _BY_KIND: Final = {
 
 
 def resource_of(body: Mapping[str, Any]) -> Resource:
-    """Return the resource of an object that the operator applies."""
-    if body["kind"] == POD_GROUP:
-        return Resource(body["apiVersion"], "podgroups")
-    return _BY_KIND[body["kind"]]
+    """Return the resource of an object that the operator applies; those of plugins have their usual plural."""
+    return _BY_KIND.get(body["kind"]) or Resource(body["apiVersion"], f"{body['kind'].lower()}s")

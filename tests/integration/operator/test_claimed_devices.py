@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from heterotrain_operator.cluster_state.devices import EXTENDED_RESOURCE_CLAIM
+from heterotrain_operator.decide.plugins.claimed_devices.devices import EXTENDED_RESOURCE_CLAIM
 from heterotrain_operator.kube.resources import (
     DEVICE_CLASSES,
     PODS,

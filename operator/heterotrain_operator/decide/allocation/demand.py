@@ -25,8 +25,8 @@ from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from heterotrain_operator.decide.grants.persisted import median_member
 from heterotrain_operator.decide.objects.pods import members_per_worker, template_of
-from heterotrain_operator.decide.objects.queue_group import group_name
 from heterotrain_operator.decide.plan.arrangement import identity_of
+from heterotrain_operator.decide.plugins import registry as plugins
 from heterotrain_operator.decide.work_left import work_left
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
@@ -85,7 +85,7 @@ class Competitor:
     @property
     def all_at_once(self) -> bool:
         """Whether its workers are admitted together or not at all, so that none can show that it starts."""
-        return self.spec.pod_group is not None or bool(group_name(self.job.template))
+        return plugins.together(self.job)
 
     def placed_on(self, pool: WorkerPool, group: NodeGroup) -> list[Worker]:
         """Return the workers of a pool on a node group, ready ones first and those that cannot start last."""

@@ -15,6 +15,7 @@ from heterotrain_operator.api.network import Network
 from heterotrain_operator.api.pools import CapacityType
 from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS
 from heterotrain_operator.cluster_state.views import Departed, JobView, ValidJob
+from heterotrain_operator.decide.plugins import registry as plugins
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 
@@ -84,6 +85,12 @@ def build_service(job: JobView) -> dict[str, Any] | None:
             **({"ipFamilies": [family.value for family in families]} if families else {}),
         },
     }
+
+
+def build_plugin_objects(job: ValidJob) -> tuple[dict[str, Any], ...]:
+    """Return the objects of plugins, which the job owns."""
+    found = plugins.objects(job)
+    return tuple({**body, "metadata": metadata_of(job, body["metadata"]["name"])} for body in found)
 
 
 def build_disruption_budget(

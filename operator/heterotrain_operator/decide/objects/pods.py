@@ -16,28 +16,26 @@ from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SC
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.containers import DEFAULT_CONTAINER, main_container
-from heterotrain_operator.cluster_state.devices import to_annotation
 from heterotrain_operator.cluster_state.parse import (
     AVOIDS_ANNOTATION,
-    DEVICES_ANNOTATION,
     RANKS_ANNOTATION,
     RESTART_ANNOTATION,
     TEMPLATE_ANNOTATION,
 )
-from heterotrain_operator.cluster_state.quantity import pod_requests
+from heterotrain_operator.cluster_state.quantity import MORE_REQUESTS, pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.accelerators import accelerators, slices_problem, unusable_problem
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
-from heterotrain_operator.decide.objects.pod_group import group_annotations, group_labels, scheduler_name
 from heterotrain_operator.decide.objects.pod_source import PodSource
 from heterotrain_operator.decide.objects.pool_template import merged
-from heterotrain_operator.decide.objects.queue_group import group_metadata, group_problem
 from heterotrain_operator.decide.objects.training_settings import grace_s_of, settings_text
+from heterotrain_operator.decide.plugins import registry as plugins
+from heterotrain_operator.decide.plugins.interface import NewPod
 from heterotrain_operator.decide.workers.node_affinity import NODE_NAME, REQUIRED, label_keys, required_terms
 
 LOST_NODE_TOLERATION_S = 10
 """Seconds that a pod stays bound to an unreachable node; the cluster's default is 300."""
-_OWN_ANNOTATIONS = frozenset({AVOIDS_ANNOTATION, DEVICES_ANNOTATION, TEMPLATE_ANNOTATION, RESTART_ANNOTATION})
+_OWN_ANNOTATIONS = frozenset({AVOIDS_ANNOTATION, MORE_REQUESTS, TEMPLATE_ANNOTATION, RESTART_ANNOTATION})
 _PEER_PORT_NAME_PREFIX = "ht-peer-"
 _DNS_ON_HOST = "ClusterFirstWithHostNet"
 _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
@@ -64,7 +62,7 @@ def problem_of_templates(
     plain = [pool for pool in pools if pool.name not in patches]
     if problem := template_problem(template, plain, network=network):
         return problem
-    if problem := group_problem(template, spec):
+    if problem := plugins.problem(template, spec):
         return problem
     found = (
         (pool.name, template_problem(patched(template, patches, pool), (pool,), network=network))
@@ -166,7 +164,7 @@ def build_pod(
     plan_version: str,
     avoid: Sequence[str] = (),
     with_secret: bool = True,
-    devices: Mapping[str, float] | None = None,
+    requests: Mapping[str, float] | None = None,
     source: PodSource | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a worker's pod.
@@ -178,12 +176,12 @@ def build_pod(
         plan_version: version of the newest plan.
         avoid: names of nodes that it must not be placed on.
         with_secret: whether it gets the job's secret.
-        devices: its requests as admitted; the devices that it claims are counted by an annotation.
+        requests: its requests as admitted, where that is known.
         source: what it is made from; ``None`` for the job's spec as it is now.
     """
     source = source or PodSource(template=template_of(job, pool))
     template = copy.deepcopy(dict(source.template))
-    in_queue = group_metadata(job, template, job.spec, pool)
+    more = plugins.patch(NewPod(job=job, pool=pool, template=template, requests=requests or {}))
     metadata, spec = template.get("metadata") or {}, template["spec"]
     annotations = metadata.get("annotations") or {}
     name = keys.worker_name(job.key.name, index)
@@ -193,8 +191,8 @@ def build_pod(
     settings = source.settings or settings_text(job, grace_s=grace_s_of(spec))
 
     spec["restartPolicy"] = "Never"
-    if (scheduler := scheduler_name(job)) and not spec.get("schedulerName"):
-        spec["schedulerName"] = scheduler
+    if more.scheduler_name and not spec.get("schedulerName"):
+        spec["schedulerName"] = more.scheduler_name
     if spec.get("hostNetwork"):  # by default such a pod asks the node's DNS, which has no Service of the cluster
         spec.setdefault("dnsPolicy", _DNS_ON_HOST)
     spec.setdefault("automountServiceAccountToken", False)
@@ -237,9 +235,8 @@ def build_pod(
             "namespace": job.key.namespace,
             "labels": {
                 **(metadata.get("labels") or {}),
-                **in_queue[0],
+                **more.labels,
                 **labels_of(job),
-                **group_labels(job),
                 "app.kubernetes.io/component": "worker",
                 keys.LABEL_POOL: pool.name,
                 keys.LABEL_CAPACITY_TYPE: pool.capacity_type.value,
@@ -247,16 +244,14 @@ def build_pod(
             },
             "annotations": {
                 **{key: value for key, value in annotations.items() if key not in _OWN_ANNOTATIONS},
-                **in_queue[1],
+                **more.annotations,
                 DEFAULT_CONTAINER: main_name,
                 RANKS_ANNOTATION: str(ranks),
                 keys.ANNOTATION_PLAN: plan_version,
                 **({TEMPLATE_ANNOTATION: source.digest} if source.digest else {}),
                 **({RESTART_ANNOTATION: source.restart} if source.restart else {}),
                 **({AVOIDS_ANNOTATION: ",".join(avoid)} if avoid else {}),
-                **({DEVICES_ANNOTATION: claimed} if (claimed := to_annotation(devices or {})) else {}),
                 **_network_annotations(job.spec.network),
-                **group_annotations(job),
             },
             "ownerReferences": [owner_reference(job)],
         },

@@ -1,6 +1,6 @@
 """How many more workers of a pool fit: the nodes' allocatable resources less the requests of all running pods.
 
-This is an estimate: affinity between pods and volumes are visible to the scheduler only, as are some claims. It
+This is an estimate: affinity between pods and volumes are visible to the scheduler only, as are some devices. It
 decides no more than how many pods are worth creating, and a pod that the scheduler cannot place delays nothing.
 """
 
@@ -75,7 +75,7 @@ def admitted_pod(body: Mapping[str, Any], devices: Mapping[str, float]) -> Admit
 
     Args:
         body: the answer.
-        devices: devices that the pod claims, by resource (``cluster_state.devices``).
+        devices: what it requests in other ways, by resource.
     """
     try:
         shape = shape_of(body, {**pod_requests(body["spec"]), **devices})

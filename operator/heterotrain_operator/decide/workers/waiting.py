@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from heterotrain_operator.cluster_state.views import PodView
+from heterotrain_operator.decide.plugins import registry as plugins
 from heterotrain_operator.decide.workers.scheduler_words import next_step
 
 MAX_WORDS = 400
@@ -30,7 +31,6 @@ _REASONS: Final = {
     "FailedCreatePodSandBox": "look at the network plugin of the node",
     "NetworkNotReady": "look at the network plugin of the node",
 }
-_KUEUE = "kueue.x-k8s.io/"
 
 
 def why_waiting(pod: PodView) -> str:
@@ -55,6 +55,5 @@ def why_starting(pod: PodView) -> str:
 
 def _gates(gates: tuple[str, ...]) -> str:
     names = f" {', '.join(gates)}" if gates else ""
-    if any(gate.startswith(_KUEUE) for gate in gates):
-        return f"its scheduling gates{names} wait until Kueue admits it: see `kubectl describe workload`"
-    return f"its scheduling gates{names} wait for the controller that set them, such as a queue: look at its log"
+    why = plugins.why_gated(gates) or "for the controller that set them, such as a queue: look at its log"
+    return f"its scheduling gates{names} wait {why}"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from heterotrain_operator.cluster_state.devices import Device
 from heterotrain_operator.cluster_state.quantity import parse_quantity
+from heterotrain_operator.decide.plugins.claimed_devices.devices import Device
 
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?:\+.*)?", re.ASCII)
 

@@ -20,12 +20,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-CLASS_PREFIX = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the resource that is each class's own in Kubernetes; the class's name follows."""
+from heterotrain_operator.cluster_state.quantity import CLASS_PREFIX, MOST_OF_ONE_CLAIM
+
 EXTENDED_RESOURCE_CLAIM = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of claims that the scheduler makes for requests of resources, as against claims of a pod's own."""
-MOST_DEVICES = 32
-"""Most devices of one claim, as in the API server."""
 UNCOUNTED = 2.0**20
 """Devices on each node of a kind that cannot be counted: the scheduler alone decides."""
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
@@ -103,7 +101,7 @@ def requests_of_claim(claim: Mapping[str, Any]) -> dict[DeviceRequest, int]:
                 continue
             selectors = tuple(_expression(each) for each in exactly.get("selectors") or ())
             count = int(exactly.get("count", 1))
-            if not 0 < count <= MOST_DEVICES:
+            if not 0 < count <= MOST_OF_ONE_CLAIM:
                 raise ValueError(f"a claim cannot ask for {count} devices")
             found[DeviceRequest(str(exactly["deviceClassName"]), selectors)] += count
     except (AttributeError, KeyError, TypeError) as error:
@@ -220,33 +218,6 @@ def held_by_others(
             names = (kind.resource for kind in offer.kinds if not (claim.extended and kind.extended))
             found.setdefault(offer.node, Counter()).update(names)
     return {node: {name: float(count) for name, count in counts.items()} for node, counts in found.items()}
-
-
-def to_annotation(requests: Mapping[str, float]) -> str:
-    """Return the devices among a pod's requests as the text of its annotation; empty without any."""
-    named = {name: int(amount) for name, amount in requests.items() if name.startswith(CLASS_PREFIX)}
-    return json.dumps(named, sort_keys=True) if named else ""
-
-
-def from_annotation(text: str) -> dict[str, float]:
-    """Return the devices in a pod's annotation; empty for an invalid one, as whoever may change pods could write it."""
-    if not text or len(text) > _LONGEST_ANNOTATION:
-        return {}
-    try:
-        found = json.loads(text)
-        if not isinstance(found, dict) or not all(isinstance(each, int) for each in found.values()):
-            return {}
-    except (ValueError, RecursionError):
-        return {}
-    return {
-        name: float(count)
-        for name, count in found.items()
-        if name.startswith(CLASS_PREFIX) and 0 < count <= MOST_DEVICES * _MOST_CLAIMS
-    }
-
-
-_LONGEST_ANNOTATION = 8192
-_MOST_CLAIMS = 64
 
 
 def _expression(selector: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.views import ValidJob
-from heterotrain_operator.decide.objects.pod_group import build_pod_group
+from heterotrain_operator.decide.objects.objects import build_plugin_objects
 from heterotrain_operator.decide.objects.pods import build_pod
 from support.fake_cluster import Body, FakeCluster, a_running_job, job_body, pool
 
@@ -19,8 +19,7 @@ def a_job(*pools: Body, template: Body | None = None, **spec: Any) -> ValidJob:
 
 
 def group_of(job: ValidJob) -> Body:
-    found = build_pod_group(job)
-    assert found is not None
+    (found,) = build_plugin_objects(job)
     return found
 
 
@@ -91,7 +90,7 @@ def test_the_priority_is_that_of_the_pods_where_groups_have_one() -> None:
 
 def test_without_the_field_there_is_no_group() -> None:
     job = a_job()
-    assert build_pod_group(job) is None
+    assert build_plugin_objects(job) == ()
     assert "schedulerName" not in build_pod(job, job.spec.worker_pools[0], 0, plan_version="1.1")["spec"]
 
 

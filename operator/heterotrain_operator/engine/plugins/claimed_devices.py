@@ -1,4 +1,4 @@
-"""Reads what devices pods claim and nodes offer, as far as some job asks for such devices (``cluster_state.devices``).
+"""Reads what devices pods claim and nodes offer, as far as some job asks for such devices.
 
 Nothing is read before a job asks for devices. DeviceClasses, ResourceSlices and ResourceClaims are then listed
 regularly, like foreign pods: a watch of every claim in the cluster would cost more than the estimate is worth.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
-from heterotrain_operator.cluster_state.devices import (
-    CLASS_PREFIX,
+from heterotrain_operator.cluster_state.quantity import CLASS_PREFIX, container_requests
+from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.decide.plugins.claimed_devices.devices import (
     DeviceKey,
     DeviceRequest,
     Offer,
@@ -26,19 +27,16 @@ from heterotrain_operator.cluster_state.devices import (
     requests_of_claim,
     selectors_of_class,
 )
-from heterotrain_operator.cluster_state.quantity import container_requests
-from heterotrain_operator.cluster_state.store import Store
-from heterotrain_operator.engine.device_expressions import Expressions, UnknownExpressionError
+from heterotrain_operator.decide.plugins.claimed_devices.expressions import Expressions, UnknownExpressionError
 from heterotrain_operator.kube.errors import KubeError, NotFound
-from heterotrain_operator.kube.resources import (
-    DEVICE_CLASSES,
-    RESOURCE_CLAIM_TEMPLATES,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-)
+from heterotrain_operator.kube.resources import Resource
 from heterotrain_operator.kube.verbs import Body, Kube
 from heterotrain_operator.threads import Threads
 
+DEVICE_CLASSES: Final = Resource("resource.k8s.io/v1", "deviceclasses")
+RESOURCE_SLICES: Final = Resource("resource.k8s.io/v1", "resourceslices")
+RESOURCE_CLAIMS: Final = Resource("resource.k8s.io/v1", "resourceclaims")
+RESOURCE_CLAIM_TEMPLATES: Final = Resource("resource.k8s.io/v1", "resourceclaimtemplates")
 MOST_KINDS = 16
 """Kinds of devices that are counted, those asked for first; what a claim asks for besides is left to the scheduler."""
 

@@ -7,22 +7,17 @@ from typing import Any
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_operator.cluster_state.parse import (
-    QUEUE_FINALIZER,
-    QUEUE_GROUP,
-    QUEUE_RETRIABLE,
-    QUEUE_SERVING,
-    parse_job,
-)
+from heterotrain_operator.cluster_state.parse import parse_job
+from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.objects.pods import problem_of_templates
-from heterotrain_operator.decide.objects.queue_group import COUNT, ROLE
+from heterotrain_operator.decide.plugins.kueue.plugin import COUNT, FINALIZER, GROUP, RETRIABLE, ROLE, SERVING
 from support.fake_cluster import FakeCluster, job_body, pool
 
 SPECS = {"spec": {"containers": [{"name": "main", "image": "x"}]}}
 
 
 def template(**annotations: str) -> dict[str, Any]:
-    return {"metadata": {"labels": {QUEUE_GROUP: "mine"}, "annotations": annotations}, **SPECS}
+    return {"metadata": {"labels": {GROUP: "mine"}, "annotations": annotations}, **SPECS}
 
 
 def a_group(size: int = 2) -> FakeCluster:
@@ -35,7 +30,7 @@ def a_group(size: int = 2) -> FakeCluster:
 def admitted(cluster: FakeCluster) -> FakeCluster:
     """Let Kueue, the scheduler and the kubelets act on new pods."""
     for body in cluster.pods.values():
-        body["metadata"]["finalizers"] = ["example.com/other", QUEUE_FINALIZER]
+        body["metadata"]["finalizers"] = ["example.com/other", FINALIZER]
     cluster.schedule().run()
     cluster.settle()
     return cluster
@@ -48,7 +43,17 @@ def running(size: int = 2) -> FakeCluster:
 
 
 def groups(cluster: FakeCluster) -> set[str]:
-    return {body["metadata"]["labels"][QUEUE_GROUP] for body in cluster.pods.values()}
+    return {body["metadata"]["labels"][GROUP] for body in cluster.pods.values()}
+
+
+def let_go(decision: Decision) -> list[str]:
+    """Return the pods that lose Kueue's finalizer."""
+    return [edit.pod.name for edit in decision.edits if edit.finalizer == FINALIZER]
+
+
+def told(decision: Decision) -> set[str]:
+    """Return the pods that end their group."""
+    return {edit.pod.name for edit in decision.edits if edit.annotations == {SERVING: None, RETRIABLE: "false"}}
 
 
 def deleted(cluster: FakeCluster, *names: str) -> None:
@@ -63,7 +68,7 @@ def test_members_have_the_group_of_their_job_its_size_and_their_pool_as_role() -
     assert groups(cluster) == {"mine-job-uid"}
     notes = [body["metadata"]["annotations"] for body in cluster.pods.values()]
     assert [each[COUNT] for each in notes] == ["3", "3", "3"]
-    assert [each[QUEUE_SERVING] for each in notes] == ["true", "true", "true"]
+    assert [each[SERVING] for each in notes] == ["true", "true", "true"]
     by_pool = {body["metadata"]["labels"][keys.LABEL_POOL]: body for body in cluster.pods.values()}
     assert len({body["metadata"]["annotations"][ROLE] for body in by_pool.values()}) == 2
     assert len({each[ROLE] for each in notes}) == 2
@@ -91,7 +96,7 @@ def test_a_worker_that_leaves_keeps_its_place_until_it_is_gone() -> None:
     cluster.end("job-w0", Ending.LEFT)
     cluster.pods["job-w0"]["status"]["phase"] = "Succeeded"
     decision = cluster.settle()
-    assert [pod.name for pod in cluster.step().unhold] == ["job-w0"], decision
+    assert let_go(cluster.step()) == ["job-w0"], decision
     cluster.vanish("job-w0")
     cluster.settle()
     assert set(cluster.pods) == {"job-w0", "job-w1"}, "its replacement"
@@ -102,20 +107,20 @@ def test_deleted_pods_that_never_ran_are_let_go() -> None:
     cluster = a_group()
     cluster.settle()
     for body in cluster.pods.values():
-        body["metadata"]["finalizers"] = [QUEUE_FINALIZER]
-    assert cluster.step().unhold == ()
+        body["metadata"]["finalizers"] = [FINALIZER]
+    assert let_go(cluster.step()) == []
     before = set(cluster.pods)
     deleted(cluster)
-    assert {pod.name for pod in cluster.step().unhold} == before
+    assert set(let_go(cluster.step())) == before
 
 
 def test_pods_outside_of_groups_are_left_to_kueue() -> None:
     cluster = running()
     for body in cluster.pods.values():
-        del body["metadata"]["labels"][QUEUE_GROUP]
+        del body["metadata"]["labels"][GROUP]
         body["status"]["phase"] = "Failed"
     deleted(cluster)
-    assert cluster.step().unhold == ()
+    assert let_go(cluster.step()) == []
 
 
 def test_the_pods_that_an_ended_job_keeps_end_their_group_once() -> None:
@@ -125,10 +130,10 @@ def test_the_pods_that_an_ended_job_keeps_end_their_group_once() -> None:
     cluster.pods["job-w0"]["status"]["phase"] = "Failed"
     cluster.settle()
     assert cluster.condition("Failed")[0] == "True"
-    assert {pod.name for pod in cluster.step().end_groups} == {"job-w0", "job-w1"}
+    assert told(cluster.step()) == {"job-w0", "job-w1"}
     for body in cluster.pods.values():
-        body["metadata"]["annotations"][QUEUE_RETRIABLE] = "false"
-    assert cluster.step().end_groups == ()
+        body["metadata"]["annotations"][RETRIABLE] = "false"
+    assert told(cluster.step()) == set()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from heterotrain_operator.cluster_state.devices import (
+from heterotrain_operator.cluster_state.quantity import (
     CLASS_PREFIX,
+    MOST_OF_ONE_CLAIM,
+    more_requests,
+    text_of_more_requests,
+)
+from heterotrain_operator.decide.plugins.claimed_devices.devices import (
     EXTENDED_RESOURCE_CLAIM,
-    MOST_DEVICES,
     UNCOUNTED,
     Allocated,
     DeviceRequest,
@@ -17,10 +21,8 @@ from heterotrain_operator.cluster_state.devices import (
     allocated,
     amounts,
     devices_of,
-    from_annotation,
     held_by_others,
     requests_of_claim,
-    to_annotation,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +66,7 @@ def test_what_only_the_scheduler_can_count_is_left_to_it() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        claim(exactly(count=MOST_DEVICES + 1)),
+        claim(exactly(count=MOST_OF_ONE_CLAIM + 1)),
         claim(exactly(count=0)),
         claim({"exactly": {"count": 1}}),
         claim(exactly(selectors=[{}])),
@@ -156,16 +158,16 @@ def test_an_allocation_is_read_with_its_pods() -> None:
 
 def test_the_annotation_brings_devices_back_and_nothing_else() -> None:
     requests = {"cpu": 2.0, GPU.resource: 2.0, LARGE.resource: 1.0}
-    assert from_annotation(to_annotation(requests)) == {GPU.resource: 2.0, LARGE.resource: 1.0}
-    assert to_annotation({"cpu": 1.0}) == ""
-    assert from_annotation(f'{{"cpu": 1, "{GPU.resource}": 1}}') == {GPU.resource: 1.0}
+    assert more_requests(text_of_more_requests(requests)) == {GPU.resource: 2.0, LARGE.resource: 1.0}
+    assert text_of_more_requests({"cpu": 1.0}) == ""
+    assert more_requests(f'{{"cpu": 1, "{GPU.resource}": 1}}') == {GPU.resource: 1.0}
 
 
 @given(text=st.one_of(st.text(), st.sampled_from(["[]", "[" * 8000, '{"a": 1}', "1", f'{{"{GPU.resource}": 1e9}}'])))
 def test_any_text_may_be_in_the_annotation(text: str) -> None:
-    assert from_annotation(text) == {}
+    assert more_requests(text) == {}
 
 
 @pytest.mark.parametrize("count", [0, -1, 10**9, "1", 1.5, None])
 def test_an_annotation_with_an_impossible_number_counts_nothing(count: object) -> None:
-    assert from_annotation(json.dumps({GPU.resource: count})) == {}
+    assert more_requests(json.dumps({GPU.resource: count})) == {}

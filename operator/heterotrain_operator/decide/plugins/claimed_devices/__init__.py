@@ -1,0 +1,1 @@
+"""Dynamic resource allocation: devices that pods claim."""

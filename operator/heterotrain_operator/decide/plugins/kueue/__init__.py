@@ -1,0 +1,1 @@
+"""Kueue: queues with quotas."""

@@ -1,0 +1,1 @@
+"""Volcano, KAI and the coscheduling plugin: pods that are placed together."""
