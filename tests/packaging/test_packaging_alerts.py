@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.helm import CHART, of_kind, render
 from support.programs import program
 
@@ -22,19 +23,24 @@ SCRAPED = "monitoring.serviceMonitor.enabled=true"
 
 
 def of_job(name: str) -> dict[str, str]:
-    """Return the labels of the operator's series of a job."""
+    """Return the labels by which the operator's series name a job."""
     return {"job_uid": name, "job_name": name, "job_namespace": "team"}
 
 
+OPERATOR = {"namespace": "ops", "pod": "operator"}
+"""Labels of the target from which the operator's series come."""
+
+
 def of_rank(name: str, local_rank: int = 0) -> dict[str, str]:
-    """Return the labels of a rank's own series."""
-    return {"job_uid": name, "worker": "w0", "worker_uid": f"{name}-w0", "local_rank": str(local_rank)}
+    """Return the labels of a rank's series: its own, and those that the monitor gives them."""
+    own = {"worker": "w0", "worker_uid": f"{name}-w0", "local_rank": str(local_rank)}
+    return {**of_job(name), "namespace": "team", "pod": "job-w0", **own}
 
 
 def by_job(bad: dict[str, str], good: dict[str, str]) -> dict[str, str]:
     """Return the operator's series of the jobs "bad" and "good": values, in promtool's notation, by name."""
     return {
-        written(f"heterotrain_operator_{series}", of_job(name)): values
+        written(f"heterotrain_operator_{series}", {**of_job(name), **OPERATOR}): values
         for name, found in (("bad", bad), ("good", good))
         for series, values in found.items()
     }
@@ -46,6 +52,12 @@ def by_rank(series: str, bad: str, good: str) -> dict[str, str]:
         written(f"heterotrain_{series}", of_rank("bad")): bad,
         written(f"heterotrain_{series}", of_rank("good")): good,
     }
+
+
+def buckets(name: str, by_le: dict[str, str], **labels: str) -> dict[str, str]:
+    """Return a histogram of the operator."""
+    series = f"heterotrain_operator_{name}_bucket"
+    return {written(series, {**labels, "le": le}): values for le, values in by_le.items()}
 
 
 def written(series: str, labels: dict[str, str]) -> str:
@@ -71,28 +83,30 @@ class Case:
     value: str = ""
 
 
-JOB_UID = {"job_uid": "bad"}
+BY_JOB = {**of_job("bad"), **OPERATOR, "namespace": "team"}
+"""The alert goes to the job's team, although the series is the operator's."""
+BY_RANKS = {**of_job("bad"), "namespace": "team"}
 RISING, CONSTANT = "0+1x90", "2x90"
 CASES = {
     "HeteroTrainJobStuck": Case(
-        series=by_rank("step", "0+1x20 20x70", RISING), fires_min=39, labels=JOB_UID
+        series=by_rank("step", "0+1x20 20x70", RISING), fires_min=39, labels=BY_RANKS
     ),
     "HeteroTrainJobNotRunning": Case(
-        series=by_job({"running": "1x5 0x90"}, {"running": "1x90"}), fires_min=36, labels=of_job("bad")
+        series=by_job({"running": "1x5 0x90"}, {"running": "1x90"}), fires_min=36, labels=BY_JOB
     ),
     "HeteroTrainJobFailed": Case(
-        series=by_job({"failed": "_x10 1x90"}, {"failed": "0x90"}), fires_min=10, over_min=70, labels=of_job("bad")
+        series=by_job({"failed": "_x10 1x90"}, {"failed": "0x90"}), fires_min=10, over_min=70, labels=BY_JOB
     ),
     "HeteroTrainNoTelemetry": Case(
         series=by_job({"telemetry_available": "0x90"}, {"telemetry_available": "0x8 1 0x8 1x70"}),
-        fires_min=10, labels=of_job("bad"),
+        fires_min=10, labels=BY_JOB,
     ),
     "HeteroTrainWorkersIdle": Case(
         series=by_job(
             {"efficiency_ratio": "0.4x90", "efficiency_ceiling_ratio": "0.9x90"},
             {"efficiency_ratio": "0.4x90", "efficiency_ceiling_ratio": "0.7x90"},
         ),
-        fires_min=30, labels=of_job("bad"),
+        fires_min=30, labels=BY_JOB,
     ),
     "HeteroTrainGpuIdle": Case(
         # Without a formation, as a spare or while the script starts, a GPU may be idle.
@@ -102,7 +116,7 @@ CASES = {
     ),
     "HeteroTrainNotProgressing": Case(
         series=by_job({"progressing": "1x9 0x20 1x60"}, {"progressing": "1x90"}),
-        fires_min=15, over_min=31, labels=of_job("bad"),
+        fires_min=15, over_min=31, labels=BY_JOB,
     ),
     "HeteroTrainPlanNotApplied": Case(
         series=by_rank("plan_revision", "3x90", "4x90")
@@ -110,35 +124,35 @@ CASES = {
             written("heterotrain_plan_revision", of_rank("bad", 1)): "4x90",
             written("heterotrain_plan_revision", of_rank("good", 1)): "3x8 4x80",
         },
-        fires_min=10, labels=JOB_UID,
+        fires_min=10, labels=BY_RANKS,
     ),
     "HeteroTrainPredictionOff": Case(
         series=by_job({"measured_over_predicted_ratio": "0.8x90"}, {"measured_over_predicted_ratio": "1.05x90"}),
-        fires_min=30, labels=of_job("bad"),
+        fires_min=30, labels=BY_JOB,
     ),
     "HeteroTrainCheckpointFailing": Case(
         series=by_rank("checkpoint_failures_total", "0x5 1x80", CONSTANT), fires_min=6, over_min=40,
         labels=of_rank("bad"),
     ),
     "HeteroTrainNotFinite": Case(
-        series=by_rank("non_finite_steps_total", "0x5 1x80", CONSTANT), fires_min=6, over_min=40, labels=JOB_UID
+        series=by_rank("non_finite_steps_total", "0x5 1x80", CONSTANT), fires_min=6, over_min=40, labels=BY_RANKS
     ),
     "HeteroTrainCopiesDiffered": Case(
-        series=by_rank("divergences_total", "0x5 1x80", CONSTANT), fires_min=6, over_min=40, labels=JOB_UID
+        series=by_rank("divergences_total", "0x5 1x80", CONSTANT), fires_min=6, over_min=40, labels=BY_RANKS
     ),
     "HeteroTrainJobWaitingForNodes": Case(
         series=by_job(
             {"granted_workers": "1x90", "min_workers": "2x90"}, {"granted_workers": "2x90", "min_workers": "2x90"}
         ),
-        fires_min=30, labels=of_job("bad"),
+        fires_min=30, labels=BY_JOB,
     ),
     "HeteroTrainDeadlineAtRisk": Case(
         series=by_job({"deadline_at_risk": "1x90"}, {"deadline_at_risk": "1x3 0x80"}), fires_min=5,
-        labels=of_job("bad"),
+        labels=BY_JOB,
     ),
     "HeteroTrainDisruptedRepeatedly": Case(
         series=by_job({"disruptions_in_a_row": "2x3 3x90"}, {"disruptions_in_a_row": "2x90"}), fires_min=4,
-        labels=of_job("bad"),
+        labels=BY_JOB,
     ),
     "HeteroTrainOperatorBug": Case(
         series={
@@ -159,6 +173,39 @@ CASES = {
             'heterotrain_operator_clock_skew_seconds{pod="b"}': "-2x90",
         },
         fires_min=10, labels={"pod": "a"},
+    ),
+    "HeteroTrainOperatorBehind": Case(
+        series={
+            'heterotrain_operator_workqueue_depth{pod="a"}': "0x5 95x90",
+            'heterotrain_operator_jobs{pod="a"}': "100x99",
+            'heterotrain_operator_workqueue_depth{pod="b"}': "5x99", 'heterotrain_operator_jobs{pod="b"}': "5x99",
+        },
+        fires_min=21, labels={"pod": "a"},
+    ),
+    "HeteroTrainUrgentPassesLate": Case(
+        series=buckets(
+            "queue_duration_seconds", {"0.5": "0+60x20 1200x90", "2.5": "0+60x99", "+Inf": "0+60x99"}, priority="urgent"
+        ) | buckets("queue_duration_seconds", {"0.5": "0x99", "2.5": "0+60x99", "+Inf": "0+60x99"}, priority="routine"),
+        fires_min=31, labels={},
+    ),
+    "HeteroTrainEventLoopLate": Case(
+        series=buckets("event_loop_delay_seconds", {"1": "0x99", "2.5": "0+60x99", "+Inf": "0+60x99"}, pod="a")
+        | buckets("event_loop_delay_seconds", {"1": "0+60x99", "2.5": "0+60x99", "+Inf": "0+60x99"}, pod="b"),
+        fires_min=11, labels={"pod": "a"},
+    ),
+    "HeteroTrainPassesSlow": Case(
+        series=buckets("reconcile_duration_seconds", {"5": "0x99", "10": "0+60x99", "+Inf": "0+60x99"}),
+        fires_min=11, labels={},
+    ),
+    "HeteroTrainOperatorMemory": Case(
+        series={
+            'process_resident_memory_bytes{job="operator",instance="a"}': f"{400 << 20}x9 {411 << 20}x90",
+            'process_resident_memory_bytes{job="operator",instance="b"}': f"{400 << 20}x99",
+            'process_resident_memory_bytes{job="other",instance="a"}': f"{900 << 20}x99",
+            'heterotrain_operator_leader{job="operator",instance="a"}': "1x99",
+            'heterotrain_operator_leader{job="operator",instance="b"}': "0x99",
+        },
+        fires_min=20, labels={"job": "operator", "instance": "a"},
     ),
     "HeteroTrainOperatorDown": Case(
         series={
@@ -279,3 +326,52 @@ def test_every_alert_links_to_its_place_in_the_guide() -> None:
         assert f'<a id="{anchor}"></a>`{alert}`' in guide
         assert "runbook_url" not in alerts()[alert]["annotations"]
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
+
+
+def test_every_alert_about_a_job_names_it_and_goes_to_its_team() -> None:
+    of_the_operator = re.compile("Operator|Passes|EventLoop|NodesFlap|ClockSkew")
+    for alert, rule in alerts().items():
+        if of_the_operator.search(alert):
+            assert "namespace" not in rule["labels"], alert
+        else:
+            assert rule["labels"]["namespace"] == "{{ $labels.job_namespace }}", alert
+            assert "Job {{ $labels.job_namespace }}/{{ $labels.job_name }}" in rule["annotations"]["description"], alert
+
+
+def test_every_way_to_scrape_workers_gives_their_series_the_name_and_namespace_of_the_job() -> None:
+    """Alerts about ranks have no other way to name a job."""
+    (monitor,) = of_kind(render("monitoring.podMonitor.enabled=true"), "PodMonitor")
+    wanted = {
+        ("__meta_kubernetes_namespace", "job_namespace"),
+        ("__meta_kubernetes_pod_label_heterotrain_dev_job", "job_name"),
+    }
+    for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+        assert wanted <= {(*each["sourceLabels"], each["targetLabel"]) for each in endpoint["relabelings"]}
+    objects = yaml.safe_load_all((CHART.parents[1] / "deploy/monitoring/prometheus.yaml").read_text())
+    (text,) = [each["data"]["prometheus.yml"] for each in objects if each["kind"] == "ConfigMap"]
+    workers = yaml.safe_load(text)["scrape_configs"][0]["relabel_configs"]
+    assert wanted <= {(*each["source_labels"], each.get("target_label")) for each in workers}
+
+
+def test_everything_that_operating_says_to_watch_has_an_alert() -> None:
+    guide = (CHART.parents[1] / "docs/operating.md").read_text()
+    (table,) = re.findall(r"\n\| watch \| [^\n]*\n\|[- |]*\n((?:\|[^\n]*\n)+)", guide)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert len(rows) >= 5, "the table is found"
+    for watched, alert, _ in rows:
+        (metric,) = re.findall(r"^`(\w+)`", watched)
+        assert metric in alerts()[alert.strip("`")]["expr"], watched
+    named = {alert.strip("`") for _, alert, _ in rows}
+    queried = {name for name, rule in alerts().items() if re.search("Operator(Behind|Memory)|Late|Slow", name)}
+    assert named == queried - {"HeteroTrainDeadlineAtRisk"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "count"), [("512Mi", 512 << 20), ("1.5Gi", 3 << 29), ("2G", 2 * 10**9), ("1000000", 10**6)]
+)
+def test_the_alert_about_memory_follows_the_limit(limit: str, count: int) -> None:
+    assert f"0.8 * {count} " in alerts(f"resources.limits.memory={limit}")["HeteroTrainOperatorMemory"]["expr"]
+
+
+def test_without_a_limit_there_is_no_alert_about_it() -> None:
+    assert "HeteroTrainOperatorMemory" not in alerts("resources.limits=null")

@@ -91,11 +91,15 @@ def test_a_disruption_budget_has_exactly_one_limit(values: tuple[str, ...], limi
         *("dnsPolicy=None_", "hostAliases[0].hostnames={a}", "podDisruptionBudget.minAvailable=half"),
         *("service.type=NodePort", "rbac.enabled=true", "namespaceWeights.Team=2", "global.imageRegistry=a/"),
         *("monitoring.podMonitor.interval=0s", "image.repository=mirror:5000/team/operator:v1"),
+        *("monitoring.podMonitor.scrapeTimeout=0s", "monitoring.podMonitor.scrapeTimeout=10s"),
+        *("monitoring.serviceMonitor.scrapeTimeout=1m", "monitoring.serviceMonitor.relabelings[0].targetlabel=a"),
+        *("monitoring.podMonitor.relabelings[0].action=kep", "monitoring.prometheusRule.namespace=Monitoring"),
         *("podDisruptionBudget.minAvailable=100%", "podDisruptionBudget.maxUnavailable=0"),
     ],
 )
 def test_wrong_values_are_refused(value: str) -> None:
-    done = helm("template", "r", str(CHART), "--kube-version", "1.36.0", "--set", value)
+    everything = [part for each in (*EVERYTHING, value) for part in ("--set", each)]
+    done = helm("template", "r", str(CHART), "--kube-version", "1.36.0", *everything)
     assert done.returncode != 0
     assert value.partition("[")[0].partition("=")[0].partition(".")[0] in done.stderr
 
@@ -120,6 +124,18 @@ def test_every_object_of_a_namespace_names_it() -> None:
             "ValidatingAdmissionPolicyBinding")  # fmt: skip
     for each in render(*EVERYTHING):
         assert ("namespace" in each["metadata"]) is (each["kind"] not in wide), each["kind"]
+
+
+def test_monitors_and_rules_may_be_in_another_namespace_and_have_rules_of_the_user() -> None:
+    rule = "relabelings[0].targetLabel=cluster", "relabelings[0].replacement=one", "scrapeTimeout=2s", "namespace=mon"
+    own = [f"monitoring.{kind}.{each}" for kind in ("podMonitor", "serviceMonitor") for each in rule]
+    objects = render(*EVERYTHING, "monitoring.prometheusRule.namespace=mon", *own)
+    (pods,), (service,), (rules,) = (of_kind(objects, k) for k in ("PodMonitor", "ServiceMonitor", "PrometheusRule"))
+    assert {each["metadata"]["namespace"] for each in (pods, service, rules)} == {"mon"}
+    assert service["spec"]["namespaceSelector"] == {"matchNames": ["operators"]}
+    for endpoint in (*pods["spec"]["podMetricsEndpoints"], *service["spec"]["endpoints"]):
+        assert endpoint["relabelings"][-1] == {"targetLabel": "cluster", "replacement": "one"}
+        assert endpoint["scrapeTimeout"] == "2s"
 
 
 def test_every_variable_of_the_chart_is_an_option_of_the_command() -> None:
@@ -163,6 +179,9 @@ SAMPLES: dict[str, Any] = {
     "dnsConfig": {"nameservers": ["10.0.0.10"]},
     "hostAliases": [{"ip": "10.1.2.3", "hostnames": ["prometheus.example.com"]}],
     "minAvailable": "50%",
+    "scrapeTimeout": "3s",
+    "relabelings": [{"targetLabel": "cluster", "replacement": "one"}],
+    "metricRelabelings": [{"regex": "le", "action": "labeldrop"}],
 }
 
 

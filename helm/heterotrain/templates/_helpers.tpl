@@ -91,3 +91,42 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - {name: prometheus-ca, secret: {secretName: {{ . }}}}
 {{- end }}
 {{- end }}
+
+{{- /* Where an alert is explained: (list $ anchor). */}}
+{{- define "heterotrain.runbook" -}}
+runbook: docs/operations.md#{{ last . }}
+{{- with (first .).Values.monitoring.prometheusRule.runbookUrl }}
+runbook_url: {{ . }}#{{ last $ }}
+{{- end }}
+{{- end -}}
+
+{{- /* How a monitor scrapes: (list name values). A scrape that may take longer than the interval is refused by Prometheus. */}}
+{{- define "heterotrain.scrape" -}}
+{{- $own := last . -}}
+interval: {{ $own.interval }}
+{{- with $own.scrapeTimeout }}
+{{- if gt (int64 (include "heterotrain.milliseconds" .)) (int64 (include "heterotrain.milliseconds" $own.interval)) }}
+{{- fail (printf "monitoring.%s.scrapeTimeout is %s, longer than the interval of %s: lower it" (first $) . $own.interval) }}
+{{- end }}
+scrapeTimeout: {{ . }}
+{{- end }}
+{{- with $own.metricRelabelings }}
+metricRelabelings: {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end -}}
+
+{{- define "heterotrain.milliseconds" -}}
+{{- mul (regexFind "^[0-9]+" . | int64) (get (dict "ms" 1 "s" 1000 "m" 60000) (regexFind "[a-z]+$" .)) -}}
+{{- end -}}
+
+{{- /* The limit of the operator's memory in bytes; nothing without a limit. */}}
+{{- define "heterotrain.memoryLimit" -}}
+{{- with (.Values.resources.limits | default dict).memory -}}
+{{- $text := toString . -}}
+{{- $suffix := regexFind "[a-zA-Z]*$" $text -}}
+{{- $base := ternary 1024.0 1000.0 (hasSuffix "i" $suffix) -}}
+{{- $bytes := float64 (regexFind "^[0-9.]+" $text) -}}
+{{- range until (get (dict "k" 1 "K" 1 "M" 2 "G" 3 "T" 4 "P" 5 "E" 6) (trimSuffix "i" $suffix) | default 0) }}{{ $bytes = mulf $bytes $base }}{{ end -}}
+{{- int64 $bytes -}}
+{{- end -}}
+{{- end -}}
