@@ -179,3 +179,21 @@ def test_units_draw_by_seed_step_unit_and_place_of_the_samples() -> None:
     torch.manual_seed(0)
     one = units.model(x)
     assert not torch.equal(one, units.model(x))  # outside of a step, units draw as always
+
+
+def test_another_cut_into_micro_batches_draws_other_numbers() -> None:
+    """PyTorch draws for all samples of a micro-batch at once: the docs promise no more than the same micro-batches."""
+    units = units_of(filled(), "stack.h")
+    draws, x = UnitDraws(units, seed=5, device=CPU), torch.arange(4).repeat(4, 1)
+
+    def run(*sizes: int) -> torch.Tensor:
+        found, start = [], 0
+        for part in x.split(sizes):
+            with draws.at(1, start):
+                found.append(units.model(part).detach())
+            start += len(part)
+        return torch.cat(found)
+
+    assert torch.equal(run(2, 2), run(2, 2))
+    assert torch.equal(run(2, 2)[2:], run(1, 1, 2)[2:])
+    assert not torch.equal(run(2, 2)[2:], run(4)[2:])
