@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from distributed import pipeline_job_scripts, scripts, sharded_job_scripts
 from heterotrain.membership import devices, elastic, fixed
-from heterotrain.parts.sharded import member as own_member
+from heterotrain.parts.sharded import part
 
 
 def card(number: int, *, ranks: int) -> dict[str, str]:
@@ -33,7 +33,7 @@ def pretend(host: str) -> None:
     """Connect by NCCL as if this rank were on a host of its own; before the process uses NCCL."""
     os.environ |= {"NCCL_HOSTID": host, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     elastic.device_ids = fixed.device_ids = lambda _device: (f"{host}@{devices._own_library()}",)
-    own_member.backend_for = lambda _device, *, ranks: "nccl" if ranks else "gloo"
+    part.backend_for = lambda _device, *, ranks: "nccl" if ranks else "gloo"
 
 
 def train(*, out: str, gpu: str, host: str = "", **arguments: Any) -> None:

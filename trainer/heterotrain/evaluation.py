@@ -17,7 +17,7 @@ from heterotrain.membership.roster import parts_of_member
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.parts.batches import inputs_and_targets, run
-from heterotrain.parts.stages.stage import Method, Stage
+from heterotrain.parts.interface import Method, OwnSchedule
 from heterotrain.state import admission
 
 MOST_BYTES = 65_536
@@ -98,11 +98,11 @@ def part_of(
         yield batches.to_device(batch if ids else batches.emptied(batch), device)
 
 
-def evaluated_in_stages(
-    stage: Stage, active_group: ActiveGroup, dataset: batches.MapDataset, measure: Measure, *,
+def evaluated_by_part(
+    schedule: OwnSchedule, active_group: ActiveGroup, dataset: batches.MapDataset, measure: Measure, *,
     batch_samples: int, collate: batches.Collate | None, device: torch.device, method: Method,
 ) -> dict[str, float]:  # fmt: skip
-    """Return means over a data set of a model that is cut into stages; see ``job.evaluate``.
+    """Return means over a data set of a part that runs its passes by itself; see ``job.evaluate``.
 
     Raises:
         UsageError: as ``part_of``, or ``measure`` returned no numbers.
@@ -112,7 +112,7 @@ def evaluated_in_stages(
     _check_indexed(dataset)
     own = parts_of_member(active_group.roster, active_group.rank, len(dataset))
     ids = list(batches.batches_of(own, batch_samples))
-    values = stage.evaluate(
+    values = schedule.evaluate(
         lambda index: batches.to_device(batches.fetch(dataset, ids[index], collate), device), len(ids),
         lambda output, targets: admission.plain_numbers("job.evaluate", measure(output, targets)), method=method,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode, read_config
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
-from heterotrain.membership.interface import Membership
+from heterotrain.membership.interface import Membership, Place
 from heterotrain.state import admission
 from heterotrain.state.training import TrainState
 from heterotrain.telemetry.report import RankMetrics
@@ -47,6 +47,7 @@ def membership_of(
     device: torch.device,
     report: RankMetrics,
     shards: int,
+    place: Place,
     clock: Clock = time.monotonic,
 ) -> Membership:
     """Return how the ranks of this job find each other: by the operator's plans, or once and for all.
@@ -59,19 +60,20 @@ def membership_of(
         device: of this rank.
         report: exports what a worker waits for.
         shards: ranks of a member that divide the model among themselves.
+        place: gives this rank the part of the model that a plan says.
         clock: measures how long peers are silent, and waits for them.
     """
     backend = admission.choice("backend", config.backend, Backend)
     if identity.mode is Mode.OPERATED:
         elastic = Elastic(
             identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend,
-            on_spare=report.waits_as_spare, clock=clock,
+            on_spare=report.waits_as_spare, place=place, clock=clock,
         )  # fmt: skip
-        report.waiting_s = elastic.waiting_s
+        report.look_up(gauges=elastic.gauges)
         return elastic
     return Fixed(
         identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=backend,
-        timeout_s=config.peer_timeout_s, shards=shards, settings=_settings(config),
+        timeout_s=config.peer_timeout_s, shards=shards, settings=_settings(config), place=place,
     )  # fmt: skip
 
 

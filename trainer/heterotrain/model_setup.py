@@ -1,4 +1,7 @@
-"""``job.wrap``: makes of the script's model what this rank trains, in the job's layout."""
+"""``job.wrap``: makes of the script's model this rank's part, in the job's layout.
+
+The only place that knows which layouts there are (``parts.interface``).
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,25 @@ from heterotrain.identity import Identity
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.network.gloo.member_group import MemberGroup
+from heterotrain.network.link_speeds import LinkSpeeds
 from heterotrain.numerics.elementwise import is_elementwise
 from heterotrain.numerics.method import Numerics
-from heterotrain.parts.batches import inputs_and_targets
+from heterotrain.parts.interface import Wrapped
 from heterotrain.parts.memory import leave_out_what_is_loaded, usable_bytes
+from heterotrain.parts.pieces.sums import PieceSums
 from heterotrain.parts.planned.cuttable import CuttableModel
-from heterotrain.parts.planned.member import PipelineMember
+from heterotrain.parts.planned.part import PlannedPart
 from heterotrain.parts.planned.usable_processors import usable_processors
-from heterotrain.parts.sharded.member import OwnMember
+from heterotrain.parts.sharded.part import ShardedPart
 from heterotrain.parts.sharded.sharded import ShardOptions, prepare_units, shard, uses_of
 from heterotrain.parts.sharded.sharded_model import ShardedModel
 from heterotrain.parts.units.draws import UnitDraws
 from heterotrain.parts.units.initial_weights import Filling, built
 from heterotrain.parts.units.units import Units, units_of
 from heterotrain.parts.units.weight_files import PretrainedWeights
-from heterotrain.parts.units.wrappers import checkpoint_more
+from heterotrain.parts.whole.part import WholePart
 from heterotrain.state import admission
 from heterotrain.state.training import TrainState
-from heterotrain.steps.batch_loader import BatchLoader
-from heterotrain.steps.loop import Loop
 from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.unit_report import report_units
 
@@ -68,7 +71,13 @@ class WrapOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSetup:
-    """What ``job.wrap`` needs of a job."""
+    """What ``job.wrap`` needs of a job.
+
+    Attributes:
+        wrapped: gets the part.
+        check_open: refuses a pass over a divided model where the loss of a worker would not repeat it.
+        speeds: of the links to ranks on other workers.
+    """
 
     identity: Identity
     config: TrainingConfig
@@ -77,8 +86,10 @@ class ModelSetup:
     training: TrainState
     numerics: Numerics
     membership: Membership
-    loop: Loop
+    wrapped: Wrapped
+    check_open: Callable[[], None]
     report: RankMetrics
+    speeds: LinkSpeeds
 
     def wrap(self, model: Model, units: str | None, options: WrapOptions) -> torch.nn.Module:
         """Take the job's model; see ``Job.wrap``.
@@ -128,24 +139,26 @@ class ModelSetup:
             gather_dtype=self.numerics.precision.gather_dtype, keep_gathered=options.keep_gathered,
             offload=options.offload, checkpoint_units=options.checkpoint_units, compile_units=options.compile_units,
         )  # fmt: skip
-        reducer = self.numerics.reducer(model)
-        if self._shards > 1:
-            group = MemberGroup(rank=self.identity.local_rank, world_size=self._shards)
-            group.check_open = self.loop.exchanges.check_open
+        gradients = self.numerics.reducer(model)
+        ranks, rank = self._shards, self.identity.local_rank if self._shards > 1 else 0
+        group = MemberGroup(rank=rank, world_size=ranks, check_open=self.check_open)
+        if ranks > 1:
             fill = (lambda _unit: None) if filling is None else filling.fill
             shard(model, group, layers, device=self.device, options=how, fill=fill)
             self.training.own_layout = ShardedModel(model, uses_of(model))
-            self.loop.own_member = OwnMember(model, group, self.device)
         else:
             prepare_units(layers, how)
             model = model.to(self.device)
-            if self.parallelism is Parallelism.SHARDED:
-                self.loop.own_member = OwnMember(model, MemberGroup(rank=0, world_size=1), self.device)
         self.training.model = model
-        self.loop.spare_memory = partial(checkpoint_more, layers or _own_layers(model))
-        if units is not None:
-            self.loop.draws = UnitDraws(units, seed=self.config.seed, device=self.device)
-        self.loop.reducers.current = reducer
+        draws = None if units is None else UnitDraws(units, seed=self.config.seed, device=self.device)
+        layers = layers or _own_layers(model)
+        if self.parallelism is Parallelism.SHARDED:
+            sums = PieceSums(self.training, self.numerics, gradients)
+            self.wrapped.take(
+                ShardedPart(model, sums, gradients, group=group, device=self.device, layers=layers, draws=draws)
+            )
+        else:
+            self.wrapped.take(WholePart(model, gradients, layers=layers, draws=draws))
         return model
 
     def _to_cut(self, model: Model, path: str | None, options: WrapOptions) -> torch.nn.Module:
@@ -162,12 +175,13 @@ class ModelSetup:
             compile_units=options.compile_units, weights=self._weights(whole, options),
             gather_dtype=self.numerics.precision.gather_dtype,
         )  # fmt: skip
-        member = PipelineMember(cuttable, self.training, self.device)
-        member.on_model, member.check_open = self.loop.reducers.model_changed, self.loop.exchanges.check_open
-        self.report.links = member.speeds.links
-        self.loop.cut_by_plans(member)
-        self.loop.before_first_formation = lambda loader: self._look(cuttable, loader)
-        self.membership.place = member.place
+        self.wrapped.take(
+            PlannedPart(
+                cuttable, self.training, PieceSums(self.training, self.numerics), self.device, speeds=self.speeds,
+                check_open=self.check_open, measure=partial(self._look, cuttable),
+                ranks_on_host=self.identity.local_world_size,
+            )
+        )  # fmt: skip
         self.training.model = whole
         return whole
 
@@ -175,17 +189,17 @@ class ModelSetup:
         """Return the script's weights for a model on the meta device; ``None`` without any."""
         return None if options.weights is None else PretrainedWeights(options.weights, model)
 
-    def _look(self, model: CuttableModel, loader: BatchLoader) -> None:
-        """Look at the model with the data set's first samples, and measure its units for the operator."""
+    def _look(self, model: CuttableModel, inputs: Callable[[int], Any]) -> float | None:
+        """Look at the model with the data set's first samples, and measure its units for the operator.
 
-        def inputs(samples: int) -> Any:
-            return inputs_and_targets(loader.example(samples))[0]
-
+        Returns:
+            Bytes of training state for each byte of parameters; ``None`` where nobody plans with them.
+        """
         seen = model.look(inputs(1))
         if isinstance(self.membership, Fixed):
             cuts = model.even_cuts(self.identity.local_world_size)[1:-1]
             self.membership.divide(Layout(kind=LayoutKind.PIPELINE, cuts=cuts) if cuts else Layout())
-            return
+            return None
         size_mb = sum(seen.parameter_bytes) / 1e6
         _log.info("measuring %d units of the model, %.1f MB of parameters", len(model.names), size_mb)
         kind = self.device.type
@@ -194,14 +208,13 @@ class ModelSetup:
         profiles = model.profile(inputs, kind=kind, limit_s=PROFILE_S, processors=processors)
         usable = usable_bytes(self.device, ranks=ranks)
         ratio = model.state_ratio(self.training.optimizers)
-        if self.loop.pipeline is not None:
-            self.loop.pipeline.state_ratio = ratio
         report_units(
             self.report, profiles, kind=kind, memory_bytes=usable, state_ratio=ratio,
             update_s_per_byte=model.update_s_per_byte(self.training.optimizers, processors=processors),
             can_shard=is_elementwise(self.training.optimizers),
         )  # fmt: skip
         leave_out_what_is_loaded()
+        return ratio
 
 
 def _own_layers(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:

@@ -23,17 +23,18 @@ from heterotrain.data.loader_process import WorkerInit, Workers
 from heterotrain.data.main_guard import check_main_guard, main_line
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, UsageError
-from heterotrain.evaluation import Measure, evaluated_in_stages, means, measured, part_of, sums
+from heterotrain.evaluation import Measure, evaluated_by_part, means, measured, part_of, sums
 from heterotrain.identity import Identity, Mode
 from heterotrain.job_setup import membership_of
 from heterotrain.keywords import known_keywords
 from heterotrain.membership.devices import take_device
 from heterotrain.model_setup import ModelSetup, WrapOptions
 from heterotrain.network.gloo.default_group import check_free
+from heterotrain.network.link_speeds import LinkSpeeds
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
-from heterotrain.parts.stages.stage import Method, Stage
+from heterotrain.parts.interface import Method, Wrapped
 from heterotrain.preflight import in_job
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
@@ -50,7 +51,6 @@ from heterotrain.stop_signals import StopSignals
 from heterotrain.telemetry import gpu
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.report import RankMetrics, serve
-from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,9 @@ class Job:
         self._numerics = Numerics(config, self.device, self._training, batch_norm=batch_norm)
         self._line = main_line()
         self._leadership = Leadership(leads=None if identity.mode is Mode.OPERATED else not identity.rank)
+        self._wrapped, speeds = Wrapped(), LinkSpeeds()
         self._report = RankMetrics(identity)
+        self._report.look_up(links=speeds.links)
         self._hooks = Hooks(self._training, self._report, self._leadership, epochs=config.epochs)
         termination_message = TerminationMessage(
             identity.termination_path, where=self._where, metrics=self._report.reported
@@ -90,7 +92,7 @@ class Job:
         gpu.watch(self.device, self._report)
         in_job.start(identity, self.device, config.checkpoint_uri, self._report)
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
-        checkpoints = CheckpointManager(identity, config, report=self._report, clock=clock)
+        checkpoints = CheckpointManager(identity, config, report=self._report, record=self._record_file, clock=clock)
         parallelism = admission.choice("parallelism", config.parallelism, Parallelism)
         self._membership = membership_of(
             identity,
@@ -100,6 +102,7 @@ class Job:
             device=self.device,
             report=self._report,
             shards=identity.local_world_size if parallelism is Parallelism.SHARDED else 1,
+            place=self._wrapped.place,
             clock=clock,
         )
         self._phases = TrainingPhases(config)
@@ -114,19 +117,15 @@ class Job:
                 admission.choice("onDivergence", config.on_divergence, OnDivergence),
             ),
             observer=Observer(self._report, self._training, self._numerics), micro_batch_samples=micro_batch_samples,
-            clock=clock,
+            wrapped=self._wrapped, formed=self._leadership.formed, tensorboard_dir=tensorboard_dir, clock=clock,
         )  # fmt: skip
         self._setup = ModelSetup(
             identity=identity, config=config, device=self.device, parallelism=parallelism, training=self._training,
-            numerics=self._numerics, membership=self._membership, loop=self._loop, report=self._report,
+            numerics=self._numerics, membership=self._membership, wrapped=self._wrapped, report=self._report,
+            check_open=self._loop.exchanges.check_open, speeds=speeds,
         )  # fmt: skip
-        checkpoints.record = lambda: self._record.file(self._training.progress)
-        self._loop.formed = self._leadership.formed
         termination_message.on_failure = self._abandon
         termination_message.checkpoint = lambda: checkpoints.newest
-        self._loop.records.tensorboard = (
-            TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
-        )
         log_tags.where, log_tags.before = self._position, self._loop.records.progress_display.clear
         self._stop_signals = StopSignals(self._loop.shutdown.request)
         self._stop_signals.install()
@@ -204,8 +203,8 @@ class Job:
         admission.check_optimizer(optimizer)
         self._numerics.check(optimizer)
         self._training.optimizers.append(optimizer)
-        if self._loop.pipeline is not None:
-            self._loop.pipeline.add(optimizer)
+        if (part := self._wrapped.known) is not None:
+            part.follow(optimizer)
         optimizer.register_step_pre_hook(self._loop.check_update)
         return optimizer
 
@@ -451,14 +450,14 @@ class Job:
         if model is None:
             raise UsageError("call model = job.wrap(model) before job.evaluate")
         group = self._loop.exchanges.begin("job.evaluate")
-        part = None if self._loop.pipeline is None else self._loop.pipeline.part
-        if not isinstance(part, Stage):
+        schedule = self._wrapped.part.schedule
+        if schedule is None:
             parts = self.part(dataset, batch_samples=batch_samples, collate=collate)
             with torch.no_grad():
                 return means(group, sums(measured(model, batch, measure) for batch in parts))
         method = Method(autocast=self._numerics.precision.autocast)
-        return evaluated_in_stages(
-            part, self._loop.require_group(), dataset, measure,
+        return evaluated_by_part(
+            schedule, self._loop.require_group(), dataset, measure,
             batch_samples=batch_samples, collate=collate, device=self.device, method=method,
         )  # fmt: skip
 
@@ -484,6 +483,9 @@ class Job:
         self._loop.leave_early()
         self._report.gauges({names.READY: 0.0})
         self._membership.abandon(reason)
+
+    def _record_file(self) -> bytes | None:
+        return self._record.file(self._training.progress)
 
     def _where(self) -> tuple[int, int]:
         return (self._training.progress.epoch, self._training.progress.steps)

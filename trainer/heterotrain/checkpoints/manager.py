@@ -52,12 +52,20 @@ class CheckpointManager:
     """Decides when this rank writes a checkpoint or its part of one, and restores the newest one."""
 
     def __init__(
-        self, identity: Identity, config: TrainingConfig, *, report: RankMetrics, clock: Clock = time.monotonic
-    ) -> None:
-        """Prepare the folder of checkpoints, if there is one; ``clock`` measures limits of waits."""
+        self, identity: Identity, config: TrainingConfig, *, report: RankMetrics,
+        record: Callable[[], bytes | None] = lambda: None, clock: Clock = time.monotonic,
+    ) -> None:  # fmt: skip
+        """Prepare the folder of checkpoints, if there is one.
+
+        Args:
+            identity: of this rank.
+            config: of the job.
+            report: exports what was written.
+            record: returns the content of the record file next to the newest checkpoint; ``None`` for no file.
+            clock: measures limits of waits.
+        """
         self._clock = clock
-        self.record: Callable[[], bytes | None] = lambda: None
-        """Returns the content of the record file next to the newest checkpoint; ``None`` for no file."""
+        self._record = record
         self._schedule = Schedule(every_s=config.checkpoint_interval_s, now_s=time.monotonic())
         self._report = report
         self._folder: CheckpointFolder | None = None
@@ -175,7 +183,7 @@ class CheckpointManager:
             count=len(roster.plan_ranks),
             completes=completes,
             hooks=training.progress.order[1:],
-            record=self.record() if completes else None,
+            record=self._record() if completes else None,
             holdings=training.holdings,
         )
         self._note_start(self._writer.start_part(training.capture(), request))
@@ -391,7 +399,7 @@ class CheckpointManager:
                 generation=generation,
                 step=step,
                 hooks=(hooks[0], hooks[1]),
-                record=self.record(),
+                record=self._record(),
             )
         )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
 
 import torch
+from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.plan import Rank
 
@@ -48,6 +49,7 @@ class Elastic:
         timeout_s: float,
         backend: Backend,
         on_spare: Callable[[str], None] = lambda _why: None,
+        place: Place = everywhere_alike,
         clock: Clock = time.monotonic,
     ) -> None:
         """Listen for peers and plans from now on.
@@ -60,6 +62,7 @@ class Elastic:
             timeout_s: silence of a host after which its ranks count as lost.
             backend: of the gradient exchange.
             on_spare: called with the reason when this rank waits as a spare, with an empty one when it takes part.
+            place: gives this rank the part of the model that a plan says.
             clock: measures how long peers are silent, and waits for them.
 
         Raises:
@@ -67,7 +70,7 @@ class Elastic:
         """
         if identity.peer_port is None:
             raise UsageError("an operated job needs a peer port: start the script in a worker pod of the operator")
-        self.place: Place = everywhere_alike
+        self._place = place
         self._identity = identity
         self._training = training
         self._checkpoints = checkpoints
@@ -131,16 +134,16 @@ class Elastic:
         """Take a plan from a peer."""
         self._source.offer(text)
 
-    def waiting_s(self) -> float | None:
-        """Return for how long the training thread has waited for other ranks; ``None`` without a formation.
+    def gauges(self) -> Mapping[str, float]:
+        """Return for how long the training thread has waited for other ranks; nothing without a formation.
 
         It is 0 while the thread runs code of its own. Safe from any thread.
         """
         group = self._group
         if group is None:
-            return None
+            return {}
         waiting = group.waiting
-        return self._clock() - waiting.since_s if waiting is not None else 0.0
+        return {names.WAITING_SECONDS: self._clock() - waiting.since_s if waiting is not None else 0.0}
 
     def leave_soon(self, within_s: float) -> None:
         """Wait no longer than ``within_s`` seconds for a formation."""
@@ -189,7 +192,7 @@ class Elastic:
             held = self._source.newest
             mine = held if held and held.plan.generation == membership.plan.generation else membership.held
             agreed = agree_on_plan(group, mine, job_uid=self._identity.job_uid)
-            place = partial(self.place, agreed.plan, membership.plan_ranks[rank])
+            place = partial(self._place, agreed.plan, membership.plan_ranks[rank])
             agree_on_state(group, self._training, self._checkpoints, place=place)
         except PeerLost as lost:
             _log.warning("formation %s failed: %s", membership.formation, lost)

@@ -57,6 +57,7 @@ class Fixed:
         timeout_s: float,
         shards: int = 1,
         settings: Mapping[str, Any] | None = None,
+        place: Place = everywhere_alike,
     ) -> None:
         """Plan even members.
 
@@ -70,11 +71,12 @@ class Fixed:
             timeout_s: the hang watch logs after a multiple of it.
             settings: those of ``heterotrain.init``, the same on every rank.
             shards: ranks that divide the model among themselves, with consecutive numbers; 1 for whole models.
+            place: gives this rank the part of the model that a plan says.
 
         Raises:
             UsageError: the ranks do not make whole members.
         """
-        self.place: Place = everywhere_alike
+        self._place = place
         self._settings = dict(settings or {})
         self._identity = identity
         self._batch_samples = batch_samples
@@ -170,7 +172,7 @@ class Fixed:
                 name=self._identity.name,
             )
         ranks = tuple(range(len(self._held.plan.ranks)))
-        place = partial(self.place, self._held.plan, self._identity.rank or 0)
+        place = partial(self._place, self._held.plan, self._identity.rank or 0)
         agree_on_state(group, self._training, self._checkpoints, place=place)
         membership = FormationMembership(
             held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks

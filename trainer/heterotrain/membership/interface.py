@@ -51,13 +51,7 @@ class ActiveGroup:
 
 
 class Membership(Protocol):
-    """Finds formations.
-
-    Attributes:
-        place: called in each new formation with its plan and this rank in it, before the state is compared.
-    """
-
-    place: Place
+    """Finds formations; in each new one, this rank takes its place in the plan before the state is compared."""
 
     def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
         """Return the next group, or ``None`` when this rank leaves as announced or no peer needs it any more."""

@@ -28,7 +28,7 @@ from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
 from heterotrain.numerics.outlier_samples import Kurtosis, RankSquares, estimate_by_rank
 from heterotrain.numerics.precision import LossScale, MixedPrecision
 from heterotrain.numerics.reducer import Reducer
-from heterotrain.state.admission import choice
+from heterotrain.state.admission import check_belongs, check_model, choice
 from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class Numerics:
         self._rate = self._next = Rate()
         self._loss_scale = LossScale()
         self._mixing: list[torch.nn.Module] = []
+        self._known: set[int] = set()  # parameters that a model of the job had
         self.forward_state = ForwardState((GlobalBatchNorm,))
         training.extras["heterotrain-numerics"] = self
 
@@ -123,7 +124,23 @@ class Numerics:
         make_compressor: Callable[[], Compressor] | None = None
         if self._compression is not Compression.NONE:
             make_compressor = partial(Compressor, self._compression)
-        return Reducer(model, bucket_bytes=self.bucket_bytes, make_compressor=make_compressor)
+        return Reducer(
+            model, bucket_bytes=self.bucket_bytes, make_compressor=make_compressor, is_measurable=not is_cut,
+            on_change=self._parameters_changed,
+        )  # fmt: skip
+
+    def _parameters_changed(self) -> None:
+        """Check and convert layers that the script has added or replaced, and the optimizers' parameters.
+
+        Raises:
+            UsageError: the model or an optimizer cannot be trained this way.
+        """
+        model = self._training.model
+        if model is not None:
+            check_model(model)
+            self.layers_changed(model)
+            check_belongs(model, self._training.optimizers, earlier=self._known)
+            self._known |= {id(parameter) for parameter in model.parameters()}
 
     @property
     def bucket_bytes(self) -> int:

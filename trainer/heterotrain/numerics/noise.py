@@ -50,7 +50,7 @@ class Measurement:
         if micro_batches > 1:
             reducer.watch(self._gradient)
         else:
-            reducer.on_launch = self._bucket
+            reducer.watch_buckets(self._bucket)
 
     def group_done(self, weight: float) -> None:
         """Record the end of a micro-batch with ``weight`` samples (or tokens); with weight 0 it is not a group."""

@@ -60,7 +60,7 @@ class Reducer:
         model: the model.
         bucket_bytes: a bucket ends as soon as it holds this much.
         make_compressor: makes a bucket's compressor; ``None`` sends gradients uncompressed.
-        on_launch: called with each bucket before it is reduced.
+        is_measurable: whether a rank's own gradient is a mean over its samples, taken micro-batch by micro-batch.
         on_change: called when trainable parameters have been added, replaced, frozen or unfrozen, before a step.
         timestamps: timestamps of the newest attempt.
         timeline: timeline of the device that holds the first gradient.
@@ -74,8 +74,8 @@ class Reducer:
     model: torch.nn.Module
     bucket_bytes: int
     make_compressor: Callable[[], Compressor] | None = None
-    on_launch: Callable[[Bucket], None] | None = None
     on_change: Callable[[], None] | None = None
+    is_measurable: bool = True
     timestamps: ReductionTimestamps = field(default_factory=ReductionTimestamps)
     timeline: Timeline = field(default_factory=HostTimeline)
     elements: int = 0
@@ -98,6 +98,7 @@ class Reducer:
     _next: int = 0
     _watchers: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
     _on_gradient: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+    _on_launch: Callable[[Bucket], None] | None = None
 
     @property
     def buckets(self) -> Sequence[Bucket]:
@@ -129,7 +130,7 @@ class Reducer:
         self._is_complete = False
         if self._watchers and self._on_gradient is None:  # the last step was not watched
             self._unwatch()
-        self.on_launch = self._on_gradient = None
+        self._on_launch = self._on_gradient = None
         hooks = self._require_hooks()
         hooks.begin(one_micro_batch=micro_batches <= 1)
         own = hooks.ids | {watcher.id for watcher in self._watchers} if self._watchers else hooks.ids
@@ -154,6 +155,10 @@ class Reducer:
             for parameter in bucket.parameters:
                 register: Callable[..., torch.utils.hooks.RemovableHandle] = parameter.register_hook
                 self._watchers.append(register(partial(look, parameter)))
+
+    def watch_buckets(self, on_launch: Callable[[Bucket], None]) -> None:
+        """Call ``on_launch`` with each bucket before it is reduced, until the next step."""
+        self._on_launch = on_launch
 
     def arm(self, group: Group | None) -> None:
         """Let the next backward pass, the step's last, start the reductions over ``group`` (``None``: no peers)."""
@@ -185,9 +190,9 @@ class Reducer:
             bucket.complete()
             bucket.version = bucket.flat._version  # noqa: SLF001  # as in _launch
         self._armed, self._is_complete = False, True
-        if self._held and self.on_launch is not None:  # now, because they belong to this backward pass
+        if self._held and self._on_launch is not None:  # now, because they belong to this backward pass
             for bucket in self._buckets:
-                self.on_launch(bucket)
+                self._on_launch(bucket)
         while not self._held and self._next < len(self._buckets):
             self._launch(self._buckets[self._next])
 
@@ -222,7 +227,7 @@ class Reducer:
     def release(self) -> None:
         """Start the reductions that were held, now that all ranks are known to have the same ``signature``."""
         self._held = self._is_new = False
-        self.on_launch = None  # was called by ``flush``
+        self._on_launch = None  # was called by ``flush``
         while self._next < len(self._buckets):
             self._launch(self._buckets[self._next])
 
@@ -363,6 +368,11 @@ class Reducer:
                 return name
         return None
 
+    @property
+    def known_squared(self) -> float | None:
+        """The squared norm without computing it: unknown."""
+        return None
+
     def squared_norm(self) -> torch.Tensor | float:
         """Return the squared norm over all gradients in float64."""
         return squared_norm(self.flats)
@@ -495,8 +505,8 @@ class Reducer:
         bucket.version = bucket.flat._version  # noqa: SLF001  # torch's own count of changes; views share it
         if self.timestamps.first_bucket is None:
             self.timestamps.first_bucket = bucket.started
-        if self.on_launch is not None:
-            self.on_launch(bucket)
+        if self._on_launch is not None:
+            self._on_launch(bucket)
         if self._group is None or self._group.world_size == 1:
             return
         is_last = self._next == len(self._buckets)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from heterotrain.numerics.gradients import Gradients
-from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.steps.result import GradientNorm
 
 
@@ -23,8 +22,8 @@ def clip(
     reducer.check_kept()
     clips = clip_norm is not None or clip_value is not None
     squared = None if clips and reducer.take_back() else squared
-    if squared is None and (clips or isinstance(reducer, PieceReducer)):
-        squared = float(reducer.squared_norm())
+    if squared is None:
+        squared = float(reducer.squared_norm()) if clips else reducer.known_squared
     norm = None if squared is None else math.sqrt(squared)
     if norm is not None and clip_norm is not None and norm > clip_norm:
         reducer.scale(clip_norm / norm)

@@ -8,11 +8,10 @@ generation with the same members keeps the connections.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.plan import Layout, Plan, Rank
+from heterotrain_core.contract.plan import Layout, Rank
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
@@ -22,7 +21,7 @@ from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import may_adopt, roster_of, workers_of
 from heterotrain.network.control import StepDecision
 from heterotrain.network.heartbeat import PeerKey, key_of
-from heterotrain.numerics.gradients import Gradients
+from heterotrain.parts.interface import Wrapped
 from heterotrain.state.hand_over import hand_over
 from heterotrain.state.training import TrainState
 from heterotrain.steps.observer import Observer
@@ -38,8 +37,6 @@ class Formations:
     Attributes:
         active_group: the current formation; ``None`` between two formations.
         last_membership: the members of the previous formation; ``None`` before the first one has ended.
-        wants: returns what a plan's rank needs of parameters and buffers, where plans cut the model.
-        room_bytes: returns the memory of this rank for parts of the state that it does not need itself.
     """
 
     def __init__(
@@ -51,17 +48,17 @@ class Formations:
         checkpoints: CheckpointManager,
         observer: Observer,
         report: RankMetrics,
+        wrapped: Wrapped,
     ) -> None:
         self.active_group: ActiveGroup | None = None
         self.last_membership: FormationMembership | None = None
-        self.wants: Callable[[Plan, int], Collection[str]] = lambda _plan, _plan_rank: ()
-        self.room_bytes: Callable[[], int] = lambda: 0
         self._membership = membership
         self._shutdown = shutdown
         self._training = training
         self._checkpoints = checkpoints
         self._observer = observer
         self._report = report
+        self._wrapped = wrapped
         self._checkpoint_request = ""
 
     @property
@@ -200,9 +197,10 @@ class Formations:
         number = None
         if newer is not None:
             number = next((i for i, rank in enumerate(newer.plan.ranks) if key_of(rank) == own), None)
-        wants = self.wants(newer.plan, number) if newer is not None and number is not None else frozenset()
+        part = self._wrapped.part
+        wants = part.wants(newer.plan, number) if newer is not None and number is not None else ()
         staying = [rank for rank, one_stays in enumerate(stays) if one_stays]
-        if hand_over(group, self._training, staying=staying, wants=wants, room_bytes=self.room_bytes()):
+        if hand_over(group, self._training, staying=staying, wants=wants, room_bytes=part.room_bytes()):
             return
         _log.warning("the ranks that stay have no room for what the others hold: a checkpoint is written")
         if decision.checkpoint:  # it is being written already
@@ -238,12 +236,11 @@ class Formations:
         )  # fmt: skip
         return True
 
-    def leave_broken(self, lost: Exception, reducer: Gradients | None) -> None:
+    def leave_broken(self, lost: Exception) -> None:
         """Leave a formation that lost a member.
 
         Args:
             lost: the error that revealed the loss; raised again if there is no formation to leave.
-            reducer: its buckets may still be in flight in this formation; ``None`` before ``job.wrap``.
         """
         active_group, self.active_group = self.active_group, None
         if active_group is None:
@@ -252,8 +249,8 @@ class Formations:
         self._observer.membership_changed(names.CAUSE_LOSS)
         if active_group.group is not None:
             active_group.group.cut(str(lost))
-            if reducer is not None:
-                reducer.abandon()
+            if (part := self._wrapped.known) is not None:
+                part.abandon()  # reductions may still be in flight
             active_group.group.close()
         self._checkpoints.on_member_lost()
         self._shutdown.announced = False

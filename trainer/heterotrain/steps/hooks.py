@@ -18,8 +18,6 @@ from heterotrain_core.contract.config import ANY_EPOCHS
 from heterotrain.data.progress import Progress
 from heterotrain.errors import PeerLost
 from heterotrain.membership.interface import ActiveGroup
-from heterotrain.parts.planned.member import PipelineMember
-from heterotrain.parts.sharded.member import OwnMember
 from heterotrain.state.admission import plain_numbers
 from heterotrain.state.snapshot import Snapshot
 from heterotrain.state.training import TrainState
@@ -35,8 +33,6 @@ StepsHook = Callable[[int], Mapping[str, float] | None]
 class HookContext(Protocol):
     """What hooks need from the training loop; ``steps.loop.Loop`` implements it."""
 
-    own_member: OwnMember | PipelineMember | None
-
     @property
     def active_group(self) -> ActiveGroup | None:
         """The current formation; ``None`` between two formations."""
@@ -46,6 +42,9 @@ class HookContext(Protocol):
 
     def repeated_on_loss(self) -> AbstractContextManager[None]:
         """Allow exchanges with other ranks: what is done inside is called again after a loss."""
+
+    def rest(self) -> None:
+        """Give up what hooks have gathered of the model."""
 
 
 class Hooks:
@@ -147,5 +146,4 @@ class Hooks:
         finally:
             self._where = ""
             model.train(training)
-            if context.own_member is not None:
-                context.own_member.rest()
+            context.rest()

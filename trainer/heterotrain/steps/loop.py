@@ -23,19 +23,11 @@ from heterotrain.errors import Diverged, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import BEFORE, StepDecision
-from heterotrain.network.group import Group
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
-from heterotrain.parts.batches import run
-from heterotrain.parts.memory import usable_bytes
-from heterotrain.parts.pieces.piece_reducer import PieceReducer
-from heterotrain.parts.pieces.reducers import Reducers
-from heterotrain.parts.planned.member import PipelineMember
-from heterotrain.parts.sharded.member import OwnMember
-from heterotrain.parts.stages.stage import Stage
-from heterotrain.parts.unequal.shards import ModelShards
-from heterotrain.parts.units.draws import UnitDraws
+from heterotrain.parts.batches import inputs_and_targets
+from heterotrain.parts.interface import SecondPhase, Wrapped
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.training import TrainState
 from heterotrain.steps.attempt import SEEDS, Attempts, seed_step
@@ -58,8 +50,9 @@ from heterotrain.steps.step_records import StepRecords
 from heterotrain.steps.summed_loss import SummedLosses
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import refuse_update
-from heterotrain.steps.vote import confirm, exchange_votes
+from heterotrain.steps.vote import exchange_votes
 from heterotrain.telemetry.report import RankMetrics
+from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
@@ -88,6 +81,9 @@ class Loop:
         record: RunRecord,
         replicas: Replicas,
         hooks: Hooks,
+        wrapped: Wrapped,
+        tensorboard_dir: str | None = None,
+        formed: Callable[[int], None] = lambda _rank: None,
         micro_batch_samples: int | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -103,17 +99,11 @@ class Loop:
         )
         self._formations = Formations(
             membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints,
-            observer=observer, report=report,
+            observer=observer, report=report, wrapped=wrapped,
         )  # fmt: skip
         self._departure = Departure(self.shutdown, grace_s=config.grace_s, operated=operated, clock=clock)
-        self.reducers = Reducers(training, numerics)
         self.exchanges = ScriptExchanges(self._formations)
-        self.draws: UnitDraws | None = None
-        self.own_member: OwnMember | PipelineMember | None = None
-        self.pipeline: PipelineMember | None = None
-        self.spare_memory: Callable[[], bool] = lambda: False
-        self.before_first_formation: Callable[[BatchLoader], None] = lambda _loader: None
-        self.formed: Callable[[int], None] = lambda _rank: None
+        self._wrapped, self._formed = wrapped, formed
         self._identity = identity
         self._config = config
         self._device = device
@@ -149,15 +139,8 @@ class Loop:
         self.records = StepRecords(
             training=training, numerics=numerics, observer=observer, report=report, record=record, replicas=replicas,
             attempts=self._attempts, epochs=config.epochs, steps=config.steps, prices_per_hour=identity.prices_per_hour,
+            tensorboard=TensorBoardWriter(tensorboard_dir, identity, report=report) if tensorboard_dir else None,
         )  # fmt: skip
-
-    def cut_by_plans(self, member: PipelineMember) -> None:
-        """Let plans decide which part of the model this rank has."""
-        self.own_member = self.pipeline = member
-        self.spare_memory = member.spare_memory
-        self._formations.wants = member.wants
-        ranks = self._identity.local_world_size
-        self._formations.room_bytes = lambda: usable_bytes(torch.device("cpu"), ranks=ranks)
 
     @property
     def active_group(self) -> ActiveGroup | None:
@@ -234,7 +217,7 @@ class Loop:
         """Prepare for the script's loop; return whether there may be anything to train in it."""
         self._phase, self._is_new_phase = phase, True
         over = self._first_steps is not None and self._end.is_reached
-        if not phase.may_begin(is_over=over, is_divided=self.own_member is not None):
+        if not phase.may_begin(is_over=over, has_phases=self._wrapped.part.has_phases):
             return False
         self._lockstep, self._is_over = lockstep, False
         self._training.is_past = phase.is_past
@@ -244,7 +227,8 @@ class Loop:
         )  # fmt: skip
         if self._identity.mode is not Mode.ALONE:
             self._data = DataAgreement(source, seed=self._config.seed)
-        self.before_first_formation(self._loader)
+        loader = self._loader
+        self._wrapped.part.look(lambda samples: inputs_and_targets(loader.example(samples))[0])
         self._report.gauges({names.READY: 1.0})  # from now on peers may wait for this rank, because its loaders are up
         return True
 
@@ -287,7 +271,7 @@ class Loop:
         committed, self._committed = self._committed, None
         if committed is None:
             return
-        group, reducer = committed[0].group, self.reducers.require()
+        group, reducer = committed[0].group, self._wrapped.part.gradients
         if group is not None and reducer.wants_order:
             reducer.agree_on_order(group)
         self._formations.follow(*committed)
@@ -315,13 +299,9 @@ class Loop:
             return
         self._observer.formation_began()
         self._numerics.form(active_group.group)
-        if self.own_member is not None:
-            self._attempts.cap_samples = self.own_member.form(active_group, self._attempts.cap_samples)
-        if active_group.group is not None:
-            self.reducers.choose(active_group.group)
-            self.reducers.require().form(active_group.group)
+        self._attempts.cap_samples = self._wrapped.part.form(active_group, self._attempts.cap_samples)
         self._replicas.form(active_group.group, self._device)
-        self.formed(active_group.rank)
+        self._formed(active_group.rank)
         self.records.expect_schedules()
         if self._first_steps is None:
             self._first_steps = self._training.progress.steps
@@ -337,11 +317,12 @@ class Loop:
         self._formations.adopt(active_group)
         self._began_s = self._clock()
         task = loader.task(active_group, self._training.progress, cap_samples=self._attempts.cap_samples)
-        reducer = self.reducers.watching()
+        part = self._wrapped.part
         self.seed_alike("step")
         return Step(
             task=task,
-            reducer=reducer,
+            part=part,
+            reducer=part.gradients,
             numerics=self._numerics,
             group=active_group.group,
             context=self,
@@ -359,7 +340,7 @@ class Loop:
             self._uncommitted, self._end.all_end = step, False
             self._leave_broken(step.failure)
         elif isinstance(step.failure, torch.OutOfMemoryError):
-            self._attempts.use_less_memory(step, self.spare_memory)
+            self._attempts.use_less_memory(step, self._wrapped.part.spare_memory)
             self._observer.forget()
             if step.group is not None and (step.is_awaited or step.task.is_joint):
                 # The others may have committed it, and have the state then; or wait for the script's next exchange. The
@@ -376,9 +357,8 @@ class Loop:
 
     def _leave_broken(self, lost: Exception) -> None:
         """Leave a formation that lost a member, and whatever pass over the model this rank is in."""
-        if self.own_member is not None:
-            self.own_member.leave_pass(str(lost), keep_gradients=self._training.prepared is not None)
-        self._formations.leave_broken(lost, self.reducers.current)
+        self.leave_pass(str(lost))
+        self._formations.leave_broken(lost)
 
     def _hooks_follow(self, progress: Progress) -> bool:
         """Return whether end-of-epoch hooks come next that may take longer than the grace period.
@@ -417,23 +397,7 @@ class Loop:
 
     def measure(self, step: Step) -> Measurement | None:
         """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
-        measurement = self._observer.begin(step.reducer, step.task, alone=step.group is None)
-        return None if self.pipeline is not None else measurement
-
-    @property
-    def stage(self) -> Stage | None:
-        """This rank's stage; ``None`` where it computes the whole model."""
-        part = None if self.pipeline is None else self.pipeline.part
-        return part if isinstance(part, Stage) else None
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether plans decide which part of the model this rank has."""
-        return self.pipeline is not None
-
-    def reserve(self) -> list[torch.Tensor]:
-        """Return memory for this rank's update; see ``PipelineMember.reserve``."""
-        return [] if self.pipeline is None else self.pipeline.reserve()
+        return self._observer.begin(step.reducer, step.task, alone=step.group is None)
 
     def reduced(self) -> None:
         """Give all ranks the same random numbers, now that they have the same gradients.
@@ -441,16 +405,6 @@ class Loop:
         So code of the script that adds noise to them, or an optimizer that draws numbers, does the same on every rank.
         """
         self.seed_alike("update")
-
-    def forward(self, step: Step, start: int, inputs: Any) -> Any:
-        """Return the model's output for a micro-batch that begins at the step's sample ``start``."""
-        if self.pipeline is not None and isinstance(self.pipeline.part, ModelShards):
-            return self.pipeline.part.forward(step.number, start, inputs)
-        model = cast("torch.nn.Module", self._training.model)  # Job.steps has checked it
-        if self.draws is None:
-            return run(model, inputs)
-        with self.draws.at(step.number, start):
-            return run(model, inputs)
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
@@ -476,8 +430,8 @@ class Loop:
 
     def leave_pass(self, reason: str) -> None:
         """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""
-        if self.own_member is not None:
-            self.own_member.leave_pass(reason, keep_gradients=self._training.prepared is not None)
+        if (part := self._wrapped.known) is not None:
+            part.leave_pass(reason, keep_gradients=self._training.prepared is not None)
 
     def open_exchanges(self, *, are_open: bool) -> None:
         """Allow or refuse exchanges of the script with other ranks."""
@@ -487,13 +441,17 @@ class Loop:
         """Allow exchanges in hooks, which are called again after a loss."""
         return self.exchanges.repeated_on_loss()
 
+    def rest(self) -> None:
+        """Give up what hooks have gathered of the model."""
+        self._wrapped.part.rest()
+
     def vote(self, step: Step, *, ok: bool) -> StepDecision:
         """Exchange the control vectors and wait for the buckets.
 
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        active_group, reducer = self._formations.require(), self.reducers.require()
+        active_group, reducer = self._formations.require(), self._wrapped.part.gradients
         held = self._formations.newest(active_group)
         hooks_follow = self._hooks_follow(self._require_loader().advanced(self._training.progress, step.task))
         asked = self._departure.is_asked(active_group)
@@ -514,7 +472,7 @@ class Loop:
         return decision
 
     def confirm(
-        self, step: Step, decision: StepDecision, finish: Callable[[Confirmation], None] | None
+        self, step: Step, second: SecondPhase, decision: StepDecision, finish: Callable[[Confirmation], None] | None
     ) -> Confirmation:
         """Wait until every rank holds the sums of its own pieces of a divided model's gradient.
 
@@ -522,13 +480,14 @@ class Loop:
 
         Args:
             step: the step.
-            decision: of its first phase.
+            second: the part's second phase.
+            decision: of the first one.
             finish: applies the sums; ``None`` in a pass that is not the step's last.
 
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        active_group, reducer = self._formations.require(), cast("PieceReducer", self.reducers.require())
+        active_group = self._formations.require()
 
         def late(confirmation: Confirmation) -> None:
             cast("Callable[[Confirmation], None]", finish)(confirmation)
@@ -539,7 +498,7 @@ class Loop:
             _log.info("step %d is applied late: all ranks had been able to finish it", step.number)
 
         prepared = PreparedStep(step.number, finish=late, drop=self._attempts.undo) if finish is not None else None
-        return confirm(cast("Group", active_group.group), reducer, self._training, prepared)
+        return second.confirm(active_group.group, prepared)
 
     def commit(self, step: Step, decision: StepDecision) -> None:
         """Record a step that all ranks finished: progress, logs, schedulers, telemetry and changes of membership."""
@@ -547,8 +506,8 @@ class Loop:
 
     def _record_step(self, step: Step, decision: StepDecision, active_group: ActiveGroup) -> None:
         self._step_s = self._clock() - self._began_s
-        divided = self.reducers.is_divided
-        self.records.committed(step, decision, active_group, self._require_loader(), is_divided=divided)
+        compares = step.part.second_phase is None
+        self.records.committed(step, decision, active_group, self._require_loader(), compares=compares)
         self._committed = active_group, decision
 
     def non_finite(self, what: str, action: Action) -> None:
@@ -570,7 +529,7 @@ class Loop:
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _check_result(self, active_group: ActiveGroup | None) -> None:
-        replicas = None if self.reducers.is_divided else self._replicas
+        replicas = self._replicas if self._wrapped.part.second_phase is None else None
         check_result(self._training, active_group, replicas, fail=self.fail)
 
     def _log_late_commit(self, active_group: ActiveGroup) -> None:

@@ -26,7 +26,6 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement, Preconditioner
 from heterotrain.numerics.outlier_samples import RankSquares
 from heterotrain.numerics.transfers import ReductionTimestamps
-from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.state.training import TrainState
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step
@@ -90,7 +89,7 @@ class Observer:
         self._flush_lock = threading.Lock()
         self._flushed_s = 0.0
         self._last_commit: tuple[int, float | None] | None = None
-        report.on_scrape, report.live, report.live_counters = self.flush, self._gauges, self._counters
+        report.look_up(before=self.flush, gauges=self._gauges, counters=self._counters)
 
     @property
     def measures(self) -> bool:
@@ -116,9 +115,7 @@ class Observer:
         takes_squares = self._measures
         if self._numerics.steers_by_noise:
             takes_squares = not is_large or is_measured(task.number, LARGE_EVERY)
-        if isinstance(reducer, PieceReducer):  # a rank's own gradient of a divided model is no mean over a group
-            return None
-        if not takes_squares or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004  # one group has no spread
+        if not reducer.is_measurable or not takes_squares or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004  # one group has no spread
             return None
         began_s = time.perf_counter()
         preconditioner = Preconditioner(self._training.optimizers) if self._numerics.wants_preconditioned else None

@@ -55,17 +55,17 @@ class TrainingPhase:
         """Return whether nothing of the phase is left, hooks included, and another phase follows."""
         return not self.is_last and not self.has_epoch(progress) and progress.evaluated >= progress.epoch
 
-    def may_begin(self, *, is_over: bool, is_divided: bool) -> bool:
+    def may_begin(self, *, is_over: bool, has_phases: bool) -> bool:
         """Return whether there may be anything to train in a new loop; not after ``job.finish`` in an earlier phase.
 
         Args:
             is_over: whether this process has trained to the end already.
-            is_divided: whether ranks hold parts of the model.
+            has_phases: whether the model's part can train other data later (``parts.interface.Part``).
 
         Raises:
             UsageError: the script has no phases, or ranks hold parts of the model.
         """
-        if self.is_one_of_several and is_divided:
+        if self.is_one_of_several and not has_phases:
             raise UsageError("phases need ranks that hold the whole model: train a divided one in one job.steps")
         if is_over and not self.is_one_of_several:
             raise UsageError(
@@ -84,7 +84,7 @@ class TrainingPhases:
         self._total = config.epochs if config.steps is None else config.steps
         self._taken = 0
         self._calls = 0
-        self._is_divided = False
+        self._are_several = False
         self._data: object = None
 
     def begin(self, *, epochs: int | None, steps: int | None) -> TrainingPhase:
@@ -103,7 +103,7 @@ class TrainingPhases:
         end = self._total
         if asked is not None:
             end = self._taken + admission.whole_number(f"job.steps: {unit}", asked, least=1)
-            self._is_divided = True
+            self._are_several = True
         if end > self._total:
             raise UsageError(
                 f"job.steps({unit}={asked}): the phases up to this one take {end} {unit}, and the whole training has "
@@ -115,7 +115,7 @@ class TrainingPhases:
         is_last = end == self._total
         return TrainingPhase(
             number=self._calls - 1, last_epoch=ANY_EPOCHS if self._by_steps else end, is_last=is_last,
-            last_step=end if self._by_steps and not is_last else None, is_one_of_several=self._is_divided,
+            last_step=end if self._by_steps and not is_last else None, is_one_of_several=self._are_several,
         )  # fmt: skip
 
     def check_data(self, data: object, progress: Progress) -> None:

@@ -27,8 +27,7 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.out_of_memory import out_of_memory
 from heterotrain.parts.batches import LossFunction, check_loss_function, inputs_and_targets, loss_and_weight
-from heterotrain.parts.pieces.piece_reducer import PieceReducer
-from heterotrain.parts.stages.stage import Stage
+from heterotrain.parts.interface import Method, OwnSchedule, Part, Share
 from heterotrain.state.admission import check_loss, check_weight, plain_numbers
 from heterotrain.state.prepared import Confirmation
 from heterotrain.steps.clipping import clip
@@ -36,7 +35,6 @@ from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.finite_gradient import reason_to_skip
 from heterotrain.steps.micro_batches import MicroBatches, MicroBatchLoop
 from heterotrain.steps.result import GradientNorm, StepResult
-from heterotrain.steps.stage_pass import run_stage
 from heterotrain.steps.step_context import StepContext
 from heterotrain.steps.summed_loss import SummedLosses, check_alike
 from heterotrain.steps.task import Task
@@ -66,6 +64,7 @@ class Step:
     numerics: Numerics
     group: Group | None
     context: StepContext
+    part: Part
     is_retry: bool = False
     lockstep: bool = False
     summed: SummedLosses = field(default_factory=SummedLosses)
@@ -145,11 +144,7 @@ class Step:
             UsageError: this is called outside ``with step:``, or again without ``more`` in the call before; or the
                 loop's body changed gradients, or froze or replaced parameters; or ranks differ in ``more``.
         """
-        if self.context.is_planned:
-            raise UsageError(
-                "a model that is cut into stages is on several workers: replace the loop over step.micro_batches() by "
-                "step.compute(loss_fn)"
-            )
+        self.part.check_script_runs()
         return self._loop(more=more)
 
     def _loop(self, *, more: bool = False) -> Iterator[Any]:
@@ -172,13 +167,13 @@ class Step:
                 ``backward``.
         """
         check_loss_function(loss_fn)
-        if self.context.stage is not None:
-            self._compute_in_stages(self.context.stage, loss_fn)
+        if (schedule := self.part.schedule) is not None:
+            self._run(schedule, loss_fn)
             return
         start = self.task.position - self.task.cursor
         for batch in self._loop():
             inputs, targets = inputs_and_targets(batch)
-            loss, weight = loss_and_weight(loss_fn(self.context.forward(self, start, inputs), targets))
+            loss, weight = loss_and_weight(loss_fn(self.part.forward(self.number, start, inputs), targets))
             if not self.is_padding and self._counts.sizes:
                 start += self._counts.sizes[self._counts.backwards - self._counts.padding]
             self.backward(loss, weight)
@@ -346,14 +341,14 @@ class Step:
             limits={"clip_norm": clip_norm, "clip_value": clip_value},
         )  # fmt: skip
         self._begin()
-        reserve = self.context.reserve()  # kept until every rank has committed
+        reserve = self.part.reserve()  # kept until every rank has committed
         try:
             decision = self._reduce()
             update = partial(self._update, optimizers, clip_norm=clip_norm, clip_value=clip_value)
-            if isinstance(self.reducer, PieceReducer):
+            if (second := self.part.second_phase) is not None:
                 began = self.clock.now()
                 finish = None if self.more else partial(self._finish_late, decision, update)
-                self._accept(self.context.confirm(self, decision, finish), decision)
+                self._accept(self.context.confirm(self, second, decision, finish), decision)
                 self.clock.spent(Phase.SYNC, began)
         finally:
             reserve.clear()
@@ -394,8 +389,6 @@ class Step:
         Raises:
             NonFinite: the gradient is not finite, and the job is to fail then.
         """
-        if isinstance(self.reducer, PieceReducer):
-            self.reducer.squared = confirmation.squared
         if not confirmation.is_finite and not self._skip_reason:
             self._skip_reason = reason_to_skip(self, decision)
             self.skipped = bool(self._skip_reason)
@@ -426,7 +419,7 @@ class Step:
             NonFinite: the training ends here.
         """
         # Ranks of a divided model know their own parts only; they compare them in the second phase.
-        if not decision.non_finite and (isinstance(self.reducer, PieceReducer) or self.reducer.is_finite()):
+        if not decision.non_finite and (self.part.second_phase is not None or self.reducer.is_finite()):
             return ""
         return reason_to_skip(self, decision)
 
@@ -488,8 +481,8 @@ class Step:
         if not self.is_open:
             raise UsageError("run each step inside `with step:`, so that all ranks commit it or none does")
 
-    def _compute_in_stages(self, stage: Stage, loss_fn: LossFunction) -> None:
-        """Run this rank's stage for all samples of its member.
+    def _run(self, schedule: OwnSchedule, loss_fn: LossFunction) -> None:
+        """Let the part run all passes of the member's samples by itself.
 
         Raises:
             PeerLost: another rank of the member is lost, or the formation is broken.
@@ -498,12 +491,21 @@ class Step:
         self._begin_pass(more=False)
         if self.context.is_broken():
             raise PeerLost("the formation broke during the step")
-        sizes = self._counts.sizes
+        task, sizes = self.task, self._counts.sizes
         if sizes:
-            result = run_stage(
-                stage, loss_fn, self.task, context=self.context, numerics=self.numerics, clock=self.clock,
-                before_last=partial(self.reducer.arm, self.group),
-            )  # fmt: skip
+            starts = [sum(sizes[:index]) for index in range(len(sizes))]
+            share = Share(
+                step=task.number,
+                start=task.position - task.cursor,
+                sizes=sizes,
+                batch_samples=task.batch_samples,
+                fetch=lambda index: self.context.fetch(task, starts[index], sizes[index]),
+            )
+            method = Method(autocast=self.numerics.precision.autocast, loss_scale=self.numerics.loss_scale)
+            result = schedule.run(share, loss_fn, method=method, before_last=partial(self.reducer.arm, self.group))
+            seconds = (result.load_s, result.forward_s, result.backward_s)
+            self.clock.took(dict(zip((Phase.LOAD, Phase.FORWARD, Phase.BACKWARD), seconds, strict=True)))
+            self.clock.last_backward = self.clock.now()
             self._counts.handed_out = self._counts.backwards = len(sizes)
             self.weight, self.loss_sum = result.weight, result.loss_sum
             self.reducer.flush()
@@ -648,7 +650,7 @@ class Step:
 
     def _look_ahead(self) -> None:
         """Load samples of the next step, while the device computes this one's gradients."""
-        if self.more or self.context.stage is not None or not self.context.look_ahead(self.task):
+        if self.more or self.part.schedule is not None or not self.context.look_ahead(self.task):
             return
         if self.clock.last_backward is not None:  # the device has waited only if it has passed this meanwhile
             self.clock.spent(Phase.LOAD, self.clock.last_backward)

@@ -10,7 +10,7 @@ import torch
 from heterotrain.network.control import StepDecision
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
-from heterotrain.parts.stages.stage import Stage
+from heterotrain.parts.interface import SecondPhase
 from heterotrain.state.prepared import Confirmation
 from heterotrain.steps.task import Task
 
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 class StepContext(Protocol):
     """What a step needs; ``steps.loop.Loop`` implements it."""
-
-    @property
-    def stage(self) -> Stage | None:
-        """This rank's stage; ``None`` where it computes the whole model."""
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether plans decide which part of the model this rank has, so that only ``step.compute`` can run it."""
 
     def enter(self, step: Step) -> None:
         """Prepare for a step's forward passes: random numbers, and copies of what a failed attempt has to restore."""
@@ -44,13 +36,6 @@ class StepContext(Protocol):
     def measure(self, step: Step) -> Measurement | None:
         """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
 
-    def reserve(self) -> list[torch.Tensor]:
-        """Return memory that this rank's update will need, for the caller to free before it.
-
-        Raises:
-            OutOfMemory: there is not enough.
-        """
-
     def reduced(self) -> None:
         """Give all ranks the same random numbers, now that they have the same gradients."""
 
@@ -60,14 +45,11 @@ class StepContext(Protocol):
     def look_ahead(self, task: Task) -> bool:
         """Load samples of the next step while the device computes; return whether any were loaded."""
 
-    def forward(self, step: Step, start: int, inputs: Any) -> Any:
-        """Return the model's output for a micro-batch that begins at the step's sample ``start``."""
-
     def vote(self, step: Step, *, ok: bool) -> StepDecision:
         """Exchange the control vectors and wait for the buckets; raises ``PeerLost``."""
 
     def confirm(
-        self, step: Step, decision: StepDecision, finish: Callable[[Confirmation], None] | None
+        self, step: Step, second: SecondPhase, decision: StepDecision, finish: Callable[[Confirmation], None] | None
     ) -> Confirmation:
         """Wait until every rank holds the sums of its own pieces; ``finish`` may apply them later if that is unknown.
 

@@ -34,16 +34,16 @@ class StepRecords:
 
     Attributes:
         schedulers: of learning rates; stepped once for each committed step.
-        tensorboard: writes values of steps; ``None`` for no files.
         progress_display: the line on a terminal.
     """
 
     def __init__(
         self, *, training: TrainState, numerics: Numerics, observer: Observer, report: RankMetrics, record: RunRecord,
         replicas: Replicas, attempts: Attempts, epochs: int, steps: int | None, prices_per_hour: Mapping[str, float],
+        tensorboard: TensorBoardWriter | None = None,
     ) -> None:  # fmt: skip
         self.schedulers: list[Any] = []
-        self.tensorboard: TensorBoardWriter | None = None
+        self._tensorboard = tensorboard
         self.progress_display = ProgressDisplay()
         self._training = training
         self._numerics = numerics
@@ -80,7 +80,7 @@ class StepRecords:
         self.expect_schedules()
 
     def committed(
-        self, step: Step, decision: StepDecision, active_group: ActiveGroup, loader: BatchLoader, *, is_divided: bool
+        self, step: Step, decision: StepDecision, active_group: ActiveGroup, loader: BatchLoader, *, compares: bool
     ) -> None:
         """Note a step that all ranks finished.
 
@@ -89,7 +89,7 @@ class StepRecords:
             decision: of all ranks.
             active_group: the formation that finished it.
             loader: of the job's data.
-            is_divided: whether some rank does not hold the whole model, so that ranks' copies cannot be compared.
+            compares: whether every rank holds the whole model, so that their copies can be compared.
         """
         now_s = time.perf_counter()
         self._training.progress = loader.advanced(self._training.progress, step.task)
@@ -105,10 +105,10 @@ class StepRecords:
         )  # fmt: skip
         telemetry_began_s = time.perf_counter()
         self._observer.committed(step, decision, active_group, now_s=now_s)
-        if self.tensorboard is not None:
-            self.tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
+        if self._tensorboard is not None:
+            self._tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
         self._replicas.clear()
-        if self._observer.measures and active_group.group is not None and not is_divided:
+        if self._observer.measures and active_group.group is not None and compares:
             self._replicas.measure()
         self.progress_display.committed(
             lambda: self._position(active_group, decision, loader), leads=active_group.rank == 0, now_s=now_s

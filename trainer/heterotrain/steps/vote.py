@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from heterotrain.errors import UsageError
@@ -17,9 +15,6 @@ from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.host_copy import HostCopy
-from heterotrain.parts.pieces.piece_reducer import PieceReducer
-from heterotrain.state.prepared import Confirmation, PreparedStep
-from heterotrain.state.training import TrainState
 
 
 def exchange_votes(
@@ -72,28 +67,6 @@ def exchange_votes(
     active_group.group.finish_device()  # last: the device still adds up while the host decides
     reducer.drop_unused(decision.unused)
     return decision, share_newest_plan(active_group.group, decision, held, job_uid=job_uid)
-
-
-def confirm(group: Group, reducer: PieceReducer, training: TrainState, prepared: PreparedStep | None) -> Confirmation:
-    """Return the second phase of the vote on a step of a divided model, in which ranks hold the sums of their pieces.
-
-    Args:
-        group: of the ranks.
-        reducer: of the pieces.
-        training: keeps ``prepared`` while this rank does not know whether the others are ready.
-        prepared: finishes the step later; ``None`` in a pass that is not the step's last.
-
-    Raises:
-        PeerLost: the group broke meanwhile.
-    """
-    row = [float(reducer.is_finite()), reducer.owned_squared()]
-    if prepared is not None:
-        training.prepared = prepared
-    rows = group.gather_now(row, Purpose.CONFIRM)
-    confirmation = Confirmation(math.fsum(row[1] for row in rows), is_finite=all(row[0] for row in rows))
-    if prepared is not None:
-        training.prepared, training.confirmed = None, (prepared.number, confirmation)
-    return confirmation
 
 
 def read_loss(loss_sum: torch.Tensor | HostCopy | float, group: Group | None) -> float:

@@ -79,7 +79,7 @@ def sample(uuid: str, report: RankMetrics, *, every_s: float = EVERY_S) -> threa
         every_s: seconds between two samples.
     """
     samples, end = GpuSamples(), threading.Event()
-    report.of_device = samples.gauges
+    report.look_up(gauges=samples.gauges)
     threading.Thread(target=_run, args=(uuid, samples, every_s, end), name="heterotrain-gpu", daemon=True).start()
     return end
 

@@ -31,6 +31,9 @@ from heterotrain.network.authentication import REFUSALS
 
 _log = logging.getLogger(__name__)
 
+Link = tuple[str, float | None, float | None]
+"""Pool at the other end, bytes per second, and seconds of a small message, as far as they are known."""
+
 REQUEST_S = 10.0
 """Time limit for a client to send its request or to read the response; Prometheus's own limit is ten seconds too."""
 SIBLING_S = 1.0
@@ -97,36 +100,41 @@ class RankMetrics:
         self._labels = [identity.job_uid, identity.worker, identity.worker_uid, str(identity.local_rank)]
         self._shapes: OrderedDict[tuple[int, int], ShapeCounters] = OrderedDict()
         self._gauges: dict[str, float] = {names.READY: 0.0, names.PLAN_SCHEMA: float(SCHEMA_VERSION)}
-        self._counters: dict[str, float] = dict.fromkeys(
-            (
-                names.REPEATED_STEPS,
-                names.NON_FINITE_STEPS,
-                names.DIVERGENCES,
-                names.OUT_OF_MEMORY,
-                names.CHECKPOINT_FAILURES,
-            ),
-            0.0,
-        )
+        from_zero = (names.REPEATED_STEPS, names.NON_FINITE_STEPS, names.DIVERGENCES)
+        self._counters = dict.fromkeys((*from_zero, names.OUT_OF_MEMORY, names.CHECKPOINT_FAILURES), 0.0)
         self._by_cause: dict[str, dict[str, float]] = defaultdict(dict)
         self._user: dict[str, float] = {}
         self._tables: Mapping[str, GaugeTable] = {}
         self._preflight = GaugeTable(labels=(names.LABEL_CHECK, names.LABEL_MESSAGE), rows=())
-        self.on_scrape: Callable[[], None] = lambda: None
-        """Called before a scrape reads the counters, so that pending steps can be counted."""
-        self.live: Callable[[], Mapping[str, float]] = dict
-        """Returns gauges that are looked up on a scrape."""
-        self.links: Callable[[], Sequence[tuple[str, float | None, float | None]]] = tuple
-        """Returns pool, bytes per second and latency of links to other workers."""
-        self.of_device: Callable[[], Mapping[str, float]] = dict
-        """Returns gauges of the rank's accelerator, also before the first step."""
-        self.waiting_s: Callable[[], float | None] = lambda: None
-        """Returns for how long the training thread has waited for other ranks; ``None`` without a formation."""
-        self.live_counters: Callable[[], Mapping[str, float]] = dict
-        """Returns counters that are looked up on a scrape."""
+        self._before: list[Callable[[], None]] = []
+        self._live_gauges: list[Callable[[], Mapping[str, float]]] = []
+        self._live_counters: list[Callable[[], Mapping[str, float]]] = []
+        self._links: list[Callable[[], Sequence[Link]]] = []
         self.spare = ""
         """Why this rank waits as a spare; empty while it does not. The readiness endpoint tells it."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
+
+    def look_up(
+        self,
+        *,
+        before: Callable[[], None] | None = None,
+        gauges: Callable[[], Mapping[str, float]] | None = None,
+        counters: Callable[[], Mapping[str, float]] | None = None,
+        links: Callable[[], Sequence[Link]] | None = None,
+    ) -> None:
+        """Add values that are looked up on each scrape, by another thread.
+
+        Args:
+            before: called before a scrape reads the counters, so that pending steps can be counted.
+            gauges: returns gauges of the contract.
+            counters: returns counters of the contract.
+            links: returns the links to other workers.
+        """
+        self._before += [before] if before else []
+        self._live_gauges += [gauges] if gauges else []
+        self._live_counters += [counters] if counters else []
+        self._links += [links] if links else []
 
     # -- written by the training thread ------------------------------------------------------------------------------
 
@@ -198,9 +206,7 @@ class RankMetrics:
 
     def current(self) -> dict[str, float]:
         """Return the newest value of every gauge that has one."""
-        live = {**self.of_device(), **self.live()}
-        if (waiting_s := self.waiting_s()) is not None:
-            live[names.WAITING_SECONDS] = waiting_s
+        live = {name: value for look in self._live_gauges for name, value in look().items()}
         with self._lock:
             return {**self._gauges, **live}
 
@@ -230,8 +236,12 @@ class RankMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield everything as Prometheus families."""
-        self.on_scrape()
-        gauges, counters = self.current(), {names.REFUSED_CONNECTIONS: REFUSALS.count, **self.live_counters()}
+        for prepare in self._before:
+            prepare()
+        counters: dict[str, float] = {names.REFUSED_CONNECTIONS: REFUSALS.count}
+        for look in self._live_counters:
+            counters |= look()
+        gauges = self.current()
         with self._lock:
             yield from list(self._families(gauges, {**self._counters, **counters}))
 
@@ -247,7 +257,8 @@ class RankMetrics:
         if self._user:
             rows = [([*self._labels, name], value) for name, value in self._user.items()]
             yield _gauge(names.USER_METRIC, [*identity, names.LABEL_NAME], rows)
-        tables = (*self._tables.items(), (names.PREFLIGHT_PROBLEM, self._preflight), *_link_tables(self.links()))
+        links = [link for look in self._links for link in look()]
+        tables = (*self._tables.items(), (names.PREFLIGHT_PROBLEM, self._preflight), *_link_tables(links))
         for name, table in tables:
             if not table.rows:
                 continue
@@ -274,7 +285,7 @@ class RankMetrics:
             yield _gauge(names.PEAK_MEMORY, labels, peaks)
 
 
-def _link_tables(links: Sequence[tuple[str, float | None, float | None]]) -> list[tuple[str, GaugeTable]]:
+def _link_tables(links: Sequence[Link]) -> list[tuple[str, GaugeTable]]:
     """Return the gauges of links, each with the values that are known."""
     shown = links[: names.MOST_LINKS]
     bandwidth = tuple(((pool,), value) for pool, value, _ in shown if value is not None)

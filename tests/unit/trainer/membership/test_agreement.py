@@ -19,15 +19,19 @@ from heterotrain.data.progress import Progress
 from heterotrain.errors import PeerLost, StateLost, UsageError
 from heterotrain.membership.agreement import agree_on_state
 from heterotrain.network.group import Group
+from heterotrain.network.link_speeds import LinkSpeeds
 from heterotrain.network.mesh.mesh import Mesh
 from heterotrain.network.peer_sockets import SocketFilter
+from heterotrain.numerics.method import Numerics
+from heterotrain.parts.pieces.sums import PieceSums
 from heterotrain.parts.planned.cuttable import CuttableModel
-from heterotrain.parts.planned.member import PipelineMember
+from heterotrain.parts.planned.part import PlannedPart
 from heterotrain.parts.units.initial_weights import built, fill
 from heterotrain.parts.units.units import units_of
 from heterotrain.state.holdings import Extent
 from heterotrain.state.layout import Shapes
 from heterotrain.state.training import TrainState
+from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
 from support.divided_models import (
     Elements,
@@ -43,6 +47,15 @@ from support.repeat import times
 from support.waiting import UNLIMITED_S
 
 STEPS = 3
+CPU = torch.device("cpu")
+
+
+def a_part(
+    model: CuttableModel, training: TrainState, measure: Callable[[Any], float | None] = lambda _example: None
+) -> PlannedPart:
+    """Return the part of a rank that has no place in a plan yet."""
+    sums = PieceSums(training, Numerics(TrainingConfig(), CPU, training))
+    return PlannedPart(model, training, sums, CPU, speeds=LinkSpeeds(), measure=measure)
 
 
 @contextmanager
@@ -181,11 +194,11 @@ def test_two_stages_change_places_in_the_room_of_one_and_a_few_units(monkeypatch
 
     models = [CuttableModel(built(build), None, seed=1, device=torch.device("cpu")) for _ in range(2)]
     trainings = [TrainState(order="as given") for _ in models]
-    members = [PipelineMember(*both, torch.device("cpu")) for both in zip(models, trainings, strict=True)]
+    members = [a_part(*both) for both in zip(models, trainings, strict=True)]
     for model, member, training in zip(models, members, trainings, strict=True):
         model.look(torch.zeros(1, width))
         training.optimizers = [torch.optim.Adam(model.model.parameters())]
-        member.add(training.optimizers[0])
+        member.follow(training.optimizers[0])
 
     def swap(stages: tuple[int, int]) -> None:
         places = [lambda m=member, s=stage: m.place(PLAN, s) for member, stage in zip(members, stages, strict=True)]
@@ -285,13 +298,13 @@ def test_a_part_of_the_initial_weights_that_was_lost_is_drawn_again() -> None:
     def build() -> torch.nn.Module:
         return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8)))
 
-    def member() -> tuple[TrainState, PipelineMember]:
+    def member() -> tuple[TrainState, PlannedPart]:
         cuttable = CuttableModel(built(build), None, seed=1, device=torch.device("cpu"))
         cuttable.look(torch.zeros(1, 4))
         training = TrainState(order="as given")
         training.optimizers = [torch.optim.Adam(cuttable.model.parameters())]
-        found = PipelineMember(cuttable, training, torch.device("cpu"))
-        found.add(training.optimizers[0])
+        found = a_part(cuttable, training)
+        found.follow(training.optimizers[0])
         return training, found
 
     (first, first_member), (lost, lost_member), (new, new_member) = member(), member(), member()

@@ -31,8 +31,8 @@ def step(reducer: Reducer, group: Any) -> list[int]:
     """Run a backward pass and return for each bucket how many parameters had a gradient when it left."""
     left: list[int] = []
     reducer.begin()
-    reducer.on_launch = lambda _bucket: left.append(
-        sum(parameter.grad is not None for parameter in reducer.model.parameters())
+    reducer.watch_buckets(
+        lambda _bucket: left.append(sum(parameter.grad is not None for parameter in reducer.model.parameters()))
     )
     reducer.arm(group)
     reducer.model(torch.ones(2, 8)).sum().backward()
@@ -101,7 +101,7 @@ def test_compiled_blocks_send_while_others_compute_and_a_compiled_model_at_its_e
     parts = blocks if compiled == "blocks" else [model]
     reducer = Reducer(model, bucket_bytes=LAYER_BYTES)
     reducer.begin()
-    reducer.on_launch = lambda _bucket: seen.append(len(ran))
+    reducer.watch_buckets(lambda _bucket: seen.append(len(ran)))
     reducer.arm(None)
     for part in parts:
         part.compile(backend="aot_eager")

@@ -170,7 +170,7 @@ def test_a_bucket_is_sent_during_backward_for_any_order() -> None:
     orders = [True, True, False, False, False, True, True, True, *[False, True] * (2 * MOST_SURPRISES)]
     for model.a_first in orders:
         reducer.begin()
-        reducer.on_launch = lambda _bucket: sent.append(where[0])
+        reducer.watch_buckets(lambda _bucket: sent.append(where[0]))
         reducer.arm(None)
         where[0] = "in backward"
         model(x).backward()
@@ -203,7 +203,7 @@ def test_a_gradient_that_arrives_after_its_bucket_was_sent_is_an_error() -> None
     x = torch.ones(2, 4)
     for number in range(3):
         reducer.begin()
-        reducer.on_launch = launched.append
+        reducer.watch_buckets(launched.append)
         reducer.arm(None)
         layer(x).sum().backward()
         if number < 2:

@@ -35,25 +35,32 @@ class MemberGroup(Collectives):
 
     Attributes:
         on_wait: called with the name of an operation before it is waited for, and with an empty text afterwards.
-        check_open: called before each operation; may raise where nothing would repeat the operation after a loss.
         is_formation_over: returns whether the formation has ended in which the member trains.
-        on_received: called with the sender, the bytes and the seconds of each message that has arrived over gloo. The
-            seconds begin when this rank was ready for it. Messages that arrive at the same time count as one, from
-            each of their senders.
     """
 
-    def __init__(self, *, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        check_open: Callable[[], None] = lambda: None,
+        on_received: Callable[[int, float, float], None] = lambda _rank, _size_bytes, _seconds: None,
+    ) -> None:
         """Make a group without connections; nothing is exchanged.
 
         Args:
             rank: this rank's number in the member.
             world_size: number of ranks of the member.
+            check_open: called before each operation; may raise where nothing would repeat the operation after a loss.
+            on_received: called with the sender, the bytes and the seconds of each message that has arrived over gloo.
+                The seconds begin when this rank was ready for it. Messages that arrive at the same time count as one,
+                from each of their senders.
         """
         super().__init__(rank, world_size)
         self.on_wait: Callable[[str], None] = lambda _what: None
-        self.check_open: Callable[[], None] = lambda: None
+        self._check_open = check_open
         self.is_formation_over: Callable[[], bool] = lambda: False
-        self.on_received: Callable[[int, float, float], None] = lambda _rank, _size_bytes, _seconds: None
+        self._on_received = on_received
         self._lock = threading.Lock()
         self._cut = "the member's ranks are not connected"
         self._group: Any = None
@@ -151,7 +158,7 @@ class MemberGroup(Collectives):
         Raises:
             PeerLost: another rank of the member is lost or has left the step.
         """
-        self.check_open()
+        self._check_open()
         if self._cut or self._group is None:
             raise PeerLost(self._cut)
         self.on_wait(f"{method.strip('_')} inside the member")
@@ -162,7 +169,7 @@ class MemberGroup(Collectives):
                 wait.wait()
                 if method == "recv" and isinstance(wait, ThreadedWait):
                     (tensor,), sender, *_ = arguments
-                    self.on_received(sender, tensor.nbytes, wait.ended_s - wait.began_s)
+                    self._on_received(sender, tensor.nbytes, wait.ended_s - wait.began_s)
         except RuntimeError as error:
             if not self._breaks_soon():
                 raise  # the script's own mistake
@@ -219,7 +226,7 @@ class MemberGroup(Collectives):
             seconds = max(wait.ended_s for wait, *_ in messages) - min(wait.began_s for wait, *_ in messages)
             size_bytes = sum(size for *_, size in messages)
             for _, sender, _ in messages:
-                self.on_received(sender, size_bytes, seconds)
+                self._on_received(sender, size_bytes, seconds)
 
     def finish_send(self, wait: BoundedWait) -> None:
         """Wait until a message has left.

@@ -121,7 +121,7 @@ class PieceReducer:
         division: the pieces.
         rank: this rank in the formation.
         bucket_bytes: a bucket ends as soon as it holds this much.
-        on_launch, on_change: never called.
+        is_measurable: false: a rank's own gradient of a divided model is no mean over a group.
         timestamps: timestamps of the newest attempt.
         timeline: timeline of the device that holds the first gradient.
         elements: number of elements in this rank's gradients.
@@ -134,8 +134,7 @@ class PieceReducer:
     division: PieceDivision
     rank: int
     bucket_bytes: int
-    on_launch: Callable[[Bucket], None] | None = None
-    on_change: Callable[[], None] | None = None
+    is_measurable: bool = False
     timestamps: ReductionTimestamps = field(default_factory=ReductionTimestamps)
     timeline: Timeline = field(default_factory=HostTimeline)
     elements: int = 0
@@ -222,6 +221,9 @@ class PieceReducer:
 
     def watch(self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         """Do nothing: gradients of a divided model are not measured."""
+
+    def watch_buckets(self, on_launch: Callable[[Bucket], None]) -> None:
+        """Do nothing, as in ``watch``."""
 
     def arm(self, group: Group | None) -> None:
         """Let the next backward pass, the step's last, start the reductions."""
@@ -391,6 +393,11 @@ class PieceReducer:
     def first_non_finite(self) -> str | None:
         """Return the name of the first parameter whose gradient is not finite here; ``None`` if there is none."""
         return next((name for name, part in self._gradients().items() if not all_finite([part])), None)
+
+    @property
+    def known_squared(self) -> float | None:
+        """The squared norm of the whole model's gradient, as the second phase has found it."""
+        return self.squared
 
     def squared_norm(self) -> torch.Tensor | float:
         """Return the squared norm of the whole model's gradient, as the second phase has found it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.parts.batches import LossFunction, OwnValuesOnly, inputs_and_targets, loss_and_weight
+from heterotrain.parts.interface import PLAIN, Method, Result, Share
 from heterotrain.parts.stages.neighbours import Neighbours
 from heterotrain.parts.stages.schedule_1f1b import Pass, passes
 from heterotrain.parts.stages.stage_model import StageModel
@@ -29,60 +30,6 @@ from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.parts.units.wrappers import checkpointed
 from heterotrain.state.holdings import Holding, whole
 from heterotrain.state.layout import Shapes, sizes_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """The samples of a member in one step.
-
-    Attributes:
-        step: number of the step.
-        start: samples of the step before the member's first one.
-        sizes: of the micro-batches.
-        batch_samples: of the step over all members.
-        fetch: returns a micro-batch, (inputs, targets), by its number; the first and the last stage call it.
-    """
-
-    step: int
-    start: int
-    sizes: tuple[int, ...]
-    batch_samples: int
-    fetch: Callable[[int], Any]
-
-
-@dataclass(slots=True)
-class Result:
-    """What a stage knows after its passes; loss and weight are zeros on all stages but the last one.
-
-    Attributes:
-        loss_sum: sum of the losses, by samples or by the weights of the loss function.
-        weight: of the samples.
-        load_s: seconds of loading samples.
-        forward_s: seconds of forward passes, with waiting for the stage before.
-        backward_s: seconds of backward passes, with waiting for the stage after.
-    """
-
-    loss_sum: float = 0.0
-    weight: float = 0.0
-    load_s: float = 0.0
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """How passes compute.
-
-    Attributes:
-        autocast: returns the context of forward passes and loss functions.
-        loss_scale: factor on the loss in backward passes.
-    """
-
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-    loss_scale: float = 1.0
-
-
-PLAIN = Method()
 
 
 @dataclass(slots=True)
@@ -180,20 +127,7 @@ class Stage:
         method: Method = PLAIN,
         before_last: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Run all forward and backward passes; gradients are added to ``parameter.grad``.
-
-        The loss of a sample counts as in ``step.backward``: divided by the step's samples.
-
-        Args:
-            share: the member's samples.
-            loss_fn: of the last stage's output and the micro-batch's targets.
-            method: how passes compute.
-            before_last: called before the backward pass after which the gradients are complete.
-
-        Raises:
-            PeerLost: another rank of the member is lost; gradients are incomplete, and the step has to be repeated.
-            UsageError: the loss is not one, or a batch is not a pair.
-        """
+        """Run all passes of the member's samples; see ``parts.interface.OwnSchedule``."""
         result, kept = Result(), dict[int, _InFlight]()
         order = passes(stage=self._stage, stages=self._stages, micro_batches=len(share.sizes))
         try:
@@ -217,17 +151,9 @@ class Stage:
     def evaluate(
         self, fetch: Callable[[int], Any], batches: int, measure: Callable[[Any, Any], Any], *, method: Method = PLAIN
     ) -> list[Any]:
-        """Run forward passes, without gradients; return what ``measure`` makes of each batch, on the last stage only.
+        """Return what ``measure`` makes of each batch, on the last stage; see ``parts.interface.OwnSchedule``.
 
-        Args:
-            fetch: returns a batch, (inputs, targets), by its number; the first and the last stage call it.
-            batches: their number, the same on all stages.
-            measure: of the last stage's output and the batch's targets.
-            method: how passes compute.
-
-        Raises:
-            PeerLost: another rank of the member is lost.
-            UsageError: a batch is not a pair.
+        The first and the last stage fetch batches.
         """
         found = []
         is_first, is_last = self._is_first, self._is_last

@@ -8,11 +8,11 @@ import pytest
 import torch
 from heterotrain.errors import OutOfMemory
 from heterotrain.parts.planned.cuttable import CuttableModel
-from heterotrain.parts.planned.member import PipelineMember
+from heterotrain.parts.planned.part import PlannedPart
 from heterotrain.parts.units.initial_weights import built
 from heterotrain.state.training import TrainState
 from heterotrain_core.contract.outcome import Cause
-from unit.trainer.membership.test_agreement import PLAN
+from unit.trainer.membership.test_agreement import PLAN, a_part
 
 UNIT = (4 * 4 + 4) * 4
 """Bytes of one unit; the first stage of the plan has half of the eight units."""
@@ -21,7 +21,7 @@ LARGEST = 4 * 4 * 4
 Make = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
-def a_stage(make: Make) -> PipelineMember:
+def a_stage(make: Make) -> PlannedPart:
     """Return the member of the first of two stages, with initial values."""
     cuttable = CuttableModel(
         built(lambda: torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8)))),
@@ -32,15 +32,15 @@ def a_stage(make: Make) -> PipelineMember:
     cuttable.look(torch.zeros(1, 4))
     training = TrainState(order="as given")
     training.optimizers = [make(cuttable.model.parameters())]
-    member = PipelineMember(cuttable, training, torch.device("cpu"))
-    member.add(training.optimizers[0])
-    member.state_ratio = cuttable.state_ratio(training.optimizers)
+    member = a_part(cuttable, training, measure=lambda _example: cuttable.state_ratio(training.optimizers))
+    member.follow(training.optimizers[0])
+    member.look(lambda samples: torch.zeros(samples, 4))
     member.place(PLAN, 0)
     cuttable.begin(member.part)
     return member
 
 
-def held_units(member: PipelineMember) -> int:
+def held_units(member: PlannedPart) -> int:
     """Return the number of units that the stage holds."""
     return sum(p.nbytes for _, p in member.part.named_parameters()) // UNIT
 

@@ -77,13 +77,15 @@ def test_old_messages_and_other_members_are_forgotten(monkeypatch: pytest.Monkey
 def on_two_ranks(run: Callable[[MemberGroup, int, threading.Barrier], None]) -> list[list[tuple[int, float, float]]]:
     """Run a function on two ranks that gloo connects; return the messages that each one has received."""
     store = dist.HashStore()
-    groups = [MemberGroup(rank=rank, world_size=2) for rank in range(2)]
     barrier, errors = threading.Barrier(2), []
     seen: list[list[tuple[int, float, float]]] = [[], []]
+    groups = [
+        MemberGroup(rank=rank, world_size=2, on_received=lambda *message, rank=rank: seen[rank].append(message))
+        for rank in range(2)
+    ]
 
     def work(rank: int) -> None:
         try:
-            groups[rank].on_received = lambda *message: seen[rank].append(message)
             groups[rank].connect(store, "links", check=lambda: None)
             run(groups[rank], rank, barrier)
             barrier.wait()
@@ -144,9 +146,8 @@ def test_the_rank_that_comes_last_to_an_exchange_measures_the_link(clock: Clock)
 
 def test_messages_that_arrive_together_count_as_one() -> None:
     """The link carries them in the time of the last one, however early the first one has arrived."""
-    group = MemberGroup(rank=0, world_size=3)
     seen: list[tuple[int, float, float]] = []
-    group.on_received = lambda *message: seen.append(message)
+    group = MemberGroup(rank=0, world_size=3, on_received=lambda *message: seen.append(message))
 
     class Ended:
         def __init__(self, began_s: float, ended_s: float) -> None:

@@ -1,8 +1,8 @@
-"""This rank's part in a job whose members are planned: made anew whenever a plan divides the model in another way.
+"""The part of the model that plans give this rank: another one whenever a plan divides the model in another way.
 
 It is a stage of a pipeline, or a part of every unit in a sharded member. A member of one rank is a pipeline of one
-stage, which holds all units. The connections of a member are used in steps
-and hooks only; whoever leaves a pass in the middle cuts them, and the next formation connects the ranks again.
+stage, which holds all units. The connections of a member are used in steps and hooks only. A rank that leaves a pass
+in the middle cuts them, and the next formation connects the ranks again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 from heterotrain_core.contract.plan import Layout, LayoutKind, Plan
@@ -20,8 +21,11 @@ from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.network.link_speeds import LinkSpeeds
 from heterotrain.numerics.elementwise import check_elementwise
+from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.out_of_memory import out_of_memory
-from heterotrain.parts.memory import give_back
+from heterotrain.parts.interface import OwnSchedule, Part, SecondPhase
+from heterotrain.parts.memory import give_back, usable_bytes
+from heterotrain.parts.pieces.sums import PieceSums
 from heterotrain.parts.planned.cuttable import CuttableModel
 from heterotrain.parts.stages.stage import Stage
 from heterotrain.parts.unequal.shards import ModelShards
@@ -34,41 +38,61 @@ _log = logging.getLogger(__name__)
 _WITHOUT_OPTIMIZER = 2.0
 """Parameters and gradients, which exist before an update."""
 
+SCRIPT_RUNS = (
+    "a model that is cut into stages is on several workers: replace the loop over step.micro_batches() by "
+    "step.compute(loss_fn)"
+)
 
-class PipelineMember:
-    """The member of this rank; the interface is that of ``OwnMember``.
 
-    Attributes:
-        ranks: its number of ranks.
-        on_model: called with this rank's part of the model, when that changes, and whether it is the whole model.
-        check_open: called before each operation inside the member; see ``MemberGroup``.
-        state_ratio: bytes of training state for each byte of parameters; ``None`` while it is not known.
-        speeds: of the links to the member's ranks on other workers.
-    """
+class PlannedPart(Part):
+    """The part of a rank that trains what each plan gives it."""
 
-    def __init__(self, model: CuttableModel, training: TrainState, device: torch.device) -> None:
-        """Describe a member without a part of the model.
+    has_phases = False
+
+    def __init__(
+        self,
+        model: CuttableModel,
+        training: TrainState,
+        sums: PieceSums,
+        device: torch.device,
+        *,
+        speeds: LinkSpeeds,
+        check_open: Callable[[], None] = lambda: None,
+        measure: Callable[[Callable[[int], Any]], float | None] = lambda _example: None,
+        ranks_on_host: int = 1,
+    ) -> None:
+        """Describe a rank without a part of the model.
 
         Args:
             model: the whole model.
             training: gets this rank's part of the model.
+            sums: of the part's gradients.
             device: of this rank.
+            speeds: of the links to the member's ranks on other workers.
+            check_open: called before each operation inside the member; see ``MemberGroup``.
+            measure: looks at the model before the first formation, with samples as in ``look``. It returns the bytes
+                of training state for each byte of parameters, ``None`` where it does not measure them.
+            ranks_on_host: processes that share the host's memory.
         """
-        self.ranks = 1
-        self.on_model: Callable[[torch.nn.Module, bool], None] = lambda _model, _is_whole: None
-        self.check_open: Callable[[], None] = lambda: None
-        self.state_ratio: float | None = None
-        self.speeds = LinkSpeeds()
         self._model = model
         self._training = training
+        self._sums = sums
         self._device = device
+        self._speeds, self._check_open, self._measure = speeds, check_open, measure
+        self._ranks_on_host = ranks_on_host
+        self._state_ratio: float | None = None
         self._optimizers: list[MovedOptimizer] = []
+        self._ranks = 1
         self._group = MemberGroup(rank=0, world_size=1)
         self._part: Stage | ModelShards | None = None
         self._place: tuple[Layout, int] | None = None
         self._connected: tuple[PeerKey, ...] = ()
         self._has_leftovers = False
         self._has_room = False
+
+    def look(self, example: Callable[[int], Any]) -> None:
+        """Find out how the model computes, and measure its units for the operator."""
+        self._state_ratio = self._measure(example)
 
     @property
     def part(self) -> Stage | ModelShards:
@@ -83,7 +107,34 @@ class PipelineMember:
             )
         return self._part
 
-    def add(self, optimizer: torch.optim.Optimizer) -> None:
+    @property
+    def gradients(self) -> Gradients:
+        """Sums gradients as the current formation needs it."""
+        if self._sums.current is None:
+            raise UsageError("this rank sums no gradients yet: train inside `for step in job.steps(...)`")
+        return self._sums.current
+
+    @property
+    def schedule(self) -> OwnSchedule | None:
+        """The stage; ``None`` in a sharded member, where each rank runs the whole model."""
+        return self._part if isinstance(self._part, Stage) else None
+
+    @property
+    def second_phase(self) -> SecondPhase | None:
+        """The second phase where some rank lacks elements that others hold."""
+        return self._sums.second_phase
+
+    def check_script_runs(self) -> None:
+        """Refuse a script's own loop: the same script has to train in every plan."""
+        raise UsageError(SCRIPT_RUNS)
+
+    def forward(self, step: int, start: int, inputs: Any) -> Any:
+        """Return the model's output for a micro-batch, in a sharded member."""
+        if not isinstance(self._part, ModelShards):
+            raise UsageError("a stage has no output of the whole model: run it with step.compute")
+        return self._part.forward(step, start, inputs)
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer follow the parameters of this rank's part; it was made from those of the whole model."""
         self._optimizers.append(MovedOptimizer(optimizer, self._model.model))
 
@@ -103,8 +154,9 @@ class PipelineMember:
         if wanted == self._place:
             return
         self._group.cut("this rank takes another part of the model")
-        self._group = MemberGroup(rank=position, world_size=layout.ranks)
-        self._group.check_open, self._group.on_received = self.check_open, self.speeds.received
+        self._group = MemberGroup(
+            rank=position, world_size=layout.ranks, check_open=self._check_open, on_received=self._speeds.received
+        )
         self._connected = ()
         if self._part is not None:
             for _, parameter in self._part.named_parameters():
@@ -131,9 +183,9 @@ class PipelineMember:
         for optimizer in self._optimizers:
             optimizer.move(parameters)
         training.optimizers = [optimizer.optimizer for optimizer in self._optimizers]
-        self._part, self._place, self.ranks = part, wanted, layout.ranks
+        self._part, self._place, self._ranks = part, wanted, layout.ranks
         self._has_leftovers, self._has_room = True, False
-        self.on_model(part.model, whole)
+        self._sums.model_changed(part.model, is_whole=whole)
         give_back(self._device)  # all of the earlier part but the tensors of its state
 
     def wants(self, plan: Plan, plan_rank: int) -> Collection[str]:
@@ -153,15 +205,12 @@ class PipelineMember:
         found = holding_of(self._model.stage(cuts, group, with_values=False))
         return (self._model.model.state_dict() if found is None else found).keys()
 
+    def room_bytes(self) -> int:
+        """Return this rank's share of the host's memory."""
+        return usable_bytes(torch.device("cpu"), ranks=self._ranks_on_host)
+
     def form(self, active_group: ActiveGroup, cap_samples: int | None) -> int | None:
         """Take part in a new formation, connecting the member's ranks where they are not.
-
-        Args:
-            active_group: the formation.
-            cap_samples: the largest micro-batch known to fit on this rank.
-
-        Returns:
-            The largest micro-batch known to fit on all ranks of the member.
 
         Raises:
             PeerLost: a rank was lost meanwhile.
@@ -169,6 +218,12 @@ class PipelineMember:
         if self._has_leftovers:
             self._has_leftovers = False
             give_back(self._device)
+        cap = self._connect(active_group, cap_samples)
+        if active_group.group is not None:
+            self._sums.form(active_group.group)
+        return cap
+
+    def _connect(self, active_group: ActiveGroup, cap_samples: int | None) -> int | None:
         roster, group = active_group.roster, active_group.group
         if group is None or all(member.layout.ranks == 1 for member in roster.members):
             return cap_samples
@@ -178,9 +233,10 @@ class PipelineMember:
         intact = self._group.is_connected and keys == self._connected
         own = roster.ranks[active_group.rank].worker_uid
         others = {place: roster.ranks[rank] for place, rank in enumerate(mine)}
-        self.speeds.form({place: roster.plan.pool_of(each) for place, each in others.items() if each.worker_uid != own})
+        others = {place: each for place, each in others.items() if each.worker_uid != own}
+        self._speeds.form({place: roster.plan.pool_of(each) for place, each in others.items()})
         rows = group.gather_now([float(intact), float(cap_samples or math.inf)])
-        if self.ranks > 1:
+        if self._ranks > 1:
             again = any(not rows[rank][0] for rank in mine)
             self._connected = ()
             group.attach(self._group, f"member {position}" if again else "", "gloo")
@@ -198,12 +254,12 @@ class PipelineMember:
         Raises:
             OutOfMemory: it does not fit.
         """
-        if self._has_room or self.state_ratio is None:
+        if self._has_room or self._state_ratio is None:
             return []
         optimizers = [each.optimizer for each in self._optimizers]
         with_state = {id(p) for optimizer in optimizers for p in optimizer.state}
         parameters = [p for _, p in self.part.named_parameters() if p.requires_grad]
-        more = max(0.0, self.state_ratio - _WITHOUT_OPTIMIZER)
+        more = max(0.0, self._state_ratio - _WITHOUT_OPTIMIZER)
         sizes = [
             size
             for p in parameters
@@ -233,9 +289,9 @@ class PipelineMember:
         self.part.checkpoint_units()
         return True
 
-    def leave_pass(self, reason: str, *, keep_gradients: bool) -> None:  # noqa: ARG002  # as OwnMember
+    def leave_pass(self, reason: str, *, keep_gradients: bool) -> None:  # noqa: ARG002  # of a part
         """Leave a pass, wherever this rank is in it; the member's other ranks leave it, too. Gradients stay."""
-        if self.ranks > 1:
+        if self._ranks > 1:
             self._group.cut(reason)
         self.rest()
 
@@ -243,6 +299,10 @@ class PipelineMember:
         """Give up what an interrupted pass, or one without gradients, keeps gathered."""
         if isinstance(self._part, ModelShards):
             self._part.forget_pass()
+
+    def abandon(self) -> None:
+        """Drop reductions that are in flight."""
+        self._sums.abandon()
 
 
 def _temporary_bytes(

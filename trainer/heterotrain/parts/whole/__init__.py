@@ -1,0 +1,1 @@
+"""The whole model on every rank: data parallelism."""
