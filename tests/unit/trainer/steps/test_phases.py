@@ -86,4 +86,4 @@ def test_other_data_after_a_break_is_refused() -> None:
 def test_a_divided_model_has_one_phase() -> None:
     phase = TrainingPhase(is_last=False, last_epoch=1, is_one_of_several=True)
     with pytest.raises(UsageError, match="phases need ranks that hold the whole model"):
-        phase.may_begin(is_over=False, is_divided=True)
+        phase.may_begin(is_over=False, has_phases=False)
