@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections import UserDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class Report:
     """The parts of one script; by default a small network in fp64 with AdamW."""
 
     batch_samples = BATCH
+    shuffle = True
     collate: Callable[[list[Any]], Batch] | None = None
 
     def model(self) -> nn.Module:
@@ -43,7 +44,7 @@ class Report:
 
     def indices(self, epoch: int) -> Sequence[int]:
         """Return the samples of an epoch in their order."""
-        order: list[int] = permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist()
+        order: list[int] = permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=self.shuffle).tolist()
         return order
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -61,6 +62,28 @@ class Report:
 
     def prepare(self, _job: Any) -> None:
         """Do what the script does right after ``heterotrain.init``."""
+
+    def wrapped(self, _job: Any) -> None:
+        """Do what it does right after ``job.wrap``."""
+
+    def run(self, step: heterotrain.Step, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Train one step of a job."""
+        for batch in step.micro_batches():
+            step.backward(self.loss(model, batch))
+        step.apply(optimizer)
+
+    def plain(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+        """Train the same step on the whole batch."""
+        optimizer.zero_grad()
+        self.loss(model, batch).backward()
+        optimizer.step()
+
+    def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """Do what the script does after each step."""
+
+    def evaluate(self, _job: Any, _model: nn.Module, _optimizer: torch.optim.Optimizer) -> dict[str, float]:
+        """Return what is measured after each epoch; in plain PyTorch without a job."""
+        return {}
 
 
 class Encoding(UserDict[str, torch.Tensor]):
@@ -495,45 +518,64 @@ class OneFails(Report):
         return super().loss(model, batch)
 
 
-def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers in fp64."""
+def tensors_of(model: nn.Module, found: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers in fp64, and what was measured."""
     every = [*model.named_parameters(), *model.named_buffers()]
-    return {name: torch.view_as_real(v).double() if v.is_complex() else v.detach().double() for name, v in every}
+    tensors = {name: torch.view_as_real(v).double() if v.is_complex() else v.detach().double() for name, v in every}
+    return tensors | {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
+
+
+def report_of(name: str) -> Report:
+    """Return a report."""
+    from distributed import further_reports  # noqa: PLC0415  # it imports this module
+
+    made: Report = (getattr(further_reports, name, None) or globals()[name])()
+    return made
 
 
 def plain(name: str) -> dict[str, torch.Tensor]:
     """Return the weights of a report's training in plain PyTorch."""
-    report: Report = globals()[name]()
+    report = report_of(name)
     model = report.model()
     optimizer = report.optimizer(model)
     schedule = report.schedule(optimizer)
-    data = TensorDataset(*report.data().tensors)
+    data, number, found = report.data(), 0, dict[str, float]()
+    data = TensorDataset(*data.tensors) if hasattr(data, "tensors") else data
     for epoch in range(EPOCHS):
         order = report.indices(epoch)
         for start in range(0, SAMPLES, BATCH):
             samples = [data[i] for i in order[start : start + BATCH]]
-            optimizer.zero_grad()
-            report.loss(model, (report.collate or default_collate)(samples)).backward()
-            optimizer.step()
+            report.plain(model, optimizer, (report.collate or default_collate)(samples))
             if schedule is not None:
                 schedule.step()
-    return tensors_of(model)
+            report.after(model, optimizer, number)
+            number += 1
+        model.eval()
+        with torch.no_grad():
+            found = report.evaluate(None, model, optimizer)
+        model.train()
+    return tensors_of(model, found)
 
 
 def train(*, out: str, report: str, workers: int = 0, fault: dict[str, Any] | None = None) -> None:
     """Train a report's script and write the weights; ``fault`` as in ``fault_injectors.FaultInjector``."""
-    injector, parts = FaultInjector(fault), globals()[report]()
+    injector, parts, found = FaultInjector(fault), report_of(report), dict[str, float]()
     job = heterotrain.init(epochs=EPOCHS, batch_samples=parts.batch_samples)
     parts.prepare(job)
     model = job.wrap(parts.model())
+    parts.wrapped(job)
     optimizer = job.optimizer(parts.optimizer(model))
     schedule = parts.schedule(optimizer)
     if schedule is not None:
         job.scheduler(schedule)
-    for step in job.steps(parts.data(), collate=parts.collate, workers=workers):
+
+    @job.on_epoch_end
+    def measure(_epoch: int) -> None:
+        found.update(parts.evaluate(job, model, optimizer))
+
+    for step in job.steps(parts.data(), collate=parts.collate, workers=workers, shuffle=parts.shuffle):
         with step:
             injector.at("step", step.number)
-            for batch in step.micro_batches():
-                step.backward(parts.loss(model, batch))
-            step.apply(optimizer)
-    torch.save(tensors_of(model), f"{out}/{os.environ.get('HETEROTRAIN_WORKER', 'alone')}.pt")
+            parts.run(step, model, optimizer)
+            parts.after(model, optimizer, step.number)
+    torch.save(tensors_of(model, found), f"{out}/{os.environ.get('HETEROTRAIN_WORKER', 'alone')}.pt")

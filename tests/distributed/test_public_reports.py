@@ -20,6 +20,7 @@ Operate = Callable[..., Operator]
 SCRIPT = "distributed.report_scripts:train"
 GATE = ("Encodings", "NumpySchedule", "QuantizedOptimizer", "ExtraState")
 THOROUGH = (
+    "Surgery", "ScheduleFreeOptimizer", "HiddenStates", "Evaluated",
     "Packed", "Weighted", "Contents", "FrozenInt8", "Scalar", "Uint16", "OneCycle", "FrozenTower",
 )  # fmt: skip
 SENTENCES = {

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from heterotrain.checkpoints.same_data import ADVICE
 from heterotrain.data import batches
+from heterotrain.data.slices import EpochSlice
 from heterotrain.errors import UsageError
+from heterotrain.evaluated_data import EvaluatedData
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import parts_of_member
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
+from heterotrain.network.texts import gather_texts
 from heterotrain.parts.batches import inputs_and_targets, run
 from heterotrain.parts.interface import Method, OwnSchedule
 from heterotrain.state import admission
+from heterotrain.steps.data_agreement import DataAgreement
 
 MOST_BYTES = 65_536
 """Limit for the sums of one rank, in JSON."""
@@ -65,13 +70,12 @@ def means(group: Group | None, own: Mapping[str, float]) -> dict[str, float]:
     """
     every = [dict(own)]
     if group is not None:
-        text = json.dumps(own).encode()
-        longest = int(max(row[0] for row in group.gather_now([float(len(text))], Purpose.SUM)))
-        if longest > MOST_BYTES:
-            raise UsageError(f"job.evaluate: measure returned {longest} bytes of values, at most {MOST_BYTES} fit")
-        gathering = group.gather(text.ljust(longest))
-        group.wait(gathering, "job.evaluate")
-        every = [json.loads(row) for row in gathering.rows]
+        texts = gather_texts(group, json.dumps(own).encode(), "job.evaluate", purpose=Purpose.SUM)
+        if len(texts[0]) > MOST_BYTES:
+            raise UsageError(
+                f"job.evaluate: measure returned {len(texts[0])} bytes of values, at most {MOST_BYTES} fit"
+            )
+        every = [json.loads(text) for text in texts]
     samples = math.fsum(each[""] for each in every)
     if not samples:
         raise UsageError("job.evaluate needs a data set with at least one sample")
@@ -79,58 +83,76 @@ def means(group: Group | None, own: Mapping[str, float]) -> dict[str, float]:
     return {name: math.fsum(each.get(name, 0.0) for each in every) / samples for name in names}
 
 
-def part_of(
-    active_group: ActiveGroup | None, dataset: batches.MapDataset, *, batch_samples: int,
-    collate: batches.Collate | None, device: torch.device,
-) -> Iterator[Any]:  # fmt: skip
-    """Return batches of this rank's part of a data set, in proportion to its share; see ``job.part``.
+def agree_on_stream(
+    group: Group | None, data: EvaluatedData, *, seed: int, fail: Callable[[Exception], NoReturn]
+) -> None:
+    """Check that a stream begins with the same sample on all ranks; ``fail`` raises an error that all have found.
 
     Raises:
-        UsageError: this is not a data set with a length and indices, or ``batch_samples`` is below 1.
+        PeerLost: the group broke meanwhile.
+        UsageError: it does not.
     """
-    admission.whole_number("batch_samples", batch_samples, least=1)
-    _check_indexed(dataset)
-    parts: tuple[tuple[int, int], ...] = ((0, len(dataset)),)
+    if group is not None and data.is_stream:
+        DataAgreement(data.source, seed=seed, purpose=Purpose.SUM).check(group, fail)
+
+
+def check_read(group: Group | None, data: EvaluatedData) -> None:
+    """Check that all ranks have read as many samples of a stream.
+
+    Raises:
+        PeerLost: the group broke meanwhile.
+        UsageError: they have not.
+    """
+    own = data.source.samples
+    if group is None or not data.is_stream or own is None:
+        return
+    read = [int(row[0]) for row in group.gather_now([float(own)], Purpose.SUM)]
+    for rank, samples in enumerate(read):
+        if samples != read[0]:
+            raise UsageError(
+                f"an evaluation reads the whole stream on every rank, and rank {rank} has read {samples} samples, "
+                f"rank 0 {read[0]}. {ADVICE}"
+            )
+
+
+def part_of(active_group: ActiveGroup | None, data: EvaluatedData, *, device: torch.device) -> Iterator[Any]:
+    """Yield batches of this rank's part of a data set, in proportion to its share; see ``job.part``.
+
+    Raises:
+        UsageError: the data set cannot be read.
+    """
+    block, divide = data.batch_samples, _whole
     if active_group is not None:
-        parts = parts_of_member(active_group.roster, active_group.rank, len(dataset))
-    for ids in batches.batches_of(parts, batch_samples):
-        batch = batches.fetch(dataset, ids or range(1), collate)  # an empty one needs a sample for its shape
-        yield batches.to_device(batch if ids else batches.emptied(batch), device)
+        roster, rank = active_group.roster, active_group.rank
+        block = -(-data.batch_samples * sum(roster.shares) // max(roster.shares))
+
+        def divide(samples: int) -> tuple[tuple[int, int], ...]:
+            return parts_of_member(roster, rank, samples)
+
+    for part, is_empty in data.slices(divide, block_samples=block):
+        batch = data.source.load(part)
+        yield batches.to_device(batches.emptied(batch) if is_empty else batch, device)
 
 
 def evaluated_by_part(
-    schedule: OwnSchedule, active_group: ActiveGroup, dataset: batches.MapDataset, measure: Measure, *,
-    batch_samples: int, collate: batches.Collate | None, device: torch.device, method: Method,
+    schedule: OwnSchedule, active_group: ActiveGroup, data: EvaluatedData, measure: Measure, *,
+    device: torch.device, method: Method,
 ) -> dict[str, float]:  # fmt: skip
     """Return means over a data set of a part that runs its passes by itself; see ``job.evaluate``.
 
     Raises:
-        UsageError: as ``part_of``, or ``measure`` returned no numbers.
+        UsageError: the data set has no length, or ``measure`` returned no numbers.
         PeerLost: the group broke meanwhile.
     """
-    admission.whole_number("batch_samples", batch_samples, least=1)
-    _check_indexed(dataset)
-    own = parts_of_member(active_group.roster, active_group.rank, len(dataset))
-    ids = list(batches.batches_of(own, batch_samples))
+    own = parts_of_member(active_group.roster, active_group.rank, data.samples())
+    ids = list(batches.batches_of(own, data.batch_samples))
     values = schedule.evaluate(
-        lambda index: batches.to_device(batches.fetch(dataset, ids[index], collate), device), len(ids),
+        lambda index: batches.to_device(data.source.load(EpochSlice(0, ids[index].start, ids[index].stop)), device),
+        len(ids),
         lambda output, targets: admission.plain_numbers("job.evaluate", measure(output, targets)), method=method,
     )  # fmt: skip
     return means(active_group.group, sums((len(rows), each) for rows, each in zip(ids, values, strict=False)))
 
 
-def _check_indexed(dataset: object) -> None:
-    """Check that a data set for an evaluation can be divided.
-
-    Raises:
-        UsageError: it has no length or no indices.
-    """
-    if isinstance(dataset, torch.utils.data.DataLoader):
-        raise UsageError(
-            "an evaluation divides a data set, not a DataLoader: pass loader.dataset, with batch_samples= and collate="
-        )
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise UsageError(
-            f"an evaluation divides a data set with len() and indices, a {type(dataset).__name__} has none: put its "
-            "samples into a list, or let the leader measure on all of them and job.sum the result"
-        )
+def _whole(samples: int) -> tuple[tuple[int, int], ...]:
+    return ((0, samples),)

@@ -23,7 +23,17 @@ from heterotrain.data.loader_process import WorkerInit, Workers
 from heterotrain.data.main_guard import check_main_guard, main_line
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, UsageError
-from heterotrain.evaluation import Measure, evaluated_by_part, means, measured, part_of, sums
+from heterotrain.evaluated_data import Evaluated, EvaluatedData
+from heterotrain.evaluation import (
+    Measure,
+    agree_on_stream,
+    check_read,
+    evaluated_by_part,
+    means,
+    measured,
+    part_of,
+    sums,
+)
 from heterotrain.identity import Identity, Mode
 from heterotrain.job_setup import membership_of
 from heterotrain.keywords import known_keywords
@@ -408,7 +418,7 @@ class Job:
 
     @known_keywords
     def part(
-        self, dataset: batches.MapDataset, *, batch_samples: int, collate: batches.Collate | None = None
+        self, dataset: Evaluated, *, batch_samples: int | None = None, collate: batches.Collate | None = None
     ) -> Iterator[Any]:
         """Yield batches of this rank's part of a data set, in proportion to its share; together the ranks see it once.
 
@@ -416,19 +426,24 @@ class Job:
         samples than ranks, some get a batch whose tensors have no rows.
 
         Args:
-            dataset: a data set with a length and indices.
-            batch_samples: samples per batch, at least 1; the last batch may be smaller.
+            dataset: one of those of ``job.steps``, or a DataLoader of one, whose batch size and ``collate_fn`` are
+                the defaults; its processes are not used. Every rank reads the whole of a stream, and keeps its part.
+            batch_samples: samples per batch, at least 1, 64 by default; the last batch may be smaller.
             collate: makes a batch from a list of samples; torch's own by default.
 
         Raises:
-            UsageError: ``batch_samples`` is below 1, or this is a DataLoader or a stream.
+            UsageError: ``batch_samples`` is below 1, a DataLoader has a sampler of its own, ranks have different
+                streams, or one is evaluated outside hooks and steps.
         """
-        return part_of(
-            self._loop.active_group, dataset, batch_samples=batch_samples, collate=collate, device=self.device
-        )
+        data = EvaluatedData(dataset, batch_samples=batch_samples, collate=collate, seed=self.config.seed)
+        if data.is_stream:
+            group = self._loop.exchanges.begin("job.part of a stream")
+            agree_on_stream(group, data, seed=self.config.seed, fail=self._loop.fail)
+        return part_of(self._loop.active_group, data, device=self.device)
 
+    @known_keywords
     def evaluate(
-        self, dataset: batches.MapDataset, measure: Measure, *, batch_samples: int = 64,
+        self, dataset: Evaluated, measure: Measure, *, batch_samples: int | None = None,
         collate: batches.Collate | None = None,
     ) -> dict[str, float]:  # fmt: skip
         """Return means over a data set, each sample once, computed by all ranks together; for hooks.
@@ -437,29 +452,31 @@ class Job:
         whole model. Batches are pairs, as in ``step.compute``.
 
         Args:
-            dataset: a data set with a length and indices.
+            dataset: as in ``job.part``; a model that is cut into stages needs one with a length.
             measure: returns means over the samples of a batch by name, from (output, targets); numbers, or tensors
                 with one element. In a pipeline, the member's last stage calls it.
-            batch_samples: samples per batch, at least 1; the last batch may be smaller.
+            batch_samples: as in ``job.part``.
             collate: makes a batch from a list of samples; torch's own by default.
 
         Raises:
-            UsageError: this is called elsewhere, a batch is not a pair, or ``measure`` returns something else.
+            UsageError: this is called elsewhere, the data cannot be divided (``job.part``), a batch is not a pair, or
+                ``measure`` returns something else.
         """
         model = self._training.model
         if model is None:
             raise UsageError("call model = job.wrap(model) before job.evaluate")
         group = self._loop.exchanges.begin("job.evaluate")
+        data = EvaluatedData(dataset, batch_samples=batch_samples, collate=collate, seed=self.config.seed)
         schedule = self._wrapped.part.schedule
         if schedule is None:
-            parts = self.part(dataset, batch_samples=batch_samples, collate=collate)
+            agree_on_stream(group, data, seed=self.config.seed, fail=self._loop.fail)
+            parts = part_of(self._loop.active_group, data, device=self.device)
             with torch.no_grad():
-                return means(group, sums(measured(model, batch, measure) for batch in parts))
+                own = sums(measured(model, batch, measure) for batch in parts)
+            check_read(group, data)
+            return means(group, own)
         method = Method(autocast=self._numerics.precision.autocast)
-        return evaluated_by_part(
-            schedule, self._loop.require_group(), dataset, measure,
-            batch_samples=batch_samples, collate=collate, device=self.device, method=method,
-        )  # fmt: skip
+        return evaluated_by_part(schedule, self._loop.require_group(), data, measure, device=self.device, method=method)
 
     def finish(self, reason: str) -> None:
         """End the training successfully after the current step, on all ranks; one of them is enough.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from heterotrain.errors import UsageError
+from heterotrain.evaluated_data import EvaluatedData
 from heterotrain.evaluation import means, measured, part_of, rows_of, sums
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler
 
 
 def test_means_are_weighted_by_samples() -> None:
@@ -45,10 +47,40 @@ def test_the_first_tensor_with_rows_gives_their_number(batch: object, rows: int)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (DataLoader([1, 2]), "pass loader.dataset"),
-        (iter([1, 2]), r"list_iterator has none: put its samples into a list"),
+        (
+            DataLoader([1, 2], sampler=SubsetRandomSampler([0])),
+            "by a SubsetRandomSampler: pass torch",
+        ),
+        (DataLoader([1, 2], sampler=RandomSampler([1, 2], num_samples=1)), "by a RandomSampler"),
+        (DataLoader([1, 2], batch_sampler=[[0], [1]]), "has a batch_sampler or batch_size=None"),
+        (iter([1, 2]), "a list_iterator is not a data set"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(data: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        next(part_of(None, data, batch_samples=2, collate=None, device=torch.device("cpu")))
+        EvaluatedData(data, batch_samples=2, collate=None, seed=0)
+
+
+class Stream(IterableDataset[Any]):
+    """Some numbers."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.samples)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 7, 8])
+@pytest.mark.parametrize("kind", [list, Stream, lambda n: DataLoader(range(n), 3), lambda n: DataLoader(Stream(n), 3)])
+def test_every_sample_comes_once(kind: Callable[[Any], Any], samples: int) -> None:
+    data: Any = kind(range(samples) if kind is list else samples)
+    evaluated = EvaluatedData(data, batch_samples=None if isinstance(data, DataLoader) else 3, collate=None, seed=0)
+    parts = part_of(None, evaluated, device=torch.device("cpu"))
+    if samples == 0 and evaluated.is_stream:
+        with pytest.raises(UsageError, match="must not be empty"):
+            next(parts)
+        return
+    found = [batch.tolist() for batch in parts]
+    assert [each for batch in found for each in batch] == [*range(samples)]
+    assert all(len(batch) == 3 for batch in found[:-1])

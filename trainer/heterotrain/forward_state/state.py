@@ -20,6 +20,7 @@ from heterotrain.forward_state.entries import ForwardTensor, entries_of, matches
 from heterotrain.forward_state.rules import Combination, Rule, combination
 from heterotrain.forward_state.watch import Watch
 from heterotrain.network.group import Group as Peers
+from heterotrain.network.texts import gather_texts
 from heterotrain.network.two_levels import Reduction
 from heterotrain.state.buffer_copies import BufferCopies
 
@@ -281,11 +282,8 @@ def _share(group: Peers, value: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         PeerLost: the group is broken.
     """
-    text = json.dumps(value).encode()
-    length = int(max(row[0] for row in group.gather_now([float(len(text))])))
-    gathering = group.gather(text.ljust(length))
-    group.wait(gathering, "the names of buffers that change in forward")
-    return [json.loads(bytes(row)) for row in gathering.rows]
+    texts = gather_texts(group, json.dumps(value).encode(), "the names of buffers that change in forward")
+    return [json.loads(text) for text in texts]
 
 
 def _one_shape(name: str, own: torch.Size, changed: Sequence[Mapping[str, list[int]]]) -> torch.Size:

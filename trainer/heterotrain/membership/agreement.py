@@ -117,6 +117,8 @@ def agree_on_state(
         if received is not None:
             training.earlier = None  # frees what is not needed, before the rest is copied to the device
             training.restore_flat(received)
+            if not roles.cold_start:
+                training.joined = training.progress.steps
     if training.earlier is not None:  # this rank has all that it needs
         own = transfer.part_of(training.flat(), training.needs)
         training.earlier = None

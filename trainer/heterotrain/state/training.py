@@ -43,6 +43,7 @@ class TrainState:
         confirmed: number and confirmation of the last step of a divided model that this rank has applied.
         is_past: whether the script's present loop has nothing left to train at a position: then a state that comes is
             kept as it is, until ``settle`` in the loop of its phase.
+        joined: committed steps when this rank took the state over from running ranks; -1 if it did not.
         has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
     """
 
@@ -61,6 +62,7 @@ class TrainState:
     confirmed: tuple[int, Confirmation] | None = None
     holdings: tuple[Holding | None, ...] = ()
     earlier: Earlier | None = None
+    joined: int = -1
 
     @property
     def layout(self) -> Layout:

@@ -10,6 +10,7 @@ from heterotrain.checkpoints.same_data import ADVICE, Description, describe, dif
 from heterotrain.data.slices import Source
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
+from heterotrain.network.mesh.exchange import Purpose
 
 _log = logging.getLogger(__name__)
 
@@ -17,10 +18,11 @@ _log = logging.getLogger(__name__)
 class DataAgreement:
     """The description of this rank's data, and its comparison with those of the other ranks."""
 
-    def __init__(self, source: Source, *, seed: int) -> None:
-        """Look at a few samples."""
+    def __init__(self, source: Source, *, seed: int, purpose: Purpose = Purpose.LIBRARY) -> None:
+        """Look at a few samples; ``purpose`` is that of the exchanges with other ranks."""
         self._source = source
         self._seed = seed
+        self._purpose = purpose
         self._description = describe(source, seed=seed)
         self._trained = False
 
@@ -35,7 +37,7 @@ class DataAgreement:
             UsageError: they differ, and no rank has trained yet, or this one is new.
             PeerLost: the group broke meanwhile.
         """
-        rows = group.gather_now(self._description.row(trained=self._trained))
+        rows = group.gather_now(self._description.row(trained=self._trained), self._purpose)
         old = [rank for rank, row in enumerate(rows) if row[3]]
         first = old[0] if old else 0
         names = names_of(self._source)
@@ -56,7 +58,7 @@ class DataAgreement:
         again: Description = describe(self._source, seed=self._seed)
         own, other = self._description.row(trained=False), again.row(trained=False)
         same = not difference(own, other, names_of(self._source))
-        if all(row[0] for row in group.gather_now([float(same)])):
+        if all(row[0] for row in group.gather_now([float(same)], self._purpose)):
             return True
         _log.warning(
             "some rank reads other samples a second time, so whether ranks have the same data is not known: let random "

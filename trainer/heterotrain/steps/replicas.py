@@ -8,12 +8,13 @@ ranks compare, and reach the same conclusion. The measuring budget (``telemetry/
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import platform
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from heterotrain_core.contract import metrics as names
@@ -22,8 +23,10 @@ from heterotrain_core.contract.choices import OnDivergence
 from heterotrain.errors import Diverged
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.group import Group
+from heterotrain.network.texts import gather_texts
 from heterotrain.numerics.method import Numerics
 from heterotrain.state import transfer
+from heterotrain.state.cause import Account, formats_of, likely_cause
 from heterotrain.state.comparison import REMEDY, Difference, compare, describe
 from heterotrain.state.fingerprint import (
     Item,
@@ -223,15 +226,27 @@ class Replicas:
         self._differences += 1
         workers = [rank.worker for rank in active_group.roster.ranks]
         what = describe(difference, step=self._training.progress.steps - 1, workers=workers, names=where)
+        remedy = self._cause(difference, active_group.group, where) + REMEDY
         if self._policy is OnDivergence.FAIL:
-            raise Diverged(f"{what}. {REMEDY}")
+            raise Diverged(f"{what}. {remedy}")
         if self._policy is OnDivergence.RESYNC:
             if self._resyncs >= MOST_RESYNCS:
-                raise Diverged(f"{what}, although it was made equal {self._resyncs} times. {REMEDY}")
+                raise Diverged(f"{what}, although it was made equal {self._resyncs} times. {remedy}")
             self._donor = difference.donor
         elif self._differences & (self._differences - 1):
             return  # after the first, one line whenever their number doubles
-        _log.warning("%s (%d such comparisons so far). %s", what, self._differences, REMEDY)
+        _log.warning("%s (%d such comparisons so far). %s", what, self._differences, remedy)
+
+    def _cause(self, difference: Difference, group: Group | None, where: list[str]) -> str:
+        """Return what probably made the copies differ, from what all ranks say about theirs."""
+        training = self._training
+        if group is None or training.model is None:
+            return ""
+        own = Account(training.joined, formats_of(training.optimizers))
+        texts = gather_texts(group, json.dumps(asdict(own)).encode(), "what each rank says about its copy")
+        frozen = [name for name, parameter in training.model.named_parameters() if not parameter.requires_grad]
+        accounts = [Account(**json.loads(text)) for text in texts]
+        return likely_cause(difference, accounts, names=where, frozen=frozen)
 
 
 def kind_of(device: torch.device) -> str:

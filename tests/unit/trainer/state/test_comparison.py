@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from heterotrain.state.cause import Account, formats_of, likely_cause
 from heterotrain.state.comparison import Difference, compare, describe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,3 +57,41 @@ def test_the_sentence_names_ranks_workers_and_tensors() -> None:
     assert two.endswith("against rank 0 (w0), and no copy is more common, in a")
     many = describe(Difference(0, tuple(range(1, 40))), step=1, workers=[f"w{i}" for i in range(40)], names=["a"])
     assert "rank 8 (w8) and 31 more against rank 0" in many
+
+
+PLAIN = Account(-1, {"exp_avg": "torch.float32"})
+
+
+@pytest.mark.parametrize(
+    ("accounts", "others", "names", "said"),
+    [
+        ([PLAIN, PLAIN, Account(7, {"exp_avg": "torch.float64"})], (2,), ["w"],
+         "its exp_avg is torch.float64 on rank 2 and torch.float32 on rank 0"),
+        ([PLAIN, Account(-1, {})], (1,), ["w"], "its exp_avg is not there on rank 1"),
+        ([PLAIN, PLAIN], (1,), ["teacher"], "code changes frozen parameters by values of its own rank"),
+        ([PLAIN, PLAIN, Account(7, PLAIN.formats)], (2,), ["w"], "rank 2, which took the state over after step 6"),
+        ([PLAIN, Account(7, PLAIN.formats), Account(7, PLAIN.formats)], (0,), ["w"], "missing on rank 1, 2, which"),
+        ([PLAIN, Account(7, PLAIN.formats), Account(9, PLAIN.formats)], (2,), ["w"], "missing on rank 2, which"),
+        ([PLAIN, PLAIN, Account(7, PLAIN.formats)], (1,), ["w"], ""),
+        ([PLAIN, PLAIN], (1,), ["w", "teacher"], ""),
+    ],
+)  # fmt: skip
+def test_what_ranks_say_about_their_copies_points_to_the_cause(
+    accounts: list[Account], others: tuple[int, ...], names: list[str], said: str
+) -> None:
+    found = likely_cause(Difference(0, others), accounts, names=names, frozen=["teacher"])
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+def test_formats_are_those_of_all_values_by_name() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.state[model.bias]["exp_avg"] = optimizer.state[model.bias]["exp_avg"].double()
+    optimizer.state[model.bias]["note"] = 1
+    assert formats_of([optimizer]) == {
+        "step": "torch.float32", "exp_avg": "torch.float32 and torch.float64", "exp_avg_sq": "torch.float32",
+        "note": "int",
+    }  # fmt: skip
