@@ -20,11 +20,11 @@ class ThreadPeers:
         self.rank, self.world_size = rank, len(rows)
         self._rows, self._barrier = rows, barrier
 
-    def gather_now(self, values: Sequence[float]) -> list[list[float]]:
+    def gather_now(self, values: Sequence[float], _purpose: int = 0) -> list[list[float]]:
         """Return every rank's numbers."""
         return [list(row) for row in self._exchange(list(values))]
 
-    def gather(self, data: bytes) -> Any:
+    def gather(self, data: bytes, _purpose: int = 0) -> Any:
         """Return every rank's bytes, as an exchange that has ended."""
         rows = self._exchange(data)
         assert len({len(row) for row in rows}) == 1, "every rank has to send the same number of bytes"

@@ -14,6 +14,7 @@ from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_out
 from heterotrain_core.uris import redacted
 
 from heterotrain.errors import OUT_OF_MEMORY_SIGNS, HeterotrainError
+from heterotrain.ported_names import advice
 
 _DEVICE_MEMORY = "OutOfMemoryError"
 """Name of PyTorch's error; this module does not load PyTorch."""
@@ -48,8 +49,8 @@ class TerminationMessage:
         previous = sys.excepthook
 
         def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            if advice := _advice(error):
-                error.add_note(advice)
+            if what := advice(error):
+                error.add_note(what)
             reason = f"{kind.__name__}: {error}"
             self.write(Ending.FAILED, reason, cause=cause_of(error))
             with contextlib.suppress(Exception):  # the script's own error is the one to show
@@ -84,16 +85,6 @@ class TerminationMessage:
             if self._path is not None:
                 with contextlib.suppress(OSError):  # a read-only file: the exit code still tells success from failure
                     self._path.write_text(encode_outcome(self.outcome), encoding="utf-8")
-
-
-def _advice(error: BaseException) -> str:
-    """Return what to do about an error of a program of PyTorch that has been ported; empty where nothing is known."""
-    if not isinstance(error, ValueError | RuntimeError) or "init_process_group" not in str(error):
-        return ""
-    return (
-        "heterotrain: leave out DistributedDataParallel, which job.wrap takes the place of. Other calls of "
-        "torch.distributed work inside `with step:` and in hooks, and not before job.steps"
-    )
 
 
 def cause_of(error: BaseException) -> Cause | None:

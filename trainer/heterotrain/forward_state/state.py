@@ -18,6 +18,7 @@ from heterotrain.errors import UsageError
 from heterotrain.forward_state.combining import COMBINED, RuleGroup, finish, groups_of, packed
 from heterotrain.forward_state.entries import ForwardTensor, entries_of, matches, write
 from heterotrain.forward_state.rules import Combination, Rule, combination
+from heterotrain.forward_state.unsaved import Unsaved
 from heterotrain.forward_state.watch import Watch
 from heterotrain.network.group import Group as Peers
 from heterotrain.network.texts import gather_texts
@@ -44,6 +45,7 @@ class ForwardState:
         self.copies = BufferCopies()
         self._handled = handled
         self._model: torch.nn.Module | None = None
+        self._unsaved: Unsaved | None = None
         self._declared: list[tuple[str, Combination]] = []
         self._found: set[str] = set()
         self._unreported: list[str] = []
@@ -58,7 +60,7 @@ class ForwardState:
         self._leads = self._is_reshaped = False
         self._total: torch.Tensor | None = None
         self._work: Reduction | None = None
-        self._rank, self._world_size = 0, 1
+        self._rank, self._world_size, self._peers = 0, 1, 1
 
     # -- the model and the script's rules ----------------------------------------------------------------------------
 
@@ -66,6 +68,7 @@ class ForwardState:
         """Track a model that every rank holds."""
         self._model = model
         self._found.clear()
+        self._unsaved = Unsaved(model)
         self.find()
 
     def declare(self, pattern: str, rule: Any, *, decay: float = 1.0) -> None:
@@ -128,6 +131,7 @@ class ForwardState:
             PeerLost: the group is broken.
             UsageError: the ranks' scripts have given different rules.
         """
+        self._peers = 1 if group is None else group.world_size
         if self._model is None or group is None:
             return
         self.find()
@@ -140,9 +144,12 @@ class ForwardState:
 
     def begin(self, *, leads: bool = True) -> None:
         """Begin a pass; ``leads``: this rank has the batch's first sample."""
+        self._samples = self._micro_batches = 0
+        if self._unsaved is not None:
+            self._unsaved.begin()
         if not self.is_active:
             return
-        self._leads, self._samples, self._micro_batches = leads, 0, 0
+        self._leads = leads
         self._is_reshaped, self._total, self._work = False, None, None
         self._watch.begin()
         self._tensors = [entry.place[entry.key] for entry in self._changing]
@@ -154,8 +161,14 @@ class ForwardState:
 
     def take(self, samples: int) -> None:
         """Take up what a micro-batch has left, and put the earlier values back; 0 samples leave no trace."""
-        if not self.is_active:
-            return
+        if self._unsaved is not None and samples:
+            self._unsaved.look(divides=self._micro_batches > 0 or self._peers > 1)
+        if self.is_active:
+            self._take(samples)
+        self._samples += samples
+        self._micro_batches += samples > 0
+
+    def _take(self, samples: int) -> None:
         with torch.no_grad():
             is_first = self._leads and not self._samples and samples > 0
             self._watch.look(is_first=is_first)
@@ -171,8 +184,6 @@ class ForwardState:
                     entry.place[entry.key] = tensor
             write(self._changing, self._before)
             self._watch.put_back()
-        self._samples += samples
-        self._micro_batches += samples > 0
 
     @property
     def has_news(self) -> bool:

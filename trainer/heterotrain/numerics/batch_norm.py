@@ -123,8 +123,9 @@ def synchronise(model: nn.Module, context: BatchNormContext) -> list[nn.Module]:
             continue
         if type(module) not in GLOBAL:
             raise UsageError(
-                f"layer {name!r} is a {type(module).__name__}, which cannot count over the global batch. "
-                "Use BatchNorm1d, BatchNorm2d or BatchNorm3d, which job.wrap converts, or GroupNorm or LayerNorm."
+                f"layer {name!r} is a {type(module).__name__}, which cannot count over the global batch: leave out "
+                "SyncBatchNorm.convert_sync_batchnorm, because job.wrap converts BatchNorm1d, BatchNorm2d and "
+                "BatchNorm3d itself; or use GroupNorm or LayerNorm"
             )
         module.__class__ = GLOBAL[type(module)]  # type: ignore[assignment]  # a subclass of its class
         module.heterotrain_context, module.heterotrain_name = context, name  # type: ignore[assignment]  # not tensors

@@ -259,3 +259,56 @@ def test_mistakes_are_said_at_once(name: str, rule: str, decay: float, sentence:
     state.use(a_model(layers.Tally))
     with pytest.raises(UsageError, match=sentence):
         state.declare(name, rule, decay=decay)
+
+
+class Keeping(nn.Linear):
+    """Changes something outside its state in each forward pass."""
+
+    kind, calls, mean, table = "", 0, None, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "count":
+            self.calls += 1
+        elif self.kind == "mean":
+            self.mean = 0.9 * (0.0 if self.mean is None else self.mean) + x.detach().mean(0)
+        elif self.kind == "buffer":
+            self.kept += x.detach().mean(0)
+        elif self.kind == "again" or (self.kind == "cache" and self.table is None):
+            self.table = torch.ones(3)
+        output = super().forward(x)
+        self.penalty = output.square().mean() if self.kind == "penalty" else None
+        return output
+
+
+@pytest.mark.parametrize(("kind", "name"), [("count", "0.calls"), ("mean", "0.mean"), ("buffer", "0.kept")])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_state_that_no_checkpoint_has_is_reported_once_where_it_matters(
+    kind: str, name: str, micro_batches: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    passes(kind, micro_batches)
+    said = [
+        record.message for record in caplog.records if "neither checkpoints nor joining ranks get it" in record.message
+    ]
+    assert len(said) == int(micro_batches > 1)
+    assert all(each.startswith(f"{name} changed in forward passes") for each in said)
+
+
+@pytest.mark.parametrize("kind", ["none", "cache", "again", "penalty"])
+def test_caches_and_terms_of_losses_are_no_state(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    passes(kind, 2)
+    assert not caplog.records
+
+
+def passes(kind: str, micro_batches: int) -> None:
+    """Make some passes with a model that keeps something."""
+    model = nn.Sequential(Keeping(3, 1))
+    model[0].kind = kind
+    model[0].register_buffer("kept", torch.zeros(3), persistent=False)
+    state = ForwardState()
+    state.use(model)
+    for _ in range(5):
+        state.begin()
+        for _ in range(micro_batches):
+            model(torch.rand(4, 3)).sum().backward()
+            state.take(4)
+        state.finish()
