@@ -267,6 +267,7 @@ class Job:
         ``epoch`` is the index of the epoch that has just ended, counted from 0. The model is in ``eval`` mode and
         gradients are off. If the loss of a peer interrupts a hook, it is called again.
         """
+        admission.check_hook("job.on_epoch_end", hook, "epoch")
         self._hooks.after_epochs.append(hook)
         return hook
 
@@ -280,9 +281,12 @@ class Job:
         Raises:
             UsageError: ``steps`` is not a whole number of at least 1.
         """
+        if callable(steps):
+            raise UsageError("job.every_steps needs the number of steps: write @job.every_steps(500)")
         every = admission.whole_number("job.every_steps: steps", steps, least=1)
 
         def add(hook: StepsHook) -> StepsHook:
+            admission.check_hook("job.every_steps", hook, "steps")
             self._hooks.after_steps.append((every, hook))
             return hook
 
@@ -296,6 +300,7 @@ class Job:
         the same here: ``epoch`` is the number of epochs whose ``on_epoch_end`` hooks have run, so hooks are the place
         for such a change. It may be called again, and on a rank that has made the change already.
         """
+        admission.check_hook("job.on_restore", hook, "epoch")
         self._training.on_restore.append(hook)
         return hook
 
@@ -306,6 +311,7 @@ class Job:
         for ``wandb.init``, with the same run id on every rank, so that a new leader continues the run. A hook runs on
         one rank, so it must not call anything that all ranks have to call, such as ``job.sum``.
         """
+        admission.check_hook("job.on_leader_change", hook, "leads")
         self._leadership.hooks.append(hook)
         return hook
 

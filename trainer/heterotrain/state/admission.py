@@ -274,6 +274,22 @@ def _shown(value: Any) -> str:
     return f"{value!r}" if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
+def check_hook(who: str, hook: Any, argument: str) -> None:
+    """Refuse a hook that cannot be called with its one argument.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not callable(hook):
+        raise UsageError(f"{who} takes a function of one argument, {argument}, not {_shown(hook)}")
+    try:
+        inspect.signature(hook).bind(0)
+    except TypeError:
+        raise UsageError(f"{who} calls its hook with one argument: write def {hook.__name__}({argument})") from None
+    except ValueError:  # of a built-in function
+        return
+
+
 def check_default_device() -> None:
     """Refuse ``torch.set_default_device``: the library's own tensors would be on that device, too.
 

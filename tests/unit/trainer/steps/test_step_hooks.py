@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from heterotrain import UsageError
@@ -53,3 +55,14 @@ def test_an_interval_is_a_whole_number_of_at_least_one(steps: float) -> None:
     job, *_ = a_job()
     with pytest.raises(UsageError, match="whole number of at least 1"):
         job.every_steps(steps)  # type: ignore[arg-type]  # the mistake
+
+
+@pytest.mark.parametrize("hook", [lambda: None, lambda _a, _b: None, 3])
+def test_a_hook_that_does_not_take_its_argument_is_refused_where_it_is_given(hook: Any) -> None:
+    job, *_ = a_job()
+    for register in (job.on_epoch_end, job.every_steps(2), job.on_restore, job.on_leader_change):
+        with pytest.raises(UsageError, match="one argument"):
+            register(hook)
+    job.on_epoch_end(lambda *_: None)
+    with pytest.raises(UsageError, match=r"write @job.every_steps\(500\)"):
+        job.every_steps(hook if callable(hook) else print)  # type: ignore[arg-type]  # the mistake
