@@ -16,6 +16,7 @@ import kopf
 import structlog
 from heterotrain_core.version import __version__
 
+from heterotrain_operator.cluster_state.worker_defaults import worker_defaults
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.native_memory import return_freed_memory
@@ -33,6 +34,7 @@ from heterotrain_operator.settings import (
     CommandLineOption,
     Settings,
     announcements,
+    egress_rules,
     namespace_weights,
     namespaces,
     setting_options,
@@ -93,6 +95,8 @@ def run(**options: Any) -> None:
     try:
         namespace_weights(options["namespace_weights"])
         announcements(options["node_announcements"])
+        worker_defaults(options["worker_defaults"])
+        egress_rules(options["egress"])
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     set_up_logs(options["log_level"], readable=options["log_format"] == "text")
@@ -125,7 +129,7 @@ def check(**options: Any) -> None:
 async def _run(settings: Settings) -> list[BaseException]:
     use_small_tls_buffers()
     return_freed_memory()
-    kube = KubeClient(await load_configuration(settings.kubeconfig))
+    kube = KubeClient(await load_configuration(settings.kubeconfig), requests_per_s=settings.api_rate)
     await _reachable(kube)
     source, threads = settings.prometheus, Threads.few()
     prom = None

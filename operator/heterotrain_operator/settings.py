@@ -6,6 +6,7 @@ variable ``HETEROTRAIN_OPERATOR_PROMETHEUS_POLL_SECONDS``.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
@@ -94,6 +95,17 @@ class Settings:
         default=False,
         metadata=_about("Give each job a NetworkPolicy: only its own workers reach its workers, others their metrics."),
     )
+    egress: str = field(
+        default="",
+        metadata=_about(
+            "With a NetworkPolicy for each job, what its workers may reach besides each other and DNS: a JSON list of "
+            "egress rules. Empty: everything."
+        ),
+    )
+    worker_defaults: str = field(
+        default="",
+        metadata=_about("Labels, annotations and env of workers whose template does not have them, as a JSON object."),
+    )
     health_port: int = field(default=8080, metadata=_about("Port of the health probes."))
     metrics_port: int = field(default=9090, metadata=_about("Port of the operator's own metrics."))
     metrics_tls_dir: Path | None = field(
@@ -115,7 +127,13 @@ class Settings:
         default="heterotrain-operator", metadata=_about("Lease that elects the acting replica; one for each release.")
     )
     # Answers that take 5 s must not depose the leader: see kube/lease.py.
-    lease_duration_s: float = field(default=12.0, metadata=_about("Seconds after which a silent leader is replaced."))
+    lease_duration_s: float = field(
+        default=12.0, metadata=_about("Seconds after which a silent leader is replaced.", at_least=5.0, at_most=300.0)
+    )
+    api_rate: float = field(
+        default=0.0,
+        metadata=_about("Most requests a second to the API server, besides those for the Lease; 0: any.", at_least=0.0),
+    )
     prometheus: PrometheusSettings = PrometheusSettings()
 
     @property
@@ -146,6 +164,20 @@ def announcements(text: str) -> tuple[str, ...]:
             raise ValueError(
                 "node announcements: Ready holds on every healthy node, and workers would leave it: remove it"
             )
+    return found
+
+
+def egress_rules(text: str) -> list[dict[str, Any]] | None:
+    """Return the rules in a text; ``None`` for an empty one.
+
+    Raises:
+        ValueError: it is not a JSON list of objects.
+    """
+    if not text:
+        return None
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ValueError(f"egress: {text!r} is not a JSON list of rules as in a NetworkPolicy")
     return found
 
 

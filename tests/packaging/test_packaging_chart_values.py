@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from heterotrain_operator.cli import run
-from heterotrain_operator.settings import namespace_weights
+from heterotrain_operator.cluster_state.worker_defaults import worker_defaults
+from heterotrain_operator.settings import egress_rules, namespace_weights
 from support.helm import CHART, EVERYTHING, HELM, helm, of_kind, render
 
 pytestmark = pytest.mark.needs_program("helm")
@@ -93,6 +94,9 @@ def test_a_disruption_budget_has_exactly_one_limit(values: tuple[str, ...], limi
         *("monitoring.podMonitor.interval=0s", "image.repository=mirror:5000/team/operator:v1"),
         *("monitoring.podMonitor.scrapeTimeout=0s", "monitoring.podMonitor.scrapeTimeout=10s"),
         *("monitoring.serviceMonitor.scrapeTimeout=1m", "monitoring.serviceMonitor.relabelings[0].targetlabel=a"),
+        *("jobs.networkPolicy=false", "jobs.egress.rules[0].port=443", "jobs.egress.rules[0].ports[0].protocol=HTTP"),
+        *("jobs.defaults.env[0].name=A", "jobs.defaults.labels.heterotrain\\.dev/job=a", "jobs.defaults.labels.a b=c"),
+        *("operator.leaseSeconds=1", "operator.apiRequestsPerSecond=1", "jobs.default.labels.a=b"),
         *("monitoring.podMonitor.relabelings[0].action=kep", "monitoring.prometheusRule.namespace=Monitoring"),
         *("podDisruptionBudget.minAvailable=100%", "podDisruptionBudget.maxUnavailable=0"),
     ],
@@ -180,6 +184,9 @@ SAMPLES: dict[str, Any] = {
     "hostAliases": [{"ip": "10.1.2.3", "hostnames": ["prometheus.example.com"]}],
     "minAvailable": "50%",
     "scrapeTimeout": "3s",
+    "apiRequestsPerSecond": 50,
+    "rules": [{"ports": [{"port": 443}]}],
+    "env": [{"name": "A", "value": "b"}],
     "relabelings": [{"targetLabel": "cluster", "replacement": "one"}],
     "metricRelabelings": [{"regex": "le", "action": "labeldrop"}],
 }
@@ -214,6 +221,8 @@ def test_every_value_changes_the_rendered_objects() -> None:
         put(values, path, another(path[-1], known))
         if path == ("serviceAccount", "create"):
             put(values, ("serviceAccount", "name"), "other")
+        if path == ("jobs", "networkPolicy"):
+            put(values, ("jobs", "egress", "enabled"), False)
         assert rendered_with(values) != before, path
 
 
@@ -272,6 +281,16 @@ def test_a_wrong_value_is_refused(value: str) -> None:
     done = helm("template", "release", str(CHART), "--kube-version", "1.36.0", "--set", value)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
+
+
+def test_rules_and_defaults_for_workers_reach_the_operator_as_it_reads_them() -> None:
+    ports = ("jobs.egress.rules[0].ports[0].port=443", "jobs.egress.rules[0].ports[0].protocol=TCP")
+    defaults = ("jobs.defaults.labels.team=ml", "jobs.defaults.env[0].name=A", "jobs.defaults.env[0].value=1b")
+    (deployment,) = of_kind(render(*EVERYTHING, *ports, *defaults), "Deployment")
+    found = {each["name"]: each.get("value") for each in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert egress_rules(found["HETEROTRAIN_OPERATOR_EGRESS"]) == [{"ports": [{"port": 443, "protocol": "TCP"}]}]
+    read = worker_defaults(found["HETEROTRAIN_OPERATOR_WORKER_DEFAULTS"])
+    assert (read.labels, read.env) == ({"team": "ml"}, ({"name": "A", "value": "1b"},))
 
 
 def test_labels_of_users_never_replace_those_by_which_the_deployment_selects_its_pods() -> None:

@@ -25,6 +25,7 @@ EVERYTHING = (
     "metrics.tls.secretName=tls",
     "metrics.tls.caSecretName=ca",
     "metrics.auth=true",
+    "jobs.egress.enabled=true",
 )
 """Settings that turn on all optional objects."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -154,7 +154,7 @@ ACCEPTED: dict[str, Change] = {
     "the lowest and the highest ports": network(metricsPort=1024, peerPort=65336),
     "ports that touch": network(metricsPort=1224, peerPort=1024),
     "IPv6": network(ipFamilies=["IPv6"]),
-    "two families": network(ipFamilies=["IPv6", "IPv4"], ipFamilyPolicy="PreferDualStack"),
+    "two families": network(ipFamilies=["IPv6", "IPv4"]),
     "the node's network with the default ports": on_host(),
     "the node's network just below and above the node's own ports": on_host(metricsPort=10260, peerPort=29800),
 }
@@ -324,18 +324,9 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "ports that overlap from below": (network(metricsPort=29385), "the ports overlap: workers use 16 ports"),
     "an unknown family": (network(ipFamilies=["IPv5"]), "must be one of IPv4, IPv6"),
     "a family twice": (
-        network(ipFamilies=["IPv6", "IPv6"], ipFamilyPolicy="RequireDualStack"),
+        network(ipFamilies=["IPv6", "IPv6"]),
         "ipFamilies names one family twice",
     ),
-    "two families for one": (
-        network(ipFamilies=["IPv6", "IPv4"], ipFamilyPolicy="SingleStack"),
-        "two ipFamilies need ipFamilyPolicy: PreferDualStack",
-    ),
-    "two families without a policy": (
-        network(ipFamilies=["IPv6", "IPv4"]),
-        "two ipFamilies need ipFamilyPolicy: PreferDualStack",
-    ),
-    "an unknown policy": (network(ipFamilyPolicy="Dual"), "must be one of SingleStack"),
     "the node's network with ports of its kubelet": (
         on_host(peerPort=10049),
         "with hostNetwork the workers' ports are the node's",

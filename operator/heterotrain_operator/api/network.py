@@ -24,14 +24,6 @@ class IPFamily(Choice):
     IPV6 = "IPv6"
 
 
-class IPFamilyPolicy(Choice):
-    """How many families the job's Service has, as in a Service of Kubernetes."""
-
-    SINGLE_STACK = "SingleStack"
-    PREFER_DUAL_STACK = "PreferDualStack"
-    REQUIRE_DUAL_STACK = "RequireDualStack"
-
-
 class Network(
     Model,
     rules=(
@@ -46,14 +38,6 @@ class Network(
             cel="!has(self.ipFamilies) || self.ipFamilies.size() < 2 || self.ipFamilies[0] != self.ipFamilies[1]",
             holds=lambda self: len(set(self.ip_families)) == len(self.ip_families),
             message="ipFamilies names one family twice: name each at most once",
-        ),
-        SpecRule(
-            cel="!has(self.ipFamilies) || self.ipFamilies.size() < 2 || "
-            "(has(self.ipFamilyPolicy) && self.ipFamilyPolicy != 'SingleStack')",
-            holds=lambda self: (
-                len(self.ip_families) <= 1 or self.ip_family_policy not in (None, IPFamilyPolicy.SINGLE_STACK)
-            ),
-            message="two ipFamilies need ipFamilyPolicy: PreferDualStack or RequireDualStack; or name one family",
         ),
     ),
 ):
@@ -79,16 +63,11 @@ class Network(
         "JOB-wN.JOB-workers. Training does not need it: workers learn each other's addresses from the plan. It cannot "
         "change later.",
     )
-    ip_family_policy: IPFamilyPolicy | None = Field(
-        default=None,
-        description="SingleStack, PreferDualStack or RequireDualStack, for the Service of dnsNames. Unset: the "
-        "cluster's default. It cannot change later.",
-    )
     ip_families: tuple[IPFamily, ...] = Field(
         default=(),
         max_length=2,
         description="Workers talk to each other by addresses of the first IP family. The Service of dnsNames has all "
-        "of them. Unset: the cluster's first family. It cannot change later. Example: [IPv6].",
+        "of them that the cluster has. Unset: the cluster's first family. It cannot change later. Example: [IPv6].",
     )
 
     @property
@@ -149,11 +128,9 @@ NETWORK_RULES = (
         # Of the two values of an optional field, the API server would not know how long a comparison takes.
         cel="has(self.network.ipFamilies) == has(oldSelf.network.ipFamilies) && "
         "(!has(self.network.ipFamilies) || self.network.ipFamilies == oldSelf.network.ipFamilies) && "
-        "has(self.network.ipFamilyPolicy) == has(oldSelf.network.ipFamilyPolicy) && "
-        "(!has(self.network.ipFamilyPolicy) || self.network.ipFamilyPolicy == oldSelf.network.ipFamilyPolicy) && "
         "self.network.dnsNames == oldSelf.network.dnsNames",
-        message="network.dnsNames, network.ipFamilies and network.ipFamilyPolicy are immutable, because a Service "
-        "keeps its first family, and a pod its name: delete the job and create it again",
+        message="network.dnsNames and network.ipFamilies are immutable, because a Service keeps its family and a "
+        "pod its name: delete the job and create it again",
     ),
 )
 """Rules of a whole job about its network."""

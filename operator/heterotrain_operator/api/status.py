@@ -46,8 +46,6 @@ class PlanStatus(Model):
     applied: str | None = Field(
         default=None, max_length=48, description="Version of the plan that all workers report to be in force."
     )
-    applied_generation: Count | None = Field(default=None, description="Generation of the plan in force.")
-    applied_revision: Count | None = Field(default=None, description="Revision of the plan in force.")
     members: Count = Field(default=0, description="Members of the newest plan: each gets one share of the batch.")
     layout: str | None = Field(
         default=None,
@@ -55,9 +53,6 @@ class PlanStatus(Model):
         description="Of planned members: the pools of each member's stages and their units, such as "
         "2 members: [a100: units 0-17 | t4: 18-23] [v100: 0-11 | v100: 12-23]. Of sharded ones, the part of the "
         "training state on each device, such as 1 member: [a100: 80% + t4: 20% of all units].",
-    )
-    global_batch_size: Count | None = Field(
-        default=None, description="Samples of one optimizer step in the newest plan."
     )
     predicted_step_seconds: Number | None = Field(
         default=None, description="Predicted duration of a step with the newest plan, in seconds."

@@ -43,8 +43,10 @@ from heterotrain_operator.cluster_state.views import (
     ValidJob,
     packed,
 )
+from heterotrain_operator.cluster_state.worker_defaults import WorkerDefaults
 
 _REQUEST_CHARS = 16
+NO_DEFAULTS = WorkerDefaults()
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 AVOIDS_ANNOTATION = f"{keys.GROUP}/avoids"
 """Nodes that the operator has excluded for a pod, because they were held down; separated by commas."""
@@ -108,13 +110,14 @@ def template_patches(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {pool["name"]: pool["template"] for pool in spec["workerPools"] if pool.get("template")}
 
 
-def parse_job(body: Mapping[str, Any], known: JobView | None = None) -> JobView:
+def parse_job(body: Mapping[str, Any], known: JobView | None = None, defaults: WorkerDefaults = NO_DEFAULTS) -> JobView:
     """Return the view of a job; an invalid spec becomes its ``problem``.
 
     Args:
         body: the job.
         known: an earlier view of it. Its spec is taken over while the generation is the same, because checking a spec
             takes longer than everything else, and a job's status changes all the time.
+        defaults: what its template gets besides.
     """
     metadata = body["metadata"]
     if known is not None and _has_spec_of(known, metadata):
@@ -145,7 +148,7 @@ def parse_job(body: Mapping[str, Any], known: JobView | None = None) -> JobView:
         labels=metadata.get("labels") or {},
         spec=spec,
         problem=problem,
-        template=(body.get("spec") or {}).get("template") or {},
+        template=defaults.in_template((body.get("spec") or {}).get("template") or {}),
         patches={} if spec is None else template_patches(body["spec"]),
         status=read_status(body),
         packed_status=packed(body.get("status") or {}),

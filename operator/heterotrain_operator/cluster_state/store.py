@@ -17,6 +17,7 @@ from heterotrain_operator.cluster_state.flapping import FlapHistory
 from heterotrain_operator.cluster_state.node_changes import NodeChanges
 from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeReadiness, NodeView, PlanObject, PodView
+from heterotrain_operator.cluster_state.worker_defaults import WorkerDefaults
 
 
 class _Versioned(Protocol):
@@ -305,8 +306,10 @@ class NodeKind(ObjectTable[str, NodeView]):
 class Store:
     """Jobs, their pods and plans, the nodes, and the requests of foreign pods on each node."""
 
-    def __init__(self, wall: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, wall: Callable[[], float] = lambda: 0.0, defaults: WorkerDefaults | None = None) -> None:
         """Make an empty store; ``wall`` returns the time of day, in seconds since the epoch, for nodes that flap."""
+        self.defaults = defaults or WorkerDefaults()
+        """What the template of each job gets besides."""
         sequence = Sequence()
         self.jobs: ObjectTable[JobKey, JobView] = ObjectTable(lambda job: job.key, sequence)
         self.node_changes = NodeChanges()

@@ -71,6 +71,7 @@ class Actor:
     Args:
         status_interval_s: least seconds between two status updates that only bring new numbers.
         network_policy: whether each job gets a NetworkPolicy.
+        egress: what its workers may reach besides each other and DNS; ``None`` for everything.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Actor:
         clocks: Clocks,
         status_interval_s: float,
         network_policy: bool = False,
+        egress: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self._kube = kube
         self._store = store
@@ -90,7 +92,7 @@ class Actor:
         self._metrics = metrics
         self._clocks = clocks
         self._status_interval_s = status_interval_s
-        self._network_policy = network_policy
+        self._network_policy, self._egress = network_policy, egress
         self._numbers_free_s = float("-inf")
         """When the next job may reserve its turn to write numbers."""
         self._undeclared: frozenset[str] = frozenset()
@@ -110,7 +112,7 @@ class Actor:
         created: list[str] = []
         before = {step: refusal.message for step, refusal in memory.refusals.items()}
         # 1. Write what the pods need, all at the same time: the plan, the objects and the secrets need nothing else.
-        policy = [build_network_policy(job)] if self._network_policy and decision.active else []
+        policy = [build_network_policy(job, self._egress)] if self._network_policy and decision.active else []
         bodies = [*decision.apply, *policy]
         objects = [partial(self._apply, job, body, memory) for body in bodies]
         objects += [partial(self._release, job, body, memory) for body in decision.release]
@@ -380,7 +382,7 @@ class Actor:
         self._metrics.failures.inc(max(0, status.restarts - job.status.restarts))
         self._metrics.disruptions.inc(max(0, status.disruptions - job.status.disruptions))
         if (known := self._store.jobs.get(job.key)) is not None:
-            self._store.jobs.put(parse_job(answer, known))
+            self._store.jobs.put(parse_job(answer, known, self._store.defaults))
         return None
 
     def _numbers_wait_s(self, memory: JobMemory) -> float:

@@ -26,6 +26,7 @@ from heterotrain_operator.cluster_state.parse import (
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.unanswered import unanswered
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PodView
+from heterotrain_operator.cluster_state.worker_defaults import worker_defaults
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.decide.node_interest import wants_one_of
 from heterotrain_operator.decide.objects.pods import selector_keys
@@ -49,7 +50,7 @@ from heterotrain_operator.kube.lease import Elector, LeaseSettings
 from heterotrain_operator.kube.resources import JOBS
 from heterotrain_operator.kube.reviews import MetricsAccess
 from heterotrain_operator.kube.verbs import Kube
-from heterotrain_operator.settings import Settings, announcements, namespace_weights
+from heterotrain_operator.settings import Settings, announcements, egress_rules, namespace_weights
 from heterotrain_operator.threads import Threads
 
 LIST_RETRY_S = 2.0
@@ -74,7 +75,7 @@ class App:
         self.kube = kube
         self.settings = settings
         self.metrics = OperatorMetrics()
-        self.store = Store(clocks.wall)
+        self.store = Store(clocks.wall, worker_defaults(settings.worker_defaults))
         self.queue: Queue[JobKey] = Queue(
             jitter=lambda: random.uniform(0.8, 1.2),  # noqa: S311  # spreads retries
             waited=self.metrics.note_queued,
@@ -90,6 +91,7 @@ class App:
             clocks=clocks,
             status_interval_s=settings.status_interval_s,
             network_policy=settings.network_policy,
+            egress=egress_rules(settings.egress),
         )
         self.threads = threads
         self.poller = Poller(
@@ -197,7 +199,7 @@ class App:
                 self._enqueue(key)
             return
         before = self.store.jobs.get(key_of(body))
-        view = parse_job(body, before)
+        view = parse_job(body, before, self.store.defaults)
         if deleted or (before is not None and before.uid != view.uid):
             self.store.plans.discard(view.key)
         if deleted:

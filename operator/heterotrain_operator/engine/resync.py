@@ -80,7 +80,7 @@ async def relist(
         return lambda: of_all(resource, labels)
 
     async def refill_jobs_then_plans() -> None:
-        await refill(store.jobs, key_of, parse_job, of(JOBS))  # before the plans: only those of jobs are kept
+        await refill(store.jobs, key_of, partial(parse_job, defaults=store.defaults), of(JOBS))
         await refill(store.plans, owner_key, parse_plan_object, of(CONFIG_MAPS, OWNED), keep=store.controls_plan)
 
     before = set(store.jobs.all())

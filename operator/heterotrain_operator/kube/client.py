@@ -20,7 +20,8 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
-from heterotrain_operator.kube.resources import Resource
+from heterotrain_operator.kube.rate import RequestRate
+from heterotrain_operator.kube.resources import LEASES, Resource
 from heterotrain_operator.kube.server_clock import ServerClock, retry_after_s
 from heterotrain_operator.kube.verbs import Body, Kube
 
@@ -49,8 +50,11 @@ class KubeClient(Kube):
         clock: the API server's time, as its answers tell it.
     """
 
-    def __init__(self, configuration: Configuration, *, clock: ServerClock | None = None) -> None:
+    def __init__(
+        self, configuration: Configuration, *, clock: ServerClock | None = None, requests_per_s: float = 0.0
+    ) -> None:
         self.clock = clock or ServerClock()
+        self._rate = RequestRate(requests_per_s)
         # With trust_env, aiohttp looks for a .netrc before every request; only proxies need trust_env.
         configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._client = ApiClient(configuration)
@@ -126,6 +130,8 @@ class KubeClient(Kube):
             body=body,
             auth_settings=["BearerToken"],
         )
+        if f"/{LEASES.plural}" not in path:  # a late renewal would cost the leadership
+            await self._rate.turn()
         sent_s = self.clock.begin()
         try:
             async with asyncio.timeout(timeout_s):

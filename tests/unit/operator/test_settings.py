@@ -49,7 +49,9 @@ def test_every_setting_is_an_option_and_a_variable(parsed: list[Settings]) -> No
     assert len(options) == len(fields(Settings)) - 1 + len(fields(PrometheusSettings))
     by_type = {str: "other", int: "7", float: "7.5", Path: "/other", bool: ""}
     value_of = {name: by_type[option.kind] or str(not option.default).lower() for name, option in options.items()} | {
-        "namespace-weights": "team=2"
+        "namespace-weights": "team=2",
+        "egress": "[]",
+        "worker-defaults": "{}",
     }
     environment = {f"HETEROTRAIN_OPERATOR_{name.upper().replace('-', '_')}": value for name, value in value_of.items()}
     assert run(**environment).exit_code == 0

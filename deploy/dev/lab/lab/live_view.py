@@ -30,7 +30,7 @@ def describe(status: Mapping[str, Any], *, elapsed_s: float) -> str:
         f" loss {number('loss', '{:.3f}'):<6}{metrics}"
         f" {number('samplesPerSecond', '{:.0f}'):>5} samples/s  eff {number('efficiency', '{:.2f}'):<5}"
         f" steps {steps:>4} of predicted"
-        f" plan {version.get('appliedGeneration', '-')}.{version.get('appliedRevision', '-'):<4} {shares}"
+        f" plan {version.get('applied', '-'):<6} {shares}"
     )
 
 

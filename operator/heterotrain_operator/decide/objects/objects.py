@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from heterotrain_core.contract import keys
@@ -71,7 +71,7 @@ def build_service(job: JobView) -> dict[str, Any] | None:
     network = network_of(job)
     if not network.dns_names:
         return None
-    policy, families, port = network.ip_family_policy, network.ip_families, network.peer_port
+    families, port = network.ip_families, network.peer_port
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -81,7 +81,7 @@ def build_service(job: JobView) -> dict[str, Any] | None:
             "publishNotReadyAddresses": True,
             "selector": {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: job.key.name},
             "ports": [{"name": "peer", "port": port, "targetPort": port, "protocol": "TCP"}],
-            **({"ipFamilyPolicy": policy.value} if policy is not None else {}),
+            **({"ipFamilyPolicy": "PreferDualStack"} if len(families) > 1 else {}),
             **({"ipFamilies": [family.value for family in families]} if families else {}),
         },
     }
@@ -149,21 +149,25 @@ def _pods_that_may_go(workers: Sequence[Worker], plan: Plan | None, ready: int, 
     return 0 if whole and broken and planning else ready
 
 
-def build_network_policy(job: JobView) -> dict[str, Any]:
+def build_network_policy(job: JobView, egress: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
     """Return the policy that lets only the job's own workers reach its workers, and anybody the metrics ports.
 
     Policies add up: a user who needs further ports opens them by a policy of his own. The address of Prometheus is not
-    known here, so the metrics ports are open to all. The kubelet's probes use the first of them.
+    known here, so the metrics ports are open to all. The kubelet's probes use the first of them. With ``egress``, the
+    workers reach each other, DNS and what these rules allow, and nothing else.
     """
     workers = {"matchLabels": {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: job.key.name}}
     metrics = network_of(job).metrics_ports
+    dns = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
+    out = {} if egress is None else {"egress": [{"to": [{"podSelector": workers}]}, dns, *egress]}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": metadata_of(job, keys.network_policy_name(job.key.name)),
         "spec": {
             "podSelector": workers,
-            "policyTypes": ["Ingress"],
+            "policyTypes": ["Ingress", *(["Egress"] if out else [])],
+            **out,
             "ingress": [
                 {"from": [{"podSelector": workers}]},
                 {"ports": [{"protocol": "TCP", "port": metrics[0], "endPort": metrics[-1]}]},

@@ -334,6 +334,18 @@ def values_of(pod: Body) -> dict[str, Any]:
     return {each["name"]: each.get("value") or each["valueFrom"]["fieldRef"] for each in main_of(pod)["env"]}
 
 
+def test_a_policy_with_egress_lets_workers_reach_each_other_dns_and_what_the_rules_name() -> None:
+    job = parse_job(job_body(pool("a")))
+    assert build_network_policy(job)["spec"]["policyTypes"] == ["Ingress"]
+    store = {"ports": [{"port": 443, "protocol": "TCP"}]}
+    spec = build_network_policy(job, [store])["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    peers, dns, further = spec["egress"]
+    assert peers == {"to": [{"podSelector": spec["podSelector"]}]}
+    assert {(each["protocol"], each["port"]) for each in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert further == store
+
+
 def test_ports_are_those_of_the_job_everywhere() -> None:
     """Environment, container ports, probe, Service, NetworkPolicy, and the plan's port by way of the pod."""
     job = parse_job(
@@ -406,8 +418,9 @@ def test_workers_are_reached_at_an_address_of_the_job_s_first_family(family: str
 
 def test_the_service_has_the_families_of_the_job() -> None:
     """Without them it has neither field, so that the API server chooses, and an earlier Service stays as it is."""
+    both = {"dnsNames": True, "ipFamilies": ["IPv6", "IPv4"]}
+    service = service_of(parse_job(job_body(pool("a"), spec={"network": both})))
     given = {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"}
-    service = service_of(parse_job(job_body(pool("a"), spec={"network": {"dnsNames": True, **given}})))
     assert {name: service[name] for name in given} == given
     assert not given.keys() & service_of(parse_job(job_body(pool("a"), spec={"network": {"dnsNames": True}}))).keys()
 
