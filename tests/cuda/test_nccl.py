@@ -14,8 +14,10 @@ from cuda.shared_card import card
 from distributed.harness import LIMIT_S, START_S, Operator, Worker, Zygote, assert_same_weights, reference
 from distributed.scripts import net
 from heterotrain.data.sample_log import lineage
+from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.connection_setup import c10d
 from heterotrain.network.nccl import abort, length_s, release, settle_nccl
+from heterotrain.numerics.fused import take_step
 from heterotrain.numerics.reducer import Reducer
 from heterotrain_core.contract.outcome import Ending
 
@@ -40,7 +42,7 @@ def test_the_host_does_not_wait_for_operations_of_an_aborted_group() -> None:
     group, flat = connected("busy"), torch.ones(8, device="cuda")
     torch.cuda._sleep(2_000_000_000)
     work = group.allreduce([flat], c10d.AllreduceOptions())
-    aborts = abort([group])
+    aborts = abort([group], AbortFlag())
     settle_nccl([work])
     assert not torch.cuda.current_stream().query(), "the host has waited"
     torch.cuda.synchronize()
@@ -50,22 +52,26 @@ def test_the_host_does_not_wait_for_operations_of_an_aborted_group() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
-def test_a_step_is_reduced_and_tested_without_waiting_for_the_device() -> None:
-    """Only then may the host wait, once; torch raises at each other wait."""
+def test_a_step_is_reduced_tested_and_updated_without_waiting_for_the_device() -> None:
+    """Only then may the host wait, once; torch raises at each other wait. A closed gate keeps all bits."""
     torch.cuda.set_device(0)
     groups = [connected("step")]
     group: Any = SimpleNamespace(
         world_size=2, settle=lambda _works: None, wait=lambda work, _what: work.wait(),
         all_reduce=lambda flat: groups[0].allreduce([flat], c10d.AllreduceOptions()),
-        times_reductions=True, reduction_s=length_s,
+        times_reductions=True, reduction_s=length_s, flag=AbortFlag(is_pinned=True),
     )  # fmt: skip
     model = net().cuda()
     reducer = Reducer(model, bucket_bytes=1024)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     x = torch.ones(4, 6, dtype=torch.float64, device="cuda")
-    for bad in (False, True):
+    for bad in (None, "nothing", "a value", "the flag"):
+        if bad == "the flag":
+            group.flag.lift()
+        before = bits_of(optimizer)
         reducer.begin()
         reducer.arm(group)
-        loss = model(x).sum() * (float("nan") if bad else 1.0)
+        loss = model(x).sum() * (float("nan") if bad == "a value" else 1.0)
         torch.cuda.set_sync_debug_mode("error")
         try:
             loss.backward()
@@ -73,14 +79,30 @@ def test_a_step_is_reduced_and_tested_without_waiting_for_the_device() -> None:
             if reducer.is_held:
                 reducer.release()
             reducer.wait()
+            gate = reducer.gate()
+            assert gate is not None
+            if bad is not None:  # else this is the optimizer's first step
+                gate.clip(0.5)
+                take_step(optimizer, 1.0, gate)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert all(bucket.total is not None for bucket in reducer.buckets)
-        assert reducer.is_finite() is not bad
+        assert gate.read().was_open is (bad in (None, "nothing"))
+        assert reducer.is_finite() is (bad != "a value")
+        if bad is None:
+            optimizer.step()
+        else:
+            assert all(map(torch.equal, before, bits_of(optimizer))) is (bad != "nothing")
         torch.cuda.synchronize()
         assert len(reducer.transfers_s()) == len(reducer.buckets)
         assert all(0.0 < seconds < 60.0 for seconds in reducer.transfers_s())
     release(groups, [])
+
+
+def bits_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return copies of weights, moments and counts."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return [value.detach().clone() for value in (*weights, *states)]
 
 
 def start(operator: Operator, number: int, *, ranks: int, gpu: bool = True, **arguments: Any) -> Worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import heterotrain
 import pytest
@@ -107,6 +107,64 @@ def test_the_loss_is_read_while_the_device_still_computes() -> None:
     assert float(copy) == 2.5
     assert not torch.cuda.current_stream().query(), "the host has waited for later work"
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "NAdam"])
+def test_the_update_is_queued_before_the_host_waits(kind: str) -> None:
+    """From the second step on, the device is still busy with the backward pass when a fused optimizer's step begins."""
+    job = heterotrain.init(epochs=1, batch_samples=16)
+    model = job.wrap(net())
+    settings = {"momentum": 0.9} if kind == "SGD" else {}
+    optimizer = job.optimizer(getattr(torch.optim, kind)(model.parameters(), lr=0.01, **settings))
+    assert optimizer.param_groups[0].get("fused") is (None if kind == "NAdam" else True)
+    was_busy: list[bool] = []
+    for step in job.steps(problem(64)):
+        with step:
+            for x, y in step.micro_batches():
+                loss = ((model(x) - y) ** 2).mean()
+                loss.register_hook(lambda _gradient: torch.cuda._sleep(300_000_000))
+                step.backward(loss)
+            optimizer.step = noting(optimizer.step, was_busy)  # type: ignore[method-assign]  # what the update calls
+            result = step.apply(optimizer, clip_norm=0.1)
+            del optimizer.step
+        assert result.gradient_norm > 0
+        assert not result.skipped
+    assert was_busy == [False, *3 * [kind != "NAdam"]]
+
+
+def noting(step: Callable[[], object], was_busy: list[bool]) -> Callable[[], object]:
+    """Return a step of an optimizer that notes whether the device still has work."""
+
+    def around() -> object:
+        was_busy.append(not torch.cuda.current_stream().query())
+        return step()
+
+    return around
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_behind_the_gate() -> None:
+    """Weights, moments and counts keep their bits, and the next step counts as if it had not been."""
+    job = heterotrain.init(epochs=1, batch_samples=16, on_non_finite="skip")
+    model = job.wrap(net())
+    optimizer = job.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    skipped, kept = [], []
+    for step in job.steps(problem(64)):
+        before = [value.clone() for value in (*model.parameters(), *states_of(optimizer))]
+        with step:
+            for x, y in step.micro_batches():
+                output = model(x)
+                if step.number == 2:
+                    output.register_hook(lambda gradient: gradient * float("inf"))
+                step.backward(((output - y) ** 2).mean())
+            skipped.append(step.apply(optimizer).skipped)
+        kept.append(all(map(torch.equal, before, (*model.parameters(), *states_of(optimizer)))))
+    assert skipped == kept == [False, False, True, False]
+    assert all(float(state["step"]) == 3 for state in optimizer.state.values())
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return moments and counts."""
+    return [value for state in optimizer.state.values() for value in state.values()]
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.link_speeds import LinkSpeeds
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
+from heterotrain.numerics.fused import prefer_fused
 from heterotrain.numerics.method import Numerics
 from heterotrain.parts.interface import Method, Wrapped
 from heterotrain.preflight import in_job
@@ -199,6 +200,9 @@ class Job:
     ) -> torch.optim.Optimizer:
         """Return the optimizer; from now on its state is sent to joining ranks and saved in checkpoints.
 
+        SGD, Adam and AdamW of torch get ``fused=True`` on CUDA where the script chooses neither ``fused`` nor
+        ``foreach`` and every parameter allows it: the GPU then need not wait for the host before the update.
+
         Args:
             optimizer: the optimizer, or a function that makes it from the parameters that this rank holds.
 
@@ -215,6 +219,7 @@ class Job:
         self._training.optimizers.append(optimizer)
         if (part := self._wrapped.known) is not None:
             part.follow(optimizer)
+        prefer_fused(optimizer)
         optimizer.register_step_pre_hook(self._loop.check_update)
         return optimizer
 

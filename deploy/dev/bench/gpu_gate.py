@@ -1,7 +1,7 @@
-"""Proof on one GPU that an update queued behind a gate on the device is exact, and what it costs. Plain PyTorch.
+"""Proof on one GPU that an update queued behind the trainer's gate is exact, and what it costs in loops of PyTorch.
 
-The gate is ``found_inf`` of torch's fused optimizers, exactly 0.0 or 1.0: closed if a flag in page-locked memory is up,
-or if the gradient is not finite. Clipping happens on the device, by ``grad_scale``.
+The gate (``heterotrain.numerics.gate``) is ``found_inf`` of torch's fused optimizers, exactly 0.0 or 1.0: closed if a
+flag in page-locked memory is up, or if the gradient is not finite. Clipping happens on the device, by ``grad_scale``.
 
 1. Bits: behind a closed gate, weights, moments and step counts stay as they are, and the next step is what it would
    have been without the closed one.
@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from heterotrain.network import nccl
+from heterotrain.network.abort_flag import AbortFlag
+from heterotrain.numerics.fused import take_step
+from heterotrain.numerics.gate import Gate
+from heterotrain.numerics.host_copy import HostCopy
 from models import GPU_CASES, Case, mlp
 from ratios import median_interval
 
@@ -47,53 +53,12 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-class Gate:
-    """The flag, and the state of the gate in the last two steps as the host reads it."""
-
-    def __init__(self) -> None:
-        self.flag = _pinned()
-        self.norm = torch.zeros((), device=DEVICE)
-        self._closed = [_pinned() for _ in range(2)]
-        self._passed = [torch.cuda.Event() if DEVICE.type == "cuda" else None for _ in range(2)]
-        self._number = 0
-
-    def closed(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return 1.0 on the device if the update must not happen, else 0.0; read in stream order, behind the sums."""
-        raised = self.flag.to(DEVICE, non_blocking=True)
-        norms: Any = torch._foreach_norm(list(gradients))  # noqa: SLF001  # as torch.nn.utils does
-        self.norm = torch.linalg.vector_norm(torch.stack(norms))
-        return torch.maximum((~torch.isfinite(self.norm)).float(), raised.sign())
-
-    def note(self, closed: torch.Tensor) -> None:
-        """Queue a copy of the gate for the host."""
-        place = self._number % 2
-        self._closed[place].copy_(closed, non_blocking=True)
-        if (passed := self._passed[place]) is not None:
-            passed.record()
-        self._number += 1
-
-    def is_past(self) -> bool:
-        """Return whether the device has passed the newest gate."""
-        passed = self._passed[(self._number - 1) % 2]
-        return passed is None or passed.query()
-
-    def was_open(self) -> bool:
-        """Wait until the device has passed the newest gate; return whether it was open."""
-        place = (self._number - 1) % 2
-        if (passed := self._passed[place]) is not None:
-            passed.synchronize()
-        return float(self._closed[place]) == 0.0
-
-
-def _pinned() -> torch.Tensor:
-    return torch.zeros((), pin_memory=DEVICE.type == "cuda")
-
-
-def update(optimizer: torch.optim.Optimizer, closed: torch.Tensor, clip: torch.Tensor | None = None) -> None:
-    """Queue an update behind the gate; gradients are divided by ``clip``."""
-    gated: Any = optimizer
-    gated.found_inf, gated.grad_scale = closed, clip
-    optimizer.step()
+def a_flag(*, is_up: bool = False) -> AbortFlag:
+    """Return a flag that the device can read."""
+    flag = AbortFlag(is_pinned=DEVICE.type == "cuda")
+    if is_up:
+        flag.lift()
+    return flag
 
 
 def kept(parameters: Parameters, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -128,16 +93,14 @@ def skips_exactly(kind: str, *, after: int, non_finite: bool, channels_last: boo
         torch.manual_seed(0)
         layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 10))
         model = torch.nn.Sequential(*layers).to(DEVICE, memory_format=form)  # type: ignore[call-overload]  # as above
-        optimizer, gate = OPTIMIZERS[kind](model.parameters()), Gate()
+        optimizer = OPTIMIZERS[kind](model.parameters())
 
         def step(*, closed: bool) -> None:
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(x), y)
             (loss * float("nan") if closed and non_finite else loss).backward()
-            gate.flag.fill_(float(closed and not non_finite))
-            update(optimizer, gate.closed([p.grad for p in model.parameters() if p.grad is not None]))
-            if DEVICE.type == "cuda":
-                torch.cuda.synchronize()  # before the flag changes again
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            take_step(optimizer, 1.0, Gate(gradients, a_flag(is_up=closed and not non_finite)))
 
         parameters = list(model.parameters())
         for _ in range(after):
@@ -177,15 +140,13 @@ def _yes(met: bool) -> str:  # noqa: FBT001  # one value, one word
 
 def abort_rank(rank: int, folder: str, seconds: float) -> None:
     """Be one of two ranks on the card; rank 1 dies in the middle of the fifth step's sums."""
-    from heterotrain.network import nccl  # noqa: PLC0415  # part 1 and 3 need PyTorch alone
-
     os.environ |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     torch.cuda.set_device(0)
     c10d: Any = dist
     group = nccl.nccl_group(c10d.FileStore(str(Path(folder) / "store"), 2), "gate", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = mlp(2048, 12).to(DEVICE)
-    optimizer, parameters, gate = OPTIMIZERS["AdamW"](model.parameters()), list(model.parameters()), Gate()
+    optimizer, parameters, flag = OPTIMIZERS["AdamW"](model.parameters()), list(model.parameters()), a_flag()
     x, y = torch.randn(64, 2048, device=DEVICE), torch.randint(10, (64,), device=DEVICE)
 
     def gradients() -> list[torch.Tensor]:
@@ -193,17 +154,16 @@ def abort_rank(rank: int, folder: str, seconds: float) -> None:
         torch.nn.functional.cross_entropy(model(x), y).backward()
         return [p.grad for p in parameters if p.grad is not None]
 
-    def queue() -> None:
+    def queue() -> Gate:
         found = gradients()
         for work in [group.allreduce([each], c10d.AllreduceOptions()) for each in found]:
             work.wait()  # the stream waits, and the host goes on
-        closed = gate.closed(found)
-        update(optimizer, closed)
-        gate.note(closed)
+        gate = Gate(found, flag)
+        take_step(optimizer, 1.0, gate)
+        return gate
 
     for _ in range(4):
-        queue()
-        assert gate.was_open()  # noqa: S101  # nothing has happened yet
+        assert queue().read().was_open  # noqa: S101  # nothing has happened yet
     before = kept(parameters, optimizer)
     torch.cuda.synchronize()
     if rank == 1:
@@ -211,19 +171,17 @@ def abort_rank(rank: int, folder: str, seconds: float) -> None:
             group.allreduce([each], c10d.AllreduceOptions())
         time.sleep(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
-    queue()
+    gate, verdicts = queue(), []
     with torch.no_grad():
         model(x)  # the next forward pass is queued, too
     time.sleep(0.5)
-    gate.flag.fill_(1.0)  # first the flag, then the abort: a sum that ends early ends behind a raised flag
-    nccl.abort([group])
-    end_s = time.monotonic() + ABORT_S
-    while not gate.is_past() and time.monotonic() < end_s:
-        time.sleep(0.01)
-    ended = gate.is_past()
-    found = f"ended {ended}, gate open {ended and gate.was_open()}, "
-    print(f"  abort: {found}state kept {same(before, kept(parameters, optimizer))}", flush=True)
-    os._exit(0 if ended and not gate.was_open() and same(before, kept(parameters, optimizer)) else 1)
+    nccl.abort([group], flag)
+    reader = threading.Thread(target=lambda: verdicts.append(gate.read()), daemon=True)
+    reader.start()
+    reader.join(ABORT_S)
+    was_open, is_same = [each.was_open for each in verdicts], same(before, kept(parameters, optimizer))
+    print(f"  abort: ended {bool(verdicts)}, gate open {was_open}, state kept {is_same}", flush=True)
+    os._exit(0 if was_open == [False] and is_same else 1)
 
 
 def show_aborts(count: int) -> None:
@@ -250,33 +208,27 @@ def show_aborts(count: int) -> None:
 def train(case: Case, kind: str, way: str, *, host_us: float, clip: float | None) -> Iterator[None]:
     """Train in one of the four ways; one step a turn."""
     torch.manual_seed(0)
-    model, gate = case.make().to(DEVICE), Gate()
+    model, flag, gate = case.make().to(DEVICE), a_flag(), None
     optimizer, parameters = OPTIMIZERS[kind](model.parameters()), list(model.parameters())
     shape = (case.share_samples, *case.shape)
     x = (torch.randint(case.vocabulary, shape) if case.vocabulary else torch.randn(shape)).to(DEVICE)
     y = torch.randint(10, (case.share_samples,), device=DEVICE)
-    loss_there, loss_known = _pinned(), torch.cuda.Event() if DEVICE.type == "cuda" else None
-    first = True
     while True:
         optimizer.zero_grad()
         with torch.autocast(DEVICE.type, torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(model(x), y)
-        if way != "free":
-            loss_there.copy_(loss.detach(), non_blocking=True)
-            if loss_known is not None:
-                loss_known.record()
+        known = None if way == "free" else HostCopy(loss.detach())
         loss.backward()
         gradients = [p.grad for p in parameters if p.grad is not None]
-        if way == "free":
+        if known is None:
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(parameters, clip)
             optimizer.step()
             yield
             continue
-        if loss_known is not None:
-            loss_known.synchronize()
+        float(known)
         if way == "wait":
-            assert float(gate.closed(gradients)) == 0.0  # noqa: S101  # the read is what is timed
+            assert Gate(gradients, flag).read().was_open  # noqa: S101  # the read is what is timed
             work(host_us / 2)
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(parameters, clip)
@@ -284,15 +236,15 @@ def train(case: Case, kind: str, way: str, *, host_us: float, clip: float | None
             work(host_us / 2)
             yield
             continue
-        if way == "late" and not first:
-            assert gate.was_open()  # noqa: S101  # of the step before: known since the loss
-        first = False
+        if way == "late" and gate is not None:
+            assert gate.read().was_open  # noqa: S101  # of the step before: known since the loss
         work(host_us / 2)  # the vote, which is known before the sums
-        closed = gate.closed(gradients)
-        update(optimizer, closed, None if clip is None else torch.clamp(gate.norm / clip, min=1.0))
-        gate.note(closed)
+        gate = Gate(gradients, flag)
+        if clip is not None:
+            gate.clip(clip)
+        take_step(optimizer, 1.0, gate)
         if way == "queue":
-            assert gate.was_open()  # noqa: S101  # this waits
+            assert gate.read().was_open  # noqa: S101  # this waits
         work(host_us / 2)
         yield
 

@@ -47,9 +47,11 @@ class Case:
         return x.to(memory_format=torch.channels_last) if self.channels_last else x
 
 
+FUSED = torch.cuda.is_available() or None
+"""As the job chooses where the script leaves it open, so both sides have the same kernels."""
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
-    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=FUSED),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, fused=FUSED),
     "SGD, fused": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=True),
 }
 

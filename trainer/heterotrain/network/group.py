@@ -22,6 +22,7 @@ from heterotrain_core.contract.owners import MOST_OWNER_GROUPS
 
 from heterotrain.clock import Clock
 from heterotrain.errors import PeerLost, UsageError
+from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_attempt import Attempt, short_message
 from heterotrain.network.connection_setup import (
@@ -83,6 +84,7 @@ class Group:
 
     Attributes:
         waiting: the current wait of the training thread, for the hang watch; ``None`` when it does not wait.
+        flag: raised before a communicator of this formation is aborted, this rank's member's included.
         is_open: whether the script may exchange data now, because the loss of a peer would repeat what it does.
         script_exchanges: number of exchanges that the script has started in this formation.
     """
@@ -109,6 +111,7 @@ class Group:
         self.rank = rank
         self.world_size = world_size
         self.waiting: Waiting | None = None
+        self.flag = AbortFlag()
         self._sockets = PeerSockets(sockets, before=hosted.sockets_before if hosted else None)
         self._store: Any = hosted.store if hosted else None
         self._lock = threading.Lock()
@@ -143,6 +146,8 @@ class Group:
             PeerLost: a member was lost meanwhile.
         """
         self._backend = backend
+        by_nccl = backend == "nccl" or (levels is not None and levels.inner == "nccl" and levels.island(self.rank))
+        self.flag = AbortFlag(is_pinned=bool(by_nccl))
         self._gloo_address = gloo_device_address(own_address)
         if own_address and ":" in own_address:
             os.environ.setdefault("NCCL_SOCKET_FAMILY", "AF_INET6")
@@ -201,7 +206,7 @@ class Group:
         with self._lock:
             first, self._cut = not self._cut, self._cut or reason
         if first:
-            self._aborts = abort(self._nccl_groups())
+            self._aborts = abort(self._nccl_groups(), self.flag)
         count = self._sockets.cut()
         if self._mesh is not None:
             self._mesh.cut()
@@ -234,6 +239,16 @@ class Group:
         if self._cut:
             raise PeerLost(self._cut)
 
+    def check_whole(self) -> None:
+        """Fail where a sum may be a part.
+
+        Raises:
+            PeerLost: a communicator may have been aborted.
+        """
+        self.check()
+        if self.flag.is_up:
+            raise PeerLost("the connections inside this rank's member were cut")
+
     def close(self) -> None:
         """Drop the groups. Waits for their threads, so call it after ``cut`` or after the last operation."""
         if self._mesh is not None:
@@ -248,7 +263,7 @@ class Group:
         self._gradients = self._script = self._store = self._member = None
         self._owners.clear()
         if nccl:
-            release(nccl, (self._aborts or abort(nccl)) if self._cut else [])
+            release(nccl, (self._aborts or abort(nccl, self.flag)) if self._cut else [])
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -440,6 +455,7 @@ class Group:
             self.waiting = Waiting(what, self._clock()) if what else None
 
         self._member, member.on_wait, member.is_formation_over = member, on_wait, self.is_over
+        member.flag = self.flag
         if name:
             member.connect(
                 self._store, name, check=self.check, backend=backend, addresses=self._sockets.addresses,

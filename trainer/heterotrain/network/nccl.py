@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.connection_attempt import Attempt
 
 COLLECTIVE_S = 1800.0
@@ -83,12 +84,18 @@ def join_nccl(group: Any, check: Callable[[], None]) -> None:
     except BaseException:
         left.set()
         if connected.is_set():  # just now: each side sets its own event before it looks at the other's
-            abort([group])
+            abort([group], AbortFlag())  # nothing has been queued on it
         raise
 
 
-def abort(groups: Sequence[Any]) -> list[threading.Thread]:
-    """Make all operations of NCCL groups fail, each in a thread of its own; returns at once."""
+def abort(groups: Sequence[Any], flag: AbortFlag) -> list[threading.Thread]:
+    """Make all operations of NCCL groups fail, each in a thread of its own; returns at once.
+
+    Args:
+        groups: the groups.
+        flag: raised first, so that a device that finds it down behind a sum has the whole sum.
+    """
+    flag.lift()
     return [_thread(group.abort) for group in groups]
 
 

@@ -39,7 +39,6 @@ class Bucket:
         done: when it ended; ``None`` until that is recorded.
         timed: its all-reduce after the wait, where that knows how long it took.
         is_finite: whether every element of the sum is finite; ``None`` until that is known.
-        total: the sum of all elements, on an accelerator that may not have computed it yet; ``None`` on a CPU.
     """
 
     flat: torch.Tensor
@@ -55,7 +54,6 @@ class Bucket:
     done: Timestamp | None = None
     timed: Reduction | None = None
     is_finite: bool | None = None
-    total: torch.Tensor | None = None
 
     def take(self) -> bool:
         """Copy gradients outside the buffer into it in one operation, and make the views the parameters' gradients.

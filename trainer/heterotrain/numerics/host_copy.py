@@ -1,4 +1,4 @@
-"""A number that the host reads while the device is still busy with later work.
+"""Numbers that the host reads while the device is still busy with later work.
 
 ``float(tensor)`` waits for everything that the device has been given so far. The loss is known after the forward pass,
 so reading it that way before the vote would make the vote wait for the whole backward pass.
@@ -10,23 +10,31 @@ import torch
 
 
 class HostCopy:
-    """A copy of one number in page-locked memory, made when the device has finished the work queued before it."""
+    """A copy of numbers in page-locked memory, made when the device has finished the work queued before it."""
 
     def __init__(self, value: torch.Tensor) -> None:
         """Queue the copy.
 
         Args:
-            value: one element, in a CUDA device's memory.
+            value: in a CUDA device's memory, or on the CPU.
         """
         self._value = value.to("cpu", non_blocking=True)
-        self._made = torch.cuda.Event()
-        self._made.record(torch.cuda.current_stream(value.device))
+        self._made: torch.cuda.Event | None = None
+        if value.is_cuda:
+            self._made = torch.cuda.Event()
+            self._made.record(torch.cuda.current_stream(value.device))
 
-    def __float__(self) -> float:
-        """Wait for the copy, not for work that was queued after it; return the number.
+    def numbers(self) -> list[float]:
+        """Wait for the copy, not for work that was queued after it; return the numbers.
 
         Raises:
             RuntimeError: the device has failed.
         """
-        self._made.synchronize()
-        return float(self._value)
+        if self._made is not None:
+            self._made.synchronize()
+        return list(self._value.reshape(-1).tolist())
+
+    def __float__(self) -> float:
+        """Wait as in ``numbers``; return the only number."""
+        (number,) = self.numbers()
+        return number

@@ -17,10 +17,11 @@ from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_s
 from heterotrain.errors import UsageError
 from heterotrain.forward_state.state import ForwardState
 from heterotrain.network.group import Group
-from heterotrain.numerics import learning_rate
+from heterotrain.numerics import fused, learning_rate
 from heterotrain.numerics.batch_norm import BatchNorm, BatchNormContext, GlobalBatchNorm, synchronise
 from heterotrain.numerics.buckets import MIB
 from heterotrain.numerics.compression import Compressor
+from heterotrain.numerics.gate import Gate
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
 from heterotrain.numerics.local_batch_norm import localise
 from heterotrain.numerics.noise_scale import NoiseAverage
@@ -221,12 +222,17 @@ class Numerics:
             if family is not None
         )
 
-    def update(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> tuple[float, ...]:
-        """Take the optimizers' steps at the learning rates for the plan's global batch; return the rates by group."""
+    def update(
+        self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int, gate: Gate | None = None
+    ) -> tuple[float, ...]:
+        """Take the optimizers' steps at the learning rates for the plan's global batch; return the rates by group.
+
+        With a gate, queue the steps behind it.
+        """
         rates = self._plan(optimizers, global_batch_samples)
         used = learning_rate.scaled_rates(optimizers, rates)
         for optimizer, rate in zip(optimizers, rates, strict=True):
-            learning_rate.step_scaled(optimizer, rate.factor)
+            fused.take_step(optimizer, rate.factor, gate)
         return used
 
     def non_finite_action(self) -> Action:

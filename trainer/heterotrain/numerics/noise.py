@@ -45,7 +45,7 @@ class Measurement:
         self._preconditioner = preconditioner
         self._now: list[list[torch.Tensor | float]] = [[], []]
         self._weighted: list[torch.Tensor | float] = [0.0, 0.0]
-        self._totals = [math.nan, math.nan]
+        self._totals: list[torch.Tensor | float] = [math.nan, math.nan]
         self._groups = 0
         if micro_batches > 1:
             reducer.watch(self._gradient)
@@ -61,12 +61,18 @@ class Measurement:
                     self._weighted[kind] = self._weighted[kind] + sum(parts) / weight
         self._now = [[], []]
 
-    def reduced(self) -> float:
-        """Measure the step's gradient, summed over all ranks and without factors; return its squared norm."""
+    def reduced(self, squared: torch.Tensor | None = None) -> torch.Tensor | float:
+        """Measure the step's gradient, summed over all ranks and without factors; return its squared norm.
+
+        Nothing is read from an accelerator here.
+
+        Args:
+            squared: this norm, where it is being computed already.
+        """
         began_s = time.perf_counter()
-        self._totals[0] = float(squared_norm(self._reducer.flats))
+        self._totals[0] = squared_norm(self._reducer.flats) if squared is None else squared
         if self._preconditioner is not None:
-            self._totals[1] = sum(float(sum(self._preconditioned(bucket))) for bucket in self._reducer.buckets)
+            self._totals[1] = sum(sum(self._preconditioned(bucket)) for bucket in self._reducer.buckets)
         self.spent_s += time.perf_counter() - began_s
         return self._totals[0]
 
@@ -82,7 +88,7 @@ class Measurement:
         """
         factor = batch_samples**3 / (weight * self._loss_scale**2) if weight > 0 else math.nan
         plain, preconditioned = (
-            Squares(weighted=float(weighted) * factor, groups=self._groups, total=total)
+            Squares(weighted=float(weighted) * factor, groups=self._groups, total=float(total))
             for weighted, total in zip(self._weighted, self._totals, strict=True)
         )
         return plain, (preconditioned if self._preconditioner is not None else Squares())

@@ -22,6 +22,7 @@ import torch
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
+from heterotrain.numerics import gate
 from heterotrain.numerics.bucket_order import arrange, leave_in_order, share_order
 from heterotrain.numerics.buckets import Bucket, buckets_of, check_dense, squared_norm
 from heterotrain.numerics.compression import Compressor
@@ -173,7 +174,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.unused.clear()
-            bucket.work = bucket.started = bucket.done = bucket.timed = bucket.is_finite = bucket.total = None
+            bucket.work = bucket.started = bucket.done = bucket.timed = bucket.is_finite = None
 
     def flush(self) -> None:
         """Start the buckets that are left after backward, because some parameters got no gradient.
@@ -319,8 +320,6 @@ class Reducer:
                 self._unpack(bucket, self._group)
                 if bucket.flat.is_cpu:  # while later buckets travel
                     bucket.is_finite = is_finite(bucket.flat)
-                else:  # queued behind the bucket; ``is_finite`` reads it when the device has been waited for anyway
-                    bucket.total = bucket.flat.sum()
         self.timestamps.waited = self.timeline.now()
         for bucket in self._buckets:
             bucket.timed = bucket.work if self._group.times_reductions else None
@@ -339,8 +338,7 @@ class Reducer:
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient, in place."""
-        for bucket in self._buckets:
-            bucket.flat.mul_(factor)
+        torch._foreach_mul_(self.flats, factor)
 
     def clamp(self, limit: float) -> None:
         """Clamp every element of the gradients to [-limit, limit]."""
@@ -359,7 +357,13 @@ class Reducer:
         unknown = [bucket for bucket in self._buckets if bucket.is_finite is None]
         if any(bucket.is_finite is False for bucket in self._buckets):
             return False
-        return all_finite([bucket.flat for bucket in unknown], [bucket.total for bucket in unknown])
+        return all_finite([bucket.flat for bucket in unknown])
+
+    def gate(self) -> gate.Gate | None:
+        """Queue a gate behind the sums and return it; ``None`` where the sums are known, and on several devices."""
+        if not gate.runs_behind(self.flats):
+            return None
+        return gate.Gate(self.flats, None if self._group is None else self._group.flag)
 
     def first_non_finite(self) -> str | None:
         """Return the name of the first parameter whose gradient is not finite; ``None`` if there is none."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from heterotrain.state.groups import KERNELS
 from heterotrain.state.parts import ByteRange, bounds, byte_ranges, pack, sizes_bytes
 
 SLICE_BYTES = 1 << 20
@@ -136,12 +137,15 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def settings_checksum(optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """Return a checksum of the optimizers' numbers, such as learning rates, for each group of parameters."""
+    """Return a checksum of the optimizers' numbers, such as learning rates, for each group of parameters.
+
+    Which kernels compute the update depends on the device.
+    """
     text = [
         f"{key}={value!r}"
         for optimizer in optimizers
         for group in optimizer.param_groups
-        for key in sorted(optimizer.defaults)
+        for key in sorted(optimizer.defaults.keys() - KERNELS)
         if _is_plain(value := group.get(key))
     ]
     return zlib.crc32(";".join(text).encode())

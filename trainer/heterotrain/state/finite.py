@@ -15,17 +15,10 @@ import torch
 from heterotrain.state.local import local
 
 
-def all_finite(tensors: Sequence[torch.Tensor], totals: Sequence[torch.Tensor | None] = ()) -> bool:
-    """Return whether every element of every tensor is finite; waits for an accelerator at most twice.
-
-    Args:
-        tensors: the tensors.
-        totals: the sum of each one's elements, ``None`` where it has not been computed; may be left out.
-    """
-    known = totals or [None] * len(tensors)
-    pairs = [(t, s) for t, s in zip(tensors, known, strict=True) if t.is_floating_point() and t.numel()]
-    found = [tensor for tensor, _ in pairs]
-    sums = [tensor.sum() if total is None else total for tensor, total in pairs]
+def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether every element of every tensor is finite; waits for an accelerator at most twice."""
+    found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    sums = [tensor.sum() for tensor in found]
     if all(total.is_cpu for total in sums):
         return all(math.isfinite(s.item()) or math.isfinite(largest(t)) for s, t in zip(sums, found, strict=True))
     if math.isfinite(float(torch.stack([total.double().to(sums[-1].device) for total in sums]).sum())):

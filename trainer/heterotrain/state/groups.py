@@ -28,6 +28,9 @@ STATE = "state"
 OTHER = "other"
 """State that an optimizer keeps for no parameter."""
 
+KERNELS = ("foreach", "fused")
+"""Settings that say which kernels compute an update: each rank keeps its own, because they depend on the device."""
+
 COMPILED = "_orig_mod."
 """What ``torch.compile`` puts before the names of a model."""
 Part = Callable[[str, torch.Tensor], torch.Tensor | TensorShard | None]
@@ -84,7 +87,7 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], layout: 
     if GROUPS not in state:
         names = state.pop(NAMES, None)
         if names is None:
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(_with_own_kernels(optimizer, state))
             return
         state = _by_name(state, names)
     parameters = dict(layout.named_parameters())
@@ -101,7 +104,7 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], layout: 
         _log.info("%s has the parameter groups of the state to continue from", type(optimizer).__name__)
     if [sorted(names) for names in own] != [sorted(names) for names in wanted]:
         raise ValueError("other parameters, or in other groups")
-    numbered = _numbered(state, own, parameters, layout)
+    numbered = _with_own_kernels(optimizer, _numbered(state, own, parameters, layout))
     optimizer.load_state_dict(numbered)
     _put_back_formats(optimizer, numbered["state"])
     for parameter, values in optimizer.state.items():
@@ -109,6 +112,17 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], layout: 
             values.update({
                 key: laid_out_like(value, parameter) for key, value in values.items() if isinstance(value, torch.Tensor)
             })  # fmt: skip
+
+
+def _with_own_kernels(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state in torch's own form with this rank's choice of kernels, which also decides where counts lie."""
+    if len(state.get("param_groups", ())) != len(optimizer.param_groups):
+        return state  # torch refuses it
+    groups = [
+        saved | {key: own[key] for key in KERNELS if key in own}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return state | {"param_groups": groups}
 
 
 def _put_back_formats(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any]) -> None:

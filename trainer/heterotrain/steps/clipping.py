@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.steps.result import GradientNorm
 
 
-def clip(
-    reducer: Gradients, squared: float | None, *, clip_norm: float | None, clip_value: float | None
-) -> GradientNorm:
-    """Clip the gradient and return its earlier norm.
+class ClipLimits(NamedTuple):
+    """Upper limits for a gradient's norm, and then for the magnitude of its elements; ``None`` for no limit."""
 
-    Args:
-        reducer: holds the gradient.
-        squared: square of its norm, if it was measured.
-        clip_norm: upper limit for the norm; ``None`` for no limit.
-        clip_value: upper limit for the magnitude of its elements, applied after ``clip_norm``; ``None`` for no limit.
-    """
+    clip_norm: float | None
+    clip_value: float | None
+
+
+def clip(reducer: Gradients, squared: float | None, limits: ClipLimits) -> GradientNorm:
+    """Clip the gradient and return its earlier norm; ``squared`` is the square of it, if it was measured."""
+    clip_norm, clip_value = limits
     reducer.check_kept()
     clips = clip_norm is not None or clip_value is not None
     squared = None if clips and reducer.take_back() else squared

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from heterotrain.errors import NonFinite
 from heterotrain.network.control import StepDecision
+from heterotrain.network.group import Group
+from heterotrain.numerics.gate import Gate, PassedGate
 from heterotrain.numerics.non_finite import Action, describe, remedy
 
 if TYPE_CHECKING:
     from heterotrain.steps.step import Step
 
 OVERFLOWED = "the gradient overflowed in fp16"
+
+
+def read_gate(gate: Gate, group: Group | None) -> PassedGate:
+    """Wait until the device has passed a step's gate.
+
+    Raises:
+        PeerLost: it was closed, and a sum may be a part.
+    """
+    with nullcontext() if group is None else group.named_wait("the accelerator, and the reductions queued on it"):
+        passed = gate.read()
+    if group is not None and not passed.was_open:
+        group.check_whole()
+    return passed
 
 
 def reason_to_skip(step: Step, decision: StepDecision) -> str:

@@ -21,6 +21,8 @@ from heterotrain.errors import PeerLost, RepeatStep, UsageError, drop_frames
 from heterotrain.network.control import BEFORE, StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.all_gather import Gathered, all_gather
+from heterotrain.numerics.fused import can_stay_behind
+from heterotrain.numerics.gate import Gate
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.host_copy import HostCopy
 from heterotrain.numerics.method import Numerics
@@ -30,9 +32,9 @@ from heterotrain.parts.batches import LossFunction, check_loss_function, inputs_
 from heterotrain.parts.interface import Method, OwnSchedule, Part, Share
 from heterotrain.state.admission import check_loss, check_weight, plain_numbers
 from heterotrain.state.prepared import Confirmation
-from heterotrain.steps.clipping import clip
+from heterotrain.steps.clipping import ClipLimits, clip
 from heterotrain.steps.clock import Clock, Phase
-from heterotrain.steps.finite_gradient import reason_to_skip
+from heterotrain.steps.finite_gradient import read_gate, reason_to_skip
 from heterotrain.steps.micro_batches import MicroBatches, MicroBatchLoop
 from heterotrain.steps.result import GradientNorm, StepResult
 from heterotrain.steps.step_context import StepContext
@@ -87,6 +89,7 @@ class Step:
     _began: bool = False
     _decision: StepDecision | None = None
     _squared: float | None = None
+    _gate: Gate | None = None
     _exchanges_before: int = 0
     _counts: MicroBatches = field(init=False)
 
@@ -335,16 +338,16 @@ class Step:
             UsageError: a micro-batch had no ``step.backward``, the step or pass was applied before, no optimizer or an
                 unknown one was passed, or a limit is not above 0.
         """
+        limits = ClipLimits(clip_norm, clip_value)
         check_apply(
             step=self.number, optimizers=len(optimizers), is_applied=self.committed or self._applied,
-            backwards=self._counts.backwards, expected=self._counts.expected,
-            limits={"clip_norm": clip_norm, "clip_value": clip_value},
+            backwards=self._counts.backwards, expected=self._counts.expected, limits=limits._asdict(),
         )  # fmt: skip
         self._begin()
         reserve = self.part.reserve()  # kept until every rank has committed
         try:
             decision = self._reduce()
-            update = partial(self._update, optimizers, clip_norm=clip_norm, clip_value=clip_value)
+            update = partial(self._update, optimizers, limits)
             if (second := self.part.second_phase) is not None:
                 began = self.clock.now()
                 finish = None if self.more else partial(self._finish_late, decision, update)
@@ -352,9 +355,12 @@ class Step:
                 self.clock.spent(Phase.SYNC, began)
         finally:
             reserve.clear()
-        began = self.clock.now()
-        norm, rates = update()
-        self.clock.spent(Phase.UPDATE, began)
+        done = None if self._gate is None else self._queue_update(self._gate, decision, optimizers, limits)
+        if done is None:
+            began = self.clock.now()
+            done = update()
+            self.clock.spent(Phase.UPDATE, began)
+        norm, rates = done
         self._applied = True
         if self.more:
             self.updates = False
@@ -369,7 +375,7 @@ class Step:
         )  # fmt: skip
 
     def _update(
-        self, optimizers: Sequence[torch.optim.Optimizer], *, clip_norm: float | None, clip_value: float | None
+        self, optimizers: Sequence[torch.optim.Optimizer], limits: ClipLimits
     ) -> tuple[GradientNorm, tuple[float, ...]]:
         """Update the model, or skip that; return the norm of the gradient and the learning rates."""
         batch_samples = self.task.global_batch_samples
@@ -377,11 +383,60 @@ class Step:
             rates = self.numerics.skip(optimizers, global_batch_samples=batch_samples)
             return GradientNorm(self.reducer, norm=math.nan), rates
         self.numerics.forward_state.finish()
-        norm = clip(self.reducer, self._squared, clip_norm=clip_norm, clip_value=clip_value)
+        norm = clip(self.reducer, self._squared, limits)
         if self.more:
             self.context.keep_optimizers(optimizers)
         self.updates = True
         return norm, self.numerics.update(optimizers, global_batch_samples=batch_samples)
+
+    def _queue_update(
+        self, gate: Gate, decision: StepDecision, optimizers: Sequence[torch.optim.Optimizer], limits: ClipLimits
+    ) -> tuple[GradientNorm, tuple[float, ...]] | None:
+        """Queue the update behind the sums, then wait for the gate between them: the device goes on meanwhile.
+
+        Returns:
+            As ``_update``; ``None`` if nothing has changed yet, and the host now knows what the gradient is.
+
+        Raises:
+            PeerLost, NonFinite: as ``_settle``.
+        """
+        reducer, batch_samples = self.reducer, self.task.global_batch_samples
+        reducer.check_kept()
+        changed = limits.clip_norm is not None and reducer.take_back()
+        if changed or limits.clip_value is not None or not can_stay_behind(optimizers):
+            self._settle(decision)
+            return None
+        began, is_known, self.updates = self.clock.now(), gate.is_current, True
+        if limits.clip_norm is not None:
+            gate.clip(limits.clip_norm)
+        rates = self.numerics.update(optimizers, global_batch_samples=batch_samples, gate=gate)
+        self.clock.spent(Phase.UPDATE, began)
+        if not self._settle(decision):
+            self.updates = False
+            return None
+        self.numerics.forward_state.finish()
+        norm = math.sqrt(self._squared) if is_known and self._squared is not None else None
+        return GradientNorm(reducer, norm=norm), rates
+
+    def _settle(self, decision: StepDecision) -> bool:
+        """Find out whether the sums are whole and the step is skipped; return whether a gate was open.
+
+        Raises:
+            PeerLost: a sum may be a part.
+            NonFinite: the gradient is not finite, and the job is to fail then.
+        """
+        gate, self._gate = self._gate, None
+        is_open = False
+        if gate is not None:
+            is_open, self._squared = read_gate(gate, self.group)
+        elif self.group is not None:
+            self.group.finish_device()
+        # Ranks of a divided model know their own parts only; they compare them in the second phase.
+        is_tested = is_open or self.skipped or bool(decision.non_finite) or self.part.second_phase is not None
+        if not (is_tested or self.reducer.is_finite()):
+            self._skip_reason = reason_to_skip(self, decision)
+        self.skipped = bool(self._skip_reason)
+        return is_open
 
     def _accept(self, confirmation: Confirmation, decision: StepDecision) -> None:
         """Take over what all ranks know of the gradient of a divided model.
@@ -411,17 +466,6 @@ class Step:
             UsageError: a value is not a number.
         """
         self.logged.update(plain_numbers("step.log", values))
-
-    def _check_finite(self, decision: StepDecision) -> str:
-        """Return why the step is skipped, empty if it is applied; all ranks come to the same conclusion.
-
-        Raises:
-            NonFinite: the training ends here.
-        """
-        # Ranks of a divided model know their own parts only; they compare them in the second phase.
-        if not decision.non_finite and (self.part.second_phase is not None or self.reducer.is_finite()):
-            return ""
-        return reason_to_skip(self, decision)
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 
@@ -630,14 +674,7 @@ class Step:
         self.context.reduced()
         if self.more:
             self.context.keep_weights()
-        self._skip_reason = self._skip_reason or self._check_finite(decision)  # a step is skipped as a whole
-        self.skipped = bool(self._skip_reason)
-        if not self.skipped:
-            factor = self.task.batch_samples / decision.weight if decision.weight > 0 else 0.0
-            factor /= self.numerics.loss_scale
-            if factor != 1.0:
-                self.reducer.scale(factor)
-            self._squared = None if self.measurement is None else self.measurement.reduced()
+        self._examine(decision)
         self.reducer.remember()
         if (hooks := self.reducer.script_hooks).resting:
             if self.skipped:
@@ -647,6 +684,30 @@ class Step:
                 self._squared = None  # they may have changed the gradient
         self._decision = decision
         return decision
+
+    def _examine(self, decision: StepDecision) -> None:
+        """Scale the gradient and have it tested: on an accelerator, where ``apply`` reads the result (``gate.py``).
+
+        Raises:
+            PeerLost: a sum may be a part.
+            NonFinite: loss or gradient is not finite, and the job is to fail then.
+        """
+        if decision.non_finite and not self._skip_reason:  # a step is skipped as a whole
+            self._skip_reason = reason_to_skip(self, decision)
+        self.skipped = bool(self._skip_reason)
+        if not self.skipped:
+            factor = self.task.batch_samples / decision.weight if decision.weight > 0 else 0.0
+            factor /= self.numerics.loss_scale
+            if factor != 1.0:
+                self.reducer.scale(factor)
+            self._gate = None if decision.non_finite else self.reducer.gate()
+        measurement, gate = self.measurement, self._gate
+        if gate is None or self.more or self.passes or self.reducer.script_hooks.resting:
+            self._settle(decision)
+        if measurement is not None and gate is not None:
+            measurement.reduced(gate.squared)
+        elif measurement is not None and not self.skipped:
+            self._squared = float(measurement.reduced())
 
     def _look_ahead(self) -> None:
         """Load samples of the next step, while the device computes this one's gradients."""

@@ -26,11 +26,11 @@ def exchange_votes(
     *,
     job_uid: str,
 ) -> tuple[StepDecision, HeldPlan]:
-    """Return the decision of all ranks, and the newest plan that any of them holds.
+    """Return the decision of all ranks, and the newest plan that any of them holds; an accelerator may still add up.
 
     Args:
         active_group: the formation; a process without peers votes alone.
-        reducer: its buckets are in flight; they have arrived when this returns.
+        reducer: its buckets are in flight; when this returns, they have arrived, or the current stream waits for them.
         state: what layers have changed in forward; its sum has arrived as well.
         slot: this rank's slot of the control vector.
         held: the plan whose version and checksum are in the slot.
@@ -64,7 +64,6 @@ def exchange_votes(
         state.wait(active_group.group)
     active_group.group.wait(gathering, "the vote on the step")
     decision = decide([unpack_floats(other) for other in gathering.rows], parameters=slot.parameters)
-    active_group.group.finish_device()  # last: the device still adds up while the host decides
     reducer.drop_unused(decision.unused)
     return decision, share_newest_plan(active_group.group, decision, held, job_uid=job_uid)
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import PeerLost, UsageError
+from heterotrain.network.abort_flag import AbortFlag
+from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.group import Group, owners_to_connect
 from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain.network.two_levels import TwoLevelGroup
@@ -19,18 +21,22 @@ from heterotrain.state.holdings import Extent, pieces_of
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from support.repeat import times
+from support.waiting import wait_until
 
 
 class Communicator:
-    """Counts what is asked of it."""
+    """Counts what is asked of it, and notes whether the flag of its formation was up."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.aborts = 0
+        self.flag: AbortFlag | None = None
+        self.was_up: list[bool] = []
         self._fails = fails
 
     def abort(self) -> None:
         """Count; a communicator that does not exist yet may refuse."""
         self.aborts += 1
+        self.was_up += [] if self.flag is None else [self.flag.is_up]
         if self._fails:
             raise RuntimeError("no communicator")
 
@@ -54,6 +60,29 @@ def test_a_cut_aborts_nccl_once(fails: bool) -> None:
     assert communicator.aborts == 1
     with pytest.raises(PeerLost, match="a peer is lost"):
         group.check()
+
+
+@pytest.mark.parametrize("what", ["the formation", "the member", "the end of the formation"])
+def test_the_flag_is_up_before_any_communicator_is_aborted(what: str) -> None:
+    """A device that finds it down behind a sum then has the whole sum."""
+    communicator = Communicator()
+    group = group_with(communicator, backend="nccl")
+    communicator.flag = group.flag
+    assert float(group.flag.on(torch.device("cpu"))) == 0.0
+    if what == "the formation":
+        group.cut("a peer is lost")
+    elif what == "the member":
+        member = MemberGroup(rank=0, world_size=2)
+        group.attach(member, "", "nccl")
+        member._is_nccl, member._backend, member._cut = True, communicator, ""
+        member.cut("a rank of the member left the pass")
+        with pytest.raises(PeerLost, match="inside this rank's member"):
+            group.check_whole()
+    else:
+        group._cut = "a peer is lost"
+        group.close()
+    wait_until(lambda: communicator.was_up == [True], "an abort behind the flag", timeout_s=60, evidence=lambda: "")
+    assert float(group.flag.on(torch.device("cpu"))) == 1.0
 
 
 def test_a_cut_does_not_wait_for_an_abort_that_hangs() -> None:

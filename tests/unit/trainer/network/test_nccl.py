@@ -13,6 +13,7 @@ import pytest
 import torch
 from heterotrain.errors import PeerLost
 from heterotrain.network import nccl
+from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.nccl import SETTINGS, abort, join_nccl, length_s, nccl_group, release, settle_nccl
 from support.waiting import wait_until
 
@@ -79,7 +80,7 @@ def test_a_connect_that_succeeds_is_left_alone() -> None:
 def test_an_abort_that_hangs_holds_nobody() -> None:
     """Neither the caller, who answers heartbeats, nor the aborts of other groups."""
     stuck, free = Communicator("abort"), Communicator()
-    threads = abort([stuck, free])
+    threads = abort([stuck, free], AbortFlag())
     stuck.reached.wait()
     threads[1].join()
     assert free.calls == ["abort"]
@@ -95,7 +96,7 @@ def test_a_released_group_is_freed_even_if_its_end_hangs(is_cut: bool) -> None:
     group: Any = Communicator(hangs)
     reached, let_go, there = group.reached, group.let_go, weakref.ref(group)
     groups = [group]
-    aborts = abort(groups) if is_cut else []
+    aborts = abort(groups, AbortFlag()) if is_cut else []
     release(groups, aborts)
     reached.wait()
     assert group.calls == [hangs]

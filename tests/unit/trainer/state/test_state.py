@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from heterotrain.errors import UsageError
+from heterotrain.state.fingerprint import settings_checksum
 from heterotrain.state.parts import byte_view, cut, pack, sizes_bytes
 from heterotrain.state.tensors import Flat, empty, flatten, unflatten
 from heterotrain.state.training import TrainState
@@ -203,3 +204,22 @@ def test_a_state_brings_its_parameter_groups_and_frozen_parameters() -> None:
     back = a_thawing_script(thawed=True)
     with pytest.raises(UsageError, match="groups parameters of AdamW differently"):
         back.restore_flat(a_thawing_script(thawed=False).flat())
+
+
+@pytest.mark.parametrize("fused", [True, None])
+def test_a_rank_keeps_its_own_kernels(fused: bool | None) -> None:
+    """A rank on a GPU takes over the state of one on a CPU, and the other way round; other settings are compared."""
+    giver, taker = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    of_giver = torch.optim.AdamW(giver.parameters(), lr=0.1, fused=None if fused else True)
+    of_taker = torch.optim.AdamW(taker.parameters(), lr=0.2, fused=fused)
+    giver(torch.ones(1, 2)).sum().backward()
+    of_giver.step()
+    training = training_of(taker, of_taker)
+    training.restore(training_of(giver, of_giver).capture())
+    assert (of_taker.param_groups[0]["fused"], of_taker.param_groups[0]["lr"]) == (fused, 0.1)
+    assert settings_checksum([of_taker]) == settings_checksum([of_giver])
+    for model, optimizer in ((giver, of_giver), (taker, of_taker)):
+        model.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(taker.weight, giver.weight)

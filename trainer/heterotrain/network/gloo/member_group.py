@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
+from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.connection_attempt import Attempt, short_message
 from heterotrain.network.connection_setup import make_group
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, is_open, open_sockets
@@ -35,6 +36,7 @@ class MemberGroup(Collectives):
 
     Attributes:
         on_wait: called with the name of an operation before it is waited for, and with an empty text afterwards.
+        flag: of the formation; raised before an abort.
         is_formation_over: returns whether the formation has ended in which the member trains.
     """
 
@@ -59,6 +61,7 @@ class MemberGroup(Collectives):
         super().__init__(rank, world_size)
         self.on_wait: Callable[[str], None] = lambda _what: None
         self._check_open = check_open
+        self.flag = AbortFlag()
         self.is_formation_over: Callable[[], bool] = lambda: False
         self._on_received = on_received
         self._lock = threading.Lock()
@@ -141,7 +144,7 @@ class MemberGroup(Collectives):
         if not first:
             return
         if self._is_nccl:
-            self._aborts = abort([backend])
+            self._aborts = abort([backend], self.flag)
         cut(sockets, addresses=self._addresses, excluded_ports=self._excluded_ports)
 
     def is_over(self) -> bool:

@@ -390,6 +390,9 @@ class PieceReducer:
         """Return whether every element of this rank's gradients is finite."""
         return all_finite(list(self._gradients().values()))
 
+    def gate(self) -> None:
+        """Return no gate: the second phase reads the sums before the update."""
+
     def first_non_finite(self) -> str | None:
         """Return the name of the first parameter whose gradient is not finite here; ``None`` if there is none."""
         return next((name for name, part in self._gradients().items() if not all_finite([part])), None)
