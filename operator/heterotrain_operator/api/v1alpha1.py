@@ -239,6 +239,11 @@ class HeteroTrainJobSpec(
             message="objective: Cost compares prices: give every pool its pricePerHour, or choose another objective",
         ),
         SpecRule(
+            cel="!has(self.maxCost) || self.workerPools.all(p, has(p.pricePerHour))",
+            holds=lambda self: self.max_cost is None or _priced(self) == {True},
+            message="maxCost adds up prices: give every pool its pricePerHour, or remove maxCost",
+        ),
+        SpecRule(
             cel="(self.objective == 'Deadline') == has(self.deadline)",
             holds=lambda self: (self.objective is Objective.DEADLINE) == (self.deadline is not None),
             message="deadline and objective: Deadline belong together: give both or neither",
@@ -360,6 +365,14 @@ class HeteroTrainJobSpec(
         ge=1,
         le=2**31,
         description="Seconds after start or resume in which training has to begin, or the job fails. Example: 1800.",
+    )
+    max_cost: str | None = Field(
+        default=None,
+        max_length=32,
+        pattern=r"^(0*[1-9][0-9]*([.][0-9]+)?|0+[.][0-9]*[1-9][0-9]*)$",
+        description="Most that the job may cost (status.cost), a decimal number in quotes, in the currency of "
+        "pricePerHour, which each pool then needs. At that amount the job fails; its workers leave with a checkpoint. "
+        'Example: "250".',
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,

@@ -18,6 +18,7 @@ from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.failures import Accounts
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
+_HOUR_S = 3600.0
 FINISHING_S = 30.0
 """Time that the other workers get to end by themselves once one has finished."""
 
@@ -111,7 +112,7 @@ def _finishing(
     since_s = min(worker.pod.ended.finished_s for worker in finished if worker.pod.ended)
     if all(worker.cause in (Cause.PLAIN_SCRIPT, Cause.TORCHRUN_SCRIPT) for worker in finished):
         limit = _deadlines(job, spec, now_s=now_s)
-        if running and limit.reason == "DeadlineExceeded":
+        if running and limit.reason in ("DeadlineExceeded", "MaxCostReached"):
             return limit
         return _finishing_copies(finished, running, workers, since_s=since_s, again_s=limit.again_s)
     message = finished[0].reason or "every epoch is committed"
@@ -152,7 +153,7 @@ def _finishing_copies(
 
 
 def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
-    """Return the failure of a job whose deadline is over, or that it is active.
+    """Return the failure of a job whose deadline is over or whose money is spent, or that it is active.
 
     The deadlines of a job that is refused do not run: it has not started, uses no node, and may still be corrected.
     """
@@ -178,4 +179,21 @@ def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
         if rest_s <= 0:
             return Life(stage=LifeStage.FAILED, reason=reason, message=f"{message} ({limit_s} s)")
         may_wait.append(rest_s)
+    if (left_s := _paid_for_s(job, spec, now_s=now_s)) is not None:
+        if left_s <= 0:
+            message = f"the job has cost all of maxCost ({spec.max_cost}): raise maxCost"
+            return Life(stage=LifeStage.FAILED, reason="MaxCostReached", message=message)
+        may_wait.append(left_s)
     return Life(stage=LifeStage.ACTIVE, reason="Active", message="", again_s=min(may_wait, default=None))
+
+
+def _paid_for_s(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> float | None:
+    """Return for how many seconds ``maxCost`` still pays at the present price; ``None`` while nothing ends that."""
+    cost = job.status.internal.cost
+    if spec.max_cost is None or cost is None:
+        return None
+    spent = cost.amount + cost.per_hour * max(0.0, now_s - seconds(cost.until)) / _HOUR_S
+    left = float(spec.max_cost) - spent
+    if left <= 0 or not cost.per_hour:
+        return 0.0 if left <= 0 else None
+    return left / cost.per_hour * _HOUR_S

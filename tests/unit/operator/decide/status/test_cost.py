@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, Telemetry
 from support.fake_cluster import FakeCluster, pool
 
@@ -83,3 +84,52 @@ def test_a_job_without_prices_has_no_cost() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c").start()
     cluster.pass_time(3600).settle()
     assert "cost" not in cluster.status
+
+
+def limited(most: str, price: str = "3.60") -> FakeCluster:
+    pools = [pool("a", pricePerHour=price), pool("b", pricePerHour="1.80")]
+    checkpoint = {"uri": "file:///models/job"}
+    return FakeCluster(*pools, spec={"maxCost": most, "checkpoint": checkpoint}).with_nodes("a", "b").start()
+
+
+def test_a_job_that_has_cost_its_limit_fails_in_time_and_says_how_to_go_on() -> None:
+    cluster = limited("5.40")
+    assert cluster.pass_time(3599).settle() is not None
+    assert cluster.condition("Failed")[0] == "False"
+    assert cluster.step().again_s == pytest.approx(1.0), "nothing but time ends it"
+    cluster.pass_time(1).settle()
+    assert cluster.condition("Failed") == ("True", "MaxCostReached")
+    told = cluster.message("Failed")
+    assert "cost all of maxCost (5.40): raise maxCost; `heterotrain retry job`" in told
+    assert float(cluster.status["cost"]) == pytest.approx(5.4)
+
+
+def test_a_limit_counts_what_was_paid_and_not_time() -> None:
+    cluster = limited("5.40")
+    cluster.pass_time(1800).settle()
+    cluster.edit(lambda spec: spec.update(suspend=True)).settle()
+    for name in list(cluster.pods):
+        cluster.vanish(name)
+    cluster.settle()
+    cluster.pass_time(1e6).settle()
+    assert cluster.condition("Failed")[0] == "False", "a suspended job costs nothing"
+    cluster.edit(lambda spec: spec.update(suspend=False)).settle()
+    cluster.schedule().run().settle()
+    cluster.pass_time(1700).settle()
+    assert cluster.condition("Failed")[0] == "False"
+    cluster.pass_time(200).settle()
+    assert cluster.condition("Failed") == ("True", "MaxCostReached")
+
+
+def test_a_raised_limit_and_another_try_go_on() -> None:
+    cluster = limited("5.40")
+    cluster.pass_time(3601).settle()
+    assert cluster.condition("Failed")[0] == "True"
+    cluster.edit(lambda spec: spec.update(maxCost="10"))
+    cluster.job["metadata"].setdefault("annotations", {})[keys.ANNOTATION_RETRY] = "now"
+    for name in list(cluster.pods):
+        cluster.vanish(name)
+    cluster.settle()
+    cluster.schedule().run().settle()
+    assert cluster.condition("Failed")[0] == "False"
+    assert len(cluster.pods) == 2
