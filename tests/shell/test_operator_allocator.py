@@ -11,7 +11,7 @@ from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_pod, rfc3339
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
+from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.allocation import competition as competition_module
 from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import Competition
@@ -22,6 +22,7 @@ from heterotrain_operator.engine import allocator
 from heterotrain_operator.engine.allocator import PATIENCE_S, Allocator, shapes_of
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.resync import list_foreign, relist
@@ -41,13 +42,15 @@ class Bench:
         self.store = Store()
         self.queue: Queue[JobKey] = Queue()
         self.metrics = OperatorMetrics()
+        clocks, threads = Clocks(lambda: self.now_s, lambda: NOW_S), at_once()
         self.allocator = Allocator(
             self.store,
             self.queue,
             self.metrics,
             telemetry_of=lambda _: Telemetry(),
-            clocks=Clocks(lambda: self.now_s, lambda: NOW_S),
-            threads=at_once(),
+            learner=Learner(self.store, self.queue, self.metrics, clocks=clocks, threads=threads),
+            clocks=clocks,
+            threads=threads,
         )
 
     def add_node(self, name: str, cpu: str = "2") -> None:
@@ -141,31 +144,6 @@ async def test_workers_that_have_to_leave_are_counted_by_reason() -> None:
     assert counted("heterotrain_operator_moved_workers_total", labels) == 2
     await bench.allocator.run_once()
     assert counted("heterotrain_operator_moved_workers_total", labels) == 2, "once is enough"
-
-
-@pytest.mark.parametrize("trains", [True, False])
-async def test_a_job_whose_workers_move_waits_for_no_job_that_only_trains(*, trains: bool) -> None:
-    """Nodes that it gains stand empty until then. A job that has not begun is among its like anyway."""
-    bench = Bench()
-    bench.add_node("a", cpu="4")
-    one = bench.add_job("one", pool("a", maxReplicas=4))
-    if trains:
-        job = bench.store.jobs.get(one)
-        assert isinstance(job, ValidJob)
-        status = job.status.model_copy(update={"training_since": rfc3339(NOW_S)})
-        bench.store.jobs.put(replace(job, status=status, resource_version="2"))
-    for index in range(4):
-        bench.add_pod(one, "a", index)
-    await bench.allocator.run_once()
-    while len(bench.queue):
-        bench.queue.done(await bench.queue.get())
-    others = [JobKey("ns", f"other-{number}") for number in range(3)]
-    for other in others:
-        bench.queue.add(other)
-    bench.add_job("two", pool("a", maxReplicas=4))
-    await bench.allocator.run_once()
-    order = [await bench.queue.get() for _ in range(5)]
-    assert order.index(one) == (1 if trains else 3)
 
 
 async def test_a_new_job_without_a_grant_makes_the_decision_urgent(monkeypatch: pytest.MonkeyPatch) -> None:

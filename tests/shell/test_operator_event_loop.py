@@ -156,11 +156,11 @@ class Telemetry:
 
 
 async def test_models_are_never_fitted_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither for news, nor for members that change between two scrapes."""
+    """For news in a thread, and for members that change between two scrapes not at all."""
     now_s = [0.0]
     clocks = Clocks(lambda: now_s[0], lambda: NOW_S + now_s[0])
     executor = AtOnce()
-    load = await filled_cluster(clocks, Threads(executor, executor))
+    load = await filled_cluster(clocks, Threads(executor))
     app, prom = load.app, Telemetry(load, now_s)
     load.read_from(prom)
     in_threads: list[bool] = []
@@ -176,6 +176,7 @@ async def test_models_are_never_fitted_on_the_event_loop(monkeypatch: pytest.Mon
         now_s[0] += SCRAPE_S
         for job in jobs:
             await app.poller._read(job, prom, asyncio.Semaphore())
+            await app.learner.learn_next()
             await app.reconciler.run_once(job.key)
     assert in_threads
     assert all(in_threads)
@@ -188,8 +189,7 @@ async def test_models_are_never_fitted_on_the_event_loop(monkeypatch: pytest.Mon
     plan = app.store.plans.get(lost.key)
     assert plan is not None
     assert plan.resource_version != versions[lost.key], "the members have changed"
-    assert in_threads
-    assert all(in_threads)
+    assert not in_threads, "their speeds are known"
 
 
 async def test_few_threads_compete_with_the_loop() -> None:
@@ -205,7 +205,6 @@ async def test_few_threads_compete_with_the_loop() -> None:
     found = await asyncio.gather(*(threads.run(met) for _ in range(3 * COMPUTING)))
     assert len(seen) == COMPUTING
     assert set(found) == {"this task's"}
-    assert await threads.run_urgently(threading.get_ident) not in {*seen, threading.get_ident()}
 
 
 @pytest.mark.looptime

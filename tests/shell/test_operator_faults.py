@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from heterotrain_operator.cluster_state.parse import (
     parse_job,
 )
-from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.decide import next_plan
+from heterotrain_operator.decide import job
 from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.engine import reconcile
@@ -21,7 +19,7 @@ from heterotrain_operator.engine.queue import LONGEST_BACKOFF_S
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Unavailable
 from support.fake_cluster import a_running_job, job_body
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, with_service
+from support.operator_app import KEY, an_app, deliver_pods_and_plan, with_service
 
 
 @pytest.mark.looptime
@@ -90,34 +88,21 @@ async def test_a_pass_that_fails_by_a_bug_is_reported_in_the_status_and_held_bac
 async def test_a_part_that_fails_by_a_bug_is_counted_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = [0.0]
     kube, cluster = FakeKube(), a_running_job()
-    app = an_app(kube, cluster, clocks=Clocks(monotonic=lambda: clock[0]))
-    for pod in cluster.pod_views:
-        app.store.pods.put(pod)
-    assert cluster.plan_view is not None
-    app.store.plans.put(cluster.plan_view)
-    sequence = iter(range(1, 100))
-    app.reconciler._sources = replace(
-        app.reconciler._sources, telemetry_of=lambda _: Telemetry(sequence=next(sequence))
-    )
-    calls = []
+    app = an_app(kube, cluster)
+    deliver_pods_and_plan(app, kube, cluster)
 
     def broken(*_: object, **__: object) -> None:
-        calls.append(clock[0])
         raise ZeroDivisionError
 
-    monkeypatch.setattr(next_plan, "share_out", broken)
-    for _ in range(20):
+    monkeypatch.setattr(job, "decide_replicas", broken)
+    for _ in range(3):
         assert await app.reconciler.handle(KEY) == "bug"
         found = kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]
         assert next(c["status"] for c in found if c["type"] == "Stalled") == "True"
-        clock[0] += 5.0  # the next scrape
-    assert calls == [0.0, 60.0], "telemetry that leads to a bug is not tried with each scrape"
-    assert internal_errors(app, "shares") == 2
+    assert internal_errors(app, "the number of workers") == 3
     assert capsys.readouterr().out.count("Traceback") == 1
     monkeypatch.undo()
-    clock[0] += 60.0
     assert await app.reconciler.handle(KEY) == "ok"
 
 

@@ -1,4 +1,4 @@
-"""What the operator keeps of each job: equal sets of field names once, and of a status only what the gauges show."""
+"""What the operator keeps of each job: of a status only what the gauges show."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
-from heterotrain_operator.api.lean import share_parts
 from heterotrain_operator.api.schema import Model
-from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
 from lab.scale.workload import Size
 from support.load import LoadTest
 
@@ -40,23 +38,6 @@ def models_in(*roots: Any) -> Iterator[Model]:
         if isinstance(each, Model):
             yield each
         left.extend(gc.get_referents(each))
-
-
-async def test_equal_sets_of_field_names_are_kept_once(load: LoadTest) -> None:
-    jobs = load.app.store.jobs.all().values()
-    sets = [model.__pydantic_fields_set__ for model in models_in([(job.spec, job.status) for job in jobs])]
-    assert len(sets) > 30 * JOBS
-    assert len({id(each) for each in sets}) == len({frozenset(each) for each in sets}) < len(sets) / JOBS
-    for job in jobs:
-        assert job.status == HeteroTrainJobStatus.model_validate(job.status_body)
-        assert as_body(job.status) == as_body(HeteroTrainJobStatus.model_validate(job.status_body))
-
-
-def test_a_changed_copy_leaves_the_shared_set_as_it_is() -> None:
-    one, other = (share_parts(HeteroTrainJobStatus.model_validate({"reason": text})) for text in ("a", "b"))
-    assert one.__pydantic_fields_set__ is other.__pydantic_fields_set__
-    assert one.model_copy(update={"step": 7}).model_fields_set == {"reason", "step"}
-    assert other.model_fields_set == {"reason"}
 
 
 async def test_the_gauges_of_a_job_keep_no_model(load: LoadTest) -> None:

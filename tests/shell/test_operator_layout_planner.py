@@ -118,7 +118,7 @@ async def test_the_loop_serves_others_during_a_search_and_only_the_newest_questi
 
     monkeypatch.setattr(layout_planner, "solve", slow)
     queued: list[JobKey] = []
-    planner = LayoutPlanner(queued.append, Threads(executor, executor))
+    planner = LayoutPlanner(queued.append, Threads(executor))
     ask = planner.cover_of(KEY)
     assert ask(a_problem(1, 1)) is None
     await until(lambda: executor.waiting == 1, "a search", every_s=0.0)

@@ -19,7 +19,7 @@ from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.status.events import JobEvent
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.publisher import MOST_WAITING
-from heterotrain_operator.engine.queue import READY_EVERY
+from heterotrain_operator.engine.queue import FAIR_EVERY
 from heterotrain_operator.settings import Settings
 from lab.scale.workload import Size
 from support.executors import at_once
@@ -32,7 +32,7 @@ MOST_REQUESTS_PER_JOB = 23 + 2 * PODS_PER_JOB
 """Each worker is created once and gets its plan once; the rest is Service and budget
 (whose owner is read before each write), plans, dry runs, status, Events."""
 MOST_PASSES_PER_JOB = 10
-MOST_BYTES_PER_JOB = 75_000
+MOST_BYTES_PER_JOB = 150_000
 TAINTED = {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]}
 DECISION, ALLOCATION = "heterotrain_operator.decide", "heterotrain_planner.allocate"
 
@@ -198,7 +198,7 @@ async def test_a_lost_node_queues_the_jobs_on_it_before_all_others() -> None:
     gone = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": {"unschedulable": True}}
     load.app.node_event(gone, deleted=False)
     order = [await load.app.queue.get() for _ in range(len(load.app.queue))]
-    others_between = (len(affected) - 1) // (READY_EVERY - 1)
+    others_between = 1 + len(affected) // (FAIR_EVERY - 1)
     assert affected <= set(order[: len(affected) + others_between])
     kind, placed = node["metadata"]["labels"]["gpu"], load.app.store.pods.placed
     jobs = [job for job in load.app.store.jobs.all().values() if job.spec is not None]
@@ -215,11 +215,8 @@ async def test_a_lost_node_queues_the_jobs_on_it_before_all_others() -> None:
 
 
 def places(urgent: int) -> int:
-    """Return the first places that hold all urgent keys, wherever the queue is in its rounds.
-
-    Every fifth key has low priority, and every third of the others is ready: more than half are urgent.
-    """
-    return 2 * urgent + 1
+    """Return the first places that hold all urgent keys, wherever the queue is in its rounds."""
+    return urgent + 1 + urgent // (FAIR_EVERY - 1)
 
 
 async def test_what_training_waits_for_comes_before_the_news_of_all_jobs() -> None:

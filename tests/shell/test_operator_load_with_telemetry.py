@@ -60,7 +60,9 @@ async def test_each_scrape_of_each_job_is_read_once_and_shares_follow_the_speeds
     await load.settle()
     telemetry, app = Telemetry(load), load.app
     load.read_from(telemetry)
-    tasks = [asyncio.create_task(each) for each in (app.poller.run(), app.reconciler.work(app.queue.get))]
+    tasks = [
+        asyncio.create_task(each) for each in (app.poller.run(), app.learner.run(), app.reconciler.work(app.queue.get))
+    ]
     await asyncio.sleep(SPAN_S)
     for task in tasks:
         task.cancel()
@@ -121,7 +123,7 @@ async def test_waiting_for_a_thread_is_no_cost_of_a_read(monkeypatch: pytest.Mon
     load = LoadTest(Size(jobs=1, pods=10), clocks=clocks)
     await load.settle()
     (job,), telemetry, app = load.app.store.jobs.all().values(), Telemetry(load), load.app
-    app.threads = Threads(threads, threads)
+    app.threads = Threads(threads)
     await asyncio.sleep(2 * SCRAPE_S)
     load.read_from(telemetry)
 
@@ -152,7 +154,9 @@ async def costs(jobs: int, *, more_nodes: int = 0) -> Counter[str]:
     load.kube.calls.clear()
     app.actor._status_interval_s = Settings().status_interval_s
     load.read_from(telemetry)
-    tasks = [asyncio.create_task(each) for each in (app.poller.run(), app.reconciler.work(app.queue.get))]
+    tasks = [
+        asyncio.create_task(each) for each in (app.poller.run(), app.learner.run(), app.reconciler.work(app.queue.get))
+    ]
     await asyncio.sleep(COST_SPAN_S)
     for task in tasks:
         task.cancel()

@@ -15,6 +15,7 @@ from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.engine.app import STUCK_S, App
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller
 from heterotrain_operator.engine.queue import Queue
@@ -63,14 +64,18 @@ class Bench:
         store.plans.put(plan_object)
         loop = asyncio.get_running_loop()
         self.started_s = loop.time()
+        operator_metrics = OperatorMetrics()
+        clocks = Clocks(loop.time, lambda: self.cluster.now_s + loop.time() - self.started_s)
+        self.learner = Learner(store, self.queue, operator_metrics, clocks=clocks, threads=at_once())
         self.poller = Poller(
             prom,
             store,
             self.queue,
-            OperatorMetrics(),
+            operator_metrics,
             PrometheusSettings(url="http://prometheus", poll_s=1.0, stale_s=30.0),
+            learner=self.learner,
             threads=at_once(),
-            clocks=Clocks(loop.time, lambda: self.cluster.now_s + loop.time() - self.started_s),
+            clocks=clocks,
         )
 
     def answer(self, step: int, at_s: float, labels: dict[str, str] = LABELS) -> None:
@@ -86,7 +91,9 @@ class Bench:
         self.prom.answers = answers
 
     async def queued(self) -> bool:
-        """Return whether the job was queued since the last call, and give it back."""
+        """Return whether the job was queued since the last call, by the learner's news too, and give it back."""
+        while self.learner._waiting:
+            await self.learner.learn_next()
         if not len(self.queue):
             return False
         self.queue.done(await self.queue.get())

@@ -15,16 +15,12 @@ from heterotrain_operator.cluster_state.parse import (
 )
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.decide.decision import Decision
-from heterotrain_operator.decide.inputs import JobInputs
-from heterotrain_operator.decide.plan.revision_budget import BURST, INTERVAL_S
 from heterotrain_operator.engine.clocks import Clocks
-from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import KubeError, NotFound, Rejected
 from support.fake_cluster import NOW_S, FakeCluster, a_running_job, node_body, pool
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, labelled_config_map, with_service, without_competition
+from support.operator_app import KEY, an_app, with_service, without_competition
 
 
 async def test_objects_that_pods_need_are_written_before_them_and_the_status_after_them() -> None:
@@ -138,70 +134,6 @@ async def test_nothing_is_done_for_a_missing_job() -> None:
     app.store.jobs.discard(KEY)
     assert await app.reconciler.run_once(KEY) is None
     assert kube.calls == []
-
-
-async def test_shares_are_decided_again_only_on_new_telemetry_and_not_all_the_time() -> None:
-    """The time for fitting models grows with the job's size; it may only use a small part of the processor."""
-    kube = FakeKube()
-    replanned: list[bool] = []
-    clock_s = 0.0
-    telemetry = Telemetry()
-    app = an_app(kube, clocks=Clocks(monotonic=lambda: clock_s))
-
-    def slow_decision(inputs: JobInputs) -> Decision:
-        nonlocal clock_s
-        replanned.append(inputs.replan)
-        clock_s += 0.5
-        return Decision()
-
-    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=lambda _: telemetry)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heterotrain_operator.engine.reconcile.decide", slow_decision)
-        telemetry = Telemetry(sequence=1)
-        await app.reconciler.run_once(KEY)
-        await app.reconciler.run_once(KEY)
-        assert replanned == [True, False], "the same telemetry again is not a reason"
-        telemetry = Telemetry(sequence=2)
-        waits: list[float] = []
-        patch.setattr(app.queue, "add_routine_after", lambda _key, wait_s: waits.append(wait_s))
-        await app.reconciler.run_once(KEY)
-        assert replanned[-1] is False, "half a second of fitting is followed by ten seconds of rest"
-        assert waits == [pytest.approx(0.5 * PLANNING_PART - 1.0)]
-        clock_s += 10.0
-        await app.reconciler.run_once(KEY)
-        assert replanned[-1] is True
-
-
-async def test_shares_that_alternate_with_each_scrape_cause_a_bounded_number_of_revisions() -> None:
-    kube = FakeKube()
-    clock_s, written, held = 0.0, 0, 0
-    telemetry = Telemetry()
-    app = an_app(kube, clocks=Clocks(monotonic=lambda: clock_s))
-
-    def alternating(inputs: JobInputs) -> Decision:
-        nonlocal written, held
-        held += inputs.revised_often
-        if not inputs.replan:
-            return Decision()
-        written += 1
-        plan = labelled_config_map(str(written))
-        if written > 1:
-            plan["metadata"]["resourceVersion"] = kube.objects["configmaps", "ns", "job-plan"]["metadata"][
-                "resourceVersion"
-            ]
-        else:
-            del plan["metadata"]["resourceVersion"]
-        return Decision(plan=plan)
-
-    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=lambda _: telemetry)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heterotrain_operator.engine.reconcile.decide", alternating)
-        for scrape in range(60):
-            clock_s = float(scrape)
-            telemetry = Telemetry(sequence=scrape + 1)
-            await app.reconciler.run_once(KEY)
-    assert BURST <= written <= BURST + 60 / INTERVAL_S
-    assert held, "the status says why newer shares wait"
 
 
 @pytest.mark.parametrize("crash_after", range(8))

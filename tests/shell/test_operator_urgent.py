@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract import keys
-from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.decision import Decision
-from heterotrain_operator.decide.inputs import FitsNeeded, JobInputs
-from heterotrain_operator.engine import reconcile
-from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.memory import JobMemory
-from heterotrain_operator.threads import Threads
-from heterotrain_planner.perf.counters import MeanVariance, Observation
-from support.executors import AtOnce, ByHand
 from support.fake_cluster import FakeCluster, a_running_job, job_body
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app
+from support.operator_app import an_app
 from support.waiting import until
 
 WAIT_S = 60.0
 OTHER = JobKey("ns", "other")
-OBSERVATION = Observation(member="w/0", share_samples=8, steps=5, ended_s=1.0, compute=MeanVariance(mean=0.1))
-NEWS = Telemetry(sequence=1, observations={MemberId("w", 0): (OBSERVATION,)})
 
 
 def stored(kube: FakeKube, cluster: FakeCluster) -> None:
@@ -70,46 +60,6 @@ async def test_a_node_s_warning_waits_for_no_pass_over_another_job(monkeypatch: 
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-def with_news(app: App) -> App:
-    """Give the operator new telemetry of all jobs."""
-    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=lambda _: NEWS)
-    return app
-
-
-async def test_an_urgent_pass_leaves_new_telemetry_to_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, seen = AtOnce(), list[tuple[bool, bool]]()
-    app = with_news(an_app(FakeKube(), threads=Threads(executor, executor)))
-
-    def noted(inputs: JobInputs) -> Decision:
-        seen.append((inputs.replan, executor.working))
-        return Decision()
-
-    monkeypatch.setattr(reconcile, "decide", noted)
-    app.queue.add_urgent(KEY)
-    assert await app.reconciler.handle(await app.queue.get_urgent()) == "ok"
-    assert seen == [(False, False)], "on the event loop, without new shares"
-    async with asyncio.timeout(WAIT_S):
-        assert await app.reconciler.handle(await app.queue.get()) == "ok", "it comes again at once"
-    assert seen[1:] == [(True, True)]
-
-
-async def test_an_urgent_pass_that_needs_models_waits_for_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy, seen = ByHand(), list[bool]()
-    app = with_news(an_app(FakeKube(), threads=Threads(busy, AtOnce())))
-
-    def decided(inputs: JobInputs) -> Decision:
-        if not inputs.may_fit:
-            raise FitsNeeded
-        seen.append(inputs.replan)
-        return Decision()
-
-    monkeypatch.setattr(reconcile, "decide", decided)
-    app.queue.add_urgent(KEY)
-    assert await app.reconciler.handle(await app.queue.get_urgent()) == "ok"
-    assert seen == [True], "then it looks at the new telemetry, too"
-    assert not busy.waiting
 
 
 async def test_a_new_leader_answers_first_what_nobody_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,4 +59,4 @@ class ByHand(AtOnce):
 
 def at_once() -> Threads:
     """Return threads whose work is done at once, in the caller's."""
-    return Threads(AtOnce(), AtOnce())
+    return Threads(AtOnce())

@@ -17,13 +17,16 @@ from heterotrain_operator.cluster_state.parse import parse_job, parse_node, pars
 from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.store import NodeKind, Sequence
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
+from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView, ValidJob
 from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import decide
+from heterotrain_operator.decide.learn.job_model import JobModel, learn
 from heterotrain_operator.decide.lifecycle import Acceptance
+from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.stages import CoverOf
+from heterotrain_operator.decide.workers.capacity import free_slots
 from heterotrain_operator.engine.layout_planner import solve
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, NoLayout
@@ -116,7 +119,9 @@ class FakeCluster:
         """Whether the API server takes pods; ``refusal`` says why not."""
         self.blocked = ""
         self.grant = UNLIMITED
-        self.replan = True
+        self.model = JobModel()
+        self.learns = True
+        """Whether passes find what the telemetry of now shows; otherwise what was learned before."""
         self.cover_of: CoverOf = remembering_planner()
         self.foreign: dict[str, dict[str, float]] = {}
         self.deleted_job = False
@@ -195,20 +200,29 @@ class FakeCluster:
                 own[view.node] = added([own.get(view.node, {}), view.requests])
         return own
 
+    def learn(self) -> None:
+        """Learn from the present telemetry, as the operator does next to the passes."""
+        if isinstance(job := self.job_view, ValidJob):
+            self.model = learn(job, read_plan(job, self.plan_view).plan, self.telemetry, self.model)
+
     def observe(self) -> JobInputs:
         """Return the inputs of the next pass."""
+        if self.learns:
+            self.learn()
+        nodes = self.node_views
         return JobInputs(
             job=self.job_view,
             pods=self.pod_views,
-            nodes=self.node_views,
+            nodes=nodes,
+            slots_of=lambda shape: free_slots(shape, nodes.values(), self.used()),
             held=dict(self.node_kind.held),
             used=self.used,
             plan=self.plan_view,
             telemetry=self.telemetry,
+            model=self.model,
             acceptance=self.acceptance,
             refusal=self.refusal,
             blocked=self.blocked,
-            replan=self.replan,
             keep_pods=not self.may_create,
             gather_s=5.0,
             now_s=self.now_s,

@@ -92,7 +92,16 @@ class LoadTest:
     def read_from(self, prom: Prom) -> None:
         """Let the operator read telemetry, which it had none of so far."""
         app, settings = self.app, PrometheusSettings(url="http://x")
-        app.poller = Poller(prom, app.store, app.queue, app.metrics, settings, clocks=self._clocks, threads=app.threads)
+        app.poller = Poller(
+            prom,
+            app.store,
+            app.queue,
+            app.metrics,
+            settings,
+            learner=app.learner,
+            clocks=self._clocks,
+            threads=app.threads,
+        )
         app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=app.poller.telemetry_of)
 
     def create(self, number: int) -> None:

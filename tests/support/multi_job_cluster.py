@@ -17,6 +17,9 @@ from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import AllocationInput, Competition, competitions, takes_part
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.grants.persisted import persisted_grant
+from heterotrain_operator.decide.learn.persisted import persisted_throughput
+from heterotrain_operator.decide.learn.throughput import throughput_of
+from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.workers.capacity import AdmittedPod
 from heterotrain_operator.engine.allocator import shapes_of
 
@@ -46,7 +49,7 @@ class MultiJobCluster:
     def add(self, name: str, *pools: Body, **spec: Any) -> FakeCluster:
         """Add a job; later ones are younger."""
         cluster = FakeCluster(*pools, spec=spec)
-        cluster.replan = False  # speeds come from `speeds`, not from telemetry
+        cluster.learns = False  # speeds come from `speeds`, not from telemetry
         cluster.job["metadata"] |= {
             "name": name,
             "uid": f"uid-of-{name}",
@@ -65,12 +68,18 @@ class MultiJobCluster:
     def competitions(self) -> tuple[Competition, ...]:
         """Return the current competitions."""
         self._share_usage()
+        for cluster in self.jobs.values():
+            job = cluster.job_view
+            known = cluster.model.throughput if self.keeps_grants else persisted_throughput(job.status)
+            throughput = throughput_of(known, read_plan(job, cluster.plan_view).plan, cluster.telemetry)
+            cluster.model = replace(cluster.model, throughput=throughput)
         inputs = [
             AllocationInput(
                 job=cluster.job_view,
                 pods=cluster.pod_views,
                 plan=cluster.plan_view,
                 telemetry=cluster.telemetry,
+                throughput=cluster.model.throughput,
                 shapes=shapes_of(cluster.job_view),
                 admitted={
                     name: AdmittedPod(shape=shape, priority=self.priorities.get(cluster.job_view.key.name, 0))

@@ -142,8 +142,8 @@ class Training:
         self.cluster.telemetry = self.job.telemetry
         before = self.plan.revision
         self.cluster.step()
-        self.cluster.replan = False  # until there is new telemetry
+        self.cluster.learns = False  # until there is new telemetry
         self.cluster.settle()
-        self.cluster.replan = True
+        self.cluster.learns = True
         if self.plan.revision > before:
             self.revisions.append((self.plan.revision, self.progress.steps))

@@ -13,7 +13,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Membe
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.internal_status import InternalStatus
 from heterotrain_operator.api.tolerant import read_tolerantly
-from heterotrain_operator.decide.grants.persisted import compute_time, measured_exchange
+from heterotrain_operator.decide.learn.persisted import compute_time, measured_exchange
 from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
 from heterotrain_planner.perf.expected_maximum import common_variation
 from heterotrain_planner.perf.model import compute_s

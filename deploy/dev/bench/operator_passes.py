@@ -31,7 +31,7 @@ import aiohttp  # noqa: E402  # after the path is set
 import structlog  # noqa: E402  # after the path is set
 from aiohttp import web  # noqa: E402  # after the path is set
 from heterotrain_core.contract import keys  # noqa: E402  # after the path is set
-from heterotrain_operator.engine import poller, reconcile  # noqa: E402  # after the path is set
+from heterotrain_operator.engine import learner, poller, reconcile  # noqa: E402  # after the path is set
 from heterotrain_operator.engine.clocks import Clocks  # noqa: E402  # after the path is set
 from heterotrain_operator.engine.loop_delay import watch_delay  # noqa: E402  # after the path is set
 from heterotrain_operator.engine.responsiveness import keep_responsive  # noqa: E402  # after the path is set
@@ -128,6 +128,7 @@ class Bench:
         app.allocator._telemetry_of = app.poller.telemetry_of
         app.actor._status_interval_s = Settings().status_interval_s
         vars(reconcile)["decide"] = self.costs.timed("deciding", vars(reconcile)["decide"])
+        vars(learner)["learn"] = self.costs.timed("learning", vars(learner)["learn"])
         vars(client)["parse_answer"] = self.costs.timed("parsing an answer", vars(client)["parse_answer"])
         vars(poller)["_take"] = self.costs.timed("taking it", vars(poller)["_take"])
         vars(app.reconciler)["handle"] = self.costs.timed_pass(app.reconciler.handle)
@@ -161,6 +162,7 @@ class Bench:
             self.watch(session),
             app.allocator.run(),
             app.publisher.run(),
+            app.learner.run(),
             app.poller.run(),
             watch_delay(self.delays.append),
             *(app.reconciler.work(app.queue.get) for _ in range(app.settings.workers)),

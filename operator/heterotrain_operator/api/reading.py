@@ -13,7 +13,6 @@ from heterotrain_core.contract.choices import Choice
 from pydantic import ValidationError
 
 from heterotrain_operator.api.explain import explain
-from heterotrain_operator.api.lean import share_parts
 from heterotrain_operator.api.parallelism import problem_with_links
 from heterotrain_operator.api.schema import Model, broken_rules
 from heterotrain_operator.api.text import quoted
@@ -37,7 +36,7 @@ def read_spec(body: Mapping[str, Any]) -> HeteroTrainJobSpec:
     inexact = next(_inexact_choices(spec, body.get("spec"), "spec"), "")
     if problem := inexact or next(broken_rules(spec, "spec"), "") or beyond_rules(spec, body):
         raise SpecError(problem)
-    return share_parts(spec)
+    return spec
 
 
 def _inexact_choices(model: Model, given: Any, path: str) -> Iterator[str]:

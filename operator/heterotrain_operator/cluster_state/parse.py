@@ -14,7 +14,6 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.addresses import family_of
 from heterotrain_core.contract.outcome import LATEST_S
 
-from heterotrain_operator.api.lean import share_amounts, share_text
 from heterotrain_operator.api.network import MOST_PORT
 from heterotrain_operator.api.reading import SpecError, read_spec
 from heterotrain_operator.api.reading_status import read_status
@@ -89,20 +88,20 @@ def rfc3339_micro(time_s: float) -> str:
 
 def key_of(body: Mapping[str, Any]) -> JobKey:
     """Return the key of a job's own object."""
-    return JobKey(share_text(body["metadata"]["namespace"]), share_text(body["metadata"]["name"]))
+    return JobKey(body["metadata"]["namespace"], body["metadata"]["name"])
 
 
 def owner_key(body: Mapping[str, Any]) -> JobKey | None:
     """Return the job that an object belongs to by its label; ``None`` without the label."""
     metadata = body["metadata"]
     job = (metadata.get("labels") or {}).get(keys.LABEL_JOB)
-    return JobKey(share_text(metadata["namespace"]), share_text(job)) if job else None
+    return JobKey(metadata["namespace"], job) if job else None
 
 
 def controller_uid(body: Mapping[str, Any]) -> str:
     """Return the uid of the object that controls this one; empty without one."""
     owners = body["metadata"].get("ownerReferences") or ()
-    return share_text(next((each["uid"] for each in owners if each.get("controller")), ""))
+    return next((each["uid"] for each in owners if each.get("controller")), "")
 
 
 def template_patches(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -197,13 +196,13 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         name=metadata["name"],
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
-        pool=share_text(labels.get(keys.LABEL_POOL, "")),
+        pool=labels.get(keys.LABEL_POOL, ""),
         index=int(index) if valid else -1,
         on_demand=labels.get(keys.LABEL_CAPACITY_TYPE) != keys.CAPACITY_SPOT,
         owner_uid=controller_uid(body) if valid else "",
         ranks=_ranks(annotations.get(RANKS_ANNOTATION, "")),
-        phase=share_text(status.get("phase") or "Pending"),
-        node=share_text(spec.get("nodeName") or ""),
+        phase=status.get("phase") or "Pending",
+        node=spec.get("nodeName") or "",
         address=_address(status, annotations.get(keys.ANNOTATION_IP_FAMILY, "")),
         peer_port=_peer_port(annotations.get(keys.ANNOTATION_PEER_PORT, "")),
         created_s=seconds(metadata.get("creationTimestamp")),
@@ -212,36 +211,34 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         ready=is_ready,
         ready_since_s=seconds(since),
         gated=scheduled.get("status") == "False" and scheduled.get("reason") == "SchedulingGated",
-        gates=tuple(
-            share_text(str(gate.get("name") or "")) for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]
-        ),
-        template=share_text(annotations.get(TEMPLATE_ANNOTATION, "")[:_REQUEST_CHARS]),
-        restart=share_text(annotations.get(RESTART_ANNOTATION, "")[:_REQUEST_CHARS]),
+        gates=tuple(str(gate.get("name") or "") for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]),
+        template=annotations.get(TEMPLATE_ANNOTATION, "")[:_REQUEST_CHARS],
+        restart=annotations.get(RESTART_ANNOTATION, "")[:_REQUEST_CHARS],
         main_started=main_container(spec, annotations) in started,
         all_started=bool(spec.get("containers")) and started >= {each["name"] for each in spec["containers"]},
         avoids=tuple(filter(None, annotations.get(AVOIDS_ANNOTATION, "")[:MOST_AVOIDS].split(","))),
-        finalizers=tuple(map(share_text, metadata.get("finalizers") or ())),
+        finalizers=tuple(metadata.get("finalizers") or ()),
         noted=_noted({**annotations, **labels}),
         creating=is_creating(spec, status, annotations),
         refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
-        unschedulable=share_text(refused.get("message") or refused.get("reason") or ""),
+        unschedulable=refused.get("message") or refused.get("reason") or "",
         unschedulable_since_s=seconds(refused.get("lastTransitionTime")),
         scheduled_s=seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else 0.0,
-        waiting_reason=share_text(waiting[0]),
+        waiting_reason=waiting[0],
         waiting_message=waiting[1],
         ended=_ended(end_of(spec, status, annotations)),
         trouble_beside=trouble_beside(spec, status, annotations),
         disruption=_disruption(conditions, status),
-        requests=share_amounts({**pod_requests(spec), **more_requests(annotations.get(MORE_REQUESTS, ""))}),
+        requests={**pod_requests(spec), **more_requests(annotations.get(MORE_REQUESTS, ""))},
         priority=int(spec.get("priority") or 0),
-        plan_version=share_text(annotations.get(keys.ANNOTATION_PLAN, "")),
+        plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
         has_secret=not any(
             volume.get("name") == keys.CONTAINER_PLAN_VOLUME and "projected" not in volume
             for volume in spec.get("volumes") or ()
         ),
         fatal_probes=_fatal_probes(spec, annotations),
         all_ended=have_all_ended(spec, status),
-        image=share_text(_image(spec, annotations)),
+        image=_image(spec, annotations),
         conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
 
@@ -249,7 +246,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
 def _noted(marks: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the labels and annotations of Kubernetes' projects (``*.x-k8s.io``), in order."""
     found = sorted((key, value[:_NOTED_CHARACTERS]) for key, value in marks.items() if _PROJECTS in key)
-    return tuple((share_text(key), share_text(value)) for key, value in found)
+    return tuple(found)
 
 
 def _address(status: Mapping[str, Any], family: str) -> str:
@@ -300,12 +297,12 @@ def parse_node(body: Mapping[str, Any], announcements: Collection[str] = ()) -> 
     return NodeView(
         name=metadata["name"],
         resource_version=metadata["resourceVersion"],
-        labels={share_text(k): share_text(v) for k, v in (metadata.get("labels") or {}).items()},
+        labels=dict(metadata.get("labels") or {}),
         taints=tuple(
             Taint(key=each["key"], value=each.get("value") or "", effect=each.get("effect") or "")
             for each in spec.get("taints") or ()
         ),
-        allocatable=share_amounts(quantities(status.get("allocatable"))),
+        allocatable=quantities(status.get("allocatable")),
         readiness=NodeReadiness(ready),
         cordoned=bool(spec.get("unschedulable")),
         announced=announcement_of(body, announcements),

@@ -12,6 +12,7 @@ from heterotrain_operator.cluster_state.saved import SavedCheckpoint
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
+from heterotrain_operator.decide.learn.job_model import JobModel
 from heterotrain_operator.decide.lifecycle import Acceptance, Life, decide_life
 from heterotrain_operator.decide.plan.memory_limits import MemoryLimits, memory_limits
 from heterotrain_operator.decide.plan.plan import PlanInForce, read_plan
@@ -20,10 +21,6 @@ from heterotrain_operator.decide.workers.capacity import AdmittedPod, FreeSlots,
 from heterotrain_operator.decide.workers.failure_rules import judged
 from heterotrain_operator.decide.workers.failures import Accounts, account
 from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
-
-
-class FitsNeeded(BaseException):  # no error: it passes the guards of a pass, and its caller catches it
-    """The decision needs models of the members' speeds, which take too long for the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +34,17 @@ class JobInputs:
         acceptance: the API server's answer to a dry run of the job's pods.
         refusal: the API server's answer when it refused to create a pod in the previous pass; otherwise empty.
         blocked: its answer when it refused any other write; otherwise empty.
-        replan: whether telemetry holds data that the plan in force does not use yet. Shares for changed members are
-            decided in any case.
-        revised_often: whether new shares have to wait, because the plan was revised often lately.
+        model: what is learned from the job's telemetry.
         gather_s: longest time for which a ready worker waits for starting ones.
         grant: what the job may use of nodes that other jobs want, too.
         held: by name, the nodes that are held down now.
-        fault: an unexpected error of an earlier pass in a part that this pass leaves out, in one sentence; else empty.
         keep_plan: whether no plan is to be written, because the previous one was just refused.
         keep_pods: whether no pod is to be created, because one was just refused.
         taken_indices: worker indices whose names foreign pods have.
         saved: the newest checkpoint in the outcomes of pods that are gone; ``None`` for none.
         admitted: by pool, what admission makes of its pods, as far as that is known.
-        slots_of: how many more workers of a shape fit, from an index; ``None`` looks at ``nodes`` and ``used``.
+        slots_of: how many more workers of a shape fit.
         cover_of: the layout planner, for members of several workers.
-        may_fit: whether models may be fitted to measurements; otherwise ``FitsNeeded`` is raised where they are needed.
     """
 
     job: JobView
@@ -63,21 +56,18 @@ class JobInputs:
     acceptance: Acceptance
     refusal: str
     blocked: str
-    replan: bool
     gather_s: float
+    slots_of: Callable[[Shape], FreeSlots]
     now_s: float
+    model: JobModel = field(default_factory=JobModel)
     grant: JobGrant = UNLIMITED
     keep_plan: bool = False
-    revised_often: bool = False
     keep_pods: bool = False
     taken_indices: frozenset[int] = frozenset()
     saved: SavedCheckpoint | None = None
-    slots_of: Callable[[Shape], FreeSlots] | None = None
     admitted: Mapping[str, AdmittedPod] = field(default_factory=dict)
-    fault: str = ""
     held: Mapping[str, NodeView] = field(default_factory=dict)
     cover_of: CoverOf = lambda _: None
-    may_fit: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ from heterotrain_operator.decide.retry import asks_for_retry, tried_again
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
-from heterotrain_operator.decide.workers.capacity import FreeSlots, free_slots, less_slots, shape_of
+from heterotrain_operator.decide.workers.capacity import FreeSlots, less_slots, shape_of
 from heterotrain_operator.decide.workers.failures import mismatch_delay_s, restart_delay_s
 from heterotrain_operator.decide.workers.replicas import (
     NO_REPLICAS,
@@ -52,11 +52,7 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 
 def decide(inputs: JobInputs) -> Decision:
-    """Return what to do about a job now. Once that is done, deciding again returns nothing more to do.
-
-    Raises:
-        FitsNeeded: models are needed and may not be fitted here.
-    """
+    """Return what to do about a job now. Once that is done, deciding again returns nothing more to do."""
     job = inputs.job
     # 1. Leave alone what is not this operator's to decide.
     if job.deleting:
@@ -136,10 +132,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
                 shape = shape_of(manifest, pod_requests(manifest["spec"]))
             except ValueError:  # the template is refused with a sentence, before any worker is created
                 return FreeSlots(slots=0, matching_nodes=0, possible=False)
-        if inputs.slots_of is None:
-            found = free_slots(shape, inputs.nodes.values(), inputs.used())
-        else:
-            found = inputs.slots_of(shape)
+        found = inputs.slots_of(shape)
         avoided = [inputs.nodes[name] for name in blamed.get(pool.name, ())]
         return less_slots(found, shape, avoided, inputs.used()) if avoided else found
 

@@ -14,30 +14,16 @@ from heterotrain_core.contract.plan import Plan
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.faults import Faults
-from heterotrain_operator.decide.inputs import DerivedState, FitsNeeded, JobInputs
+from heterotrain_operator.decide.inputs import DerivedState, JobInputs
+from heterotrain_operator.decide.learn.job_model import JobModel
 from heterotrain_operator.decide.objects.objects import build_plan_object, plan_size_problem
-from heterotrain_operator.decide.plan.arrangement import Arrangement, arrange, arrangement_of
+from heterotrain_operator.decide.plan.arrangement import arrange
 from heterotrain_operator.decide.plan.membership import MembershipDecision
 from heterotrain_operator.decide.plan.memory_limits import limited
 from heterotrain_operator.decide.plan.plan import next_plan
 from heterotrain_operator.decide.plan.shares import Shares, share_out
-from heterotrain_operator.decide.plan.stages import LayoutState, plan_members
+from heterotrain_operator.decide.plan.stages import PlannedMembers, plan_members
 from heterotrain_operator.decide.workers.state import WorkerState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMembers:
-    """Members of the next plan.
-
-    Attributes:
-        membership: workers of the next generation; ``None`` in it keeps the generation in force.
-        arrangement: how they form members, where that is planned; otherwise ``None``.
-        state: what is known about planned layouts; ``None`` where layouts are not planned.
-    """
-
-    membership: MembershipDecision
-    arrangement: Arrangement | None = None
-    state: LayoutState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +46,9 @@ def members_of_next_plan(
     if not job.spec.parallelism.is_planned:
         return PlannedMembers(membership=membership)
 
-    def planned() -> PlannedMembers:
-        found = plan_members(
+    return faults.guard(
+        "the layouts of members",
+        lambda: plan_members(
             job.spec,
             membership,
             derived.in_force.plan,
@@ -69,12 +56,7 @@ def members_of_next_plan(
             memory=derived.memory.text,
             cover_of=inputs.cover_of,
             now_s=inputs.now_s,
-        )
-        return PlannedMembers(membership=found.membership, arrangement=found.arrangement, state=found.state)
-
-    return faults.guard(
-        "the layouts of members",
-        planned,
+        ),
         lambda: PlannedMembers(membership=replace(membership, workers=None)),
         instead="the plan in force stays",
     )
@@ -85,9 +67,8 @@ def shares_of_next_plan(
 ) -> PlannedShares:
     """Return the plan; if measurements can't be used, one without them, because members may have to change."""
 
-    def planned(telemetry: Telemetry, *, replan: bool) -> PlannedShares:
-        usable = replace(inputs, telemetry=telemetry, replan=replan)
-        shares = _decide_shares(usable, derived, job, members)
+    def planned(telemetry: Telemetry, model: JobModel) -> PlannedShares:
+        shares = _shares(replace(inputs, telemetry=telemetry, model=model), derived, job, members)
         plan = None if inputs.keep_plan else next_plan(job, job.spec, derived.in_force, members.membership, shares)
         body = _plan_object(inputs, derived, plan)
         if plan is not None and body is not None and (problem := plan_size_problem(plan, body["data"][keys.PLAN_KEY])):
@@ -96,32 +77,27 @@ def shares_of_next_plan(
 
     return faults.guard(
         "shares",
-        lambda: planned(inputs.telemetry, replan=inputs.replan),
+        lambda: planned(inputs.telemetry, inputs.model),
         lambda: faults.guard(
-            "a plan", lambda: planned(Telemetry(), replan=False), PlannedShares, instead="the plan in force stays"
+            "a plan", lambda: planned(Telemetry(), JobModel()), PlannedShares, instead="the plan in force stays"
         ),
         instead="training goes on without new measurements",
     )
 
 
-def _decide_shares(inputs: JobInputs, derived: DerivedState, job: ValidJob, members: PlannedMembers) -> Shares | None:
-    """Return the shares of new members, or new shares of the same ones; ``None`` when there is nothing to decide on."""
-    plan, workers = derived.in_force.plan, members.membership.workers
+def _shares(inputs: JobInputs, derived: DerivedState, job: ValidJob, members: PlannedMembers) -> Shares | None:
+    """Return the shares of new members, or the learned shares of the same ones; ``None`` without any."""
+    plan, workers, model = derived.in_force.plan, members.membership.workers, inputs.model
     if workers is not None:
         arrangement = members.arrangement or arrange(workers, job.spec.parallelism.mode)
-        return _share_out(inputs, job, arrangement, plan)
-    if plan is None or not plan.members or not inputs.replan:
+        known = model.throughput.exchange
+        return share_out(job.spec, arrangement, inputs.telemetry, model.speeds, plan=plan, exchange=known)
+    if plan is None or not plan.members:
         return None
     leaving = {worker.pod.uid for worker in derived.workers if worker.ended or worker.state is WorkerState.LEAVING}
     if any(rank.worker_uid in leaving for rank in plan.ranks):
         return None  # the job is finishing, or its members change next: these members need no other shares
-    return _share_out(inputs, job, arrangement_of(plan), plan)
-
-
-def _share_out(inputs: JobInputs, job: ValidJob, arrangement: Arrangement, plan: Plan | None) -> Shares:
-    if inputs.telemetry.observations and not inputs.may_fit:
-        raise FitsNeeded
-    return share_out(job.spec, arrangement, inputs.telemetry, plan=plan, exchange=inputs.grant.throughput.exchange)
+    return model.shares_of(plan, generation=job.generation)
 
 
 def _plan_object(inputs: JobInputs, derived: DerivedState, new_plan: Plan | None) -> dict[str, Any] | None:

@@ -30,8 +30,9 @@ from heterotrain_operator.decide.workers.capacity import AdmittedPod, Shape, sha
 from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.engine.queue import Queue, QueueLine
+from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.turns import Turns
 from heterotrain_operator.threads import Threads
 
@@ -75,6 +76,7 @@ class Allocator:
 
     Args:
         telemetry_of: a job's telemetry from Prometheus.
+        learner: what is learned from it.
         threads: decide.
         namespace_weights: weights of namespaces; others have weight 1.
         admitted: what admission makes of the pods of each job.
@@ -91,6 +93,7 @@ class Allocator:
         metrics: OperatorMetrics,
         *,
         telemetry_of: Callable[[JobView], Telemetry],
+        learner: Learner,
         clocks: Clocks,
         threads: Threads,
         namespace_weights: Mapping[str, float] | None = None,
@@ -101,6 +104,7 @@ class Allocator:
         self._queue = queue
         self._metrics = metrics
         self._telemetry_of = telemetry_of
+        self._learner = learner
         self._clocks = clocks
         self._threads = threads
         self._namespace_weights = namespace_weights or {}
@@ -216,8 +220,7 @@ class Allocator:
             before, entry.grant = entry.grant, grant
             self._count_moves(competitors[key].spec, before, grant)
             if _relevant(grant) != _relevant(before):
-                moved = grant.limits != before.limits and competitors[key].job.status.training_since is not None
-                self._queue.add(key, line=QueueLine.MOVING if moved else None)
+                self._queue.add(key)
             elif grant.message != before.message:  # other words for the same, often in the grant of every job at once
                 self._queue.add_news(key)
             if grant.limits != before.limits and grant.reason:
@@ -250,6 +253,7 @@ class Allocator:
                 pods=[pod for pod in self._pods_of(key) if pod.owner_uid == entry.uid],
                 plan=self._store.plans.get(key),
                 telemetry=self._telemetry_of(jobs[key]),
+                throughput=self._learner.model_of(jobs[key]).throughput,
                 shapes=entry.shapes,
                 admitted=entry.admitted,
             )

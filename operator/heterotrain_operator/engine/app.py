@@ -35,12 +35,13 @@ from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.allocator import Allocator, wait_at_most
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.layout_planner import LayoutPlanner
+from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.loop_delay import watch_delay
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.plugins import ResourceReader
 from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.publisher import Publisher
-from heterotrain_operator.engine.queue import Queue, QueueLine
+from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
 from heterotrain_operator.engine.responsiveness import keep_responsive
 from heterotrain_operator.engine.resync import list_foreign, relist
@@ -80,7 +81,6 @@ class App:
             jitter=lambda: random.uniform(0.8, 1.2),  # noqa: S311  # spreads retries
             waited=self.metrics.note_queued,
             monotonic=clocks.monotonic,
-            line_of=self._line_of,
         )
         self.publisher = Publisher(kube, clocks=clocks)
         self.actor = Actor(
@@ -94,8 +94,16 @@ class App:
             egress=egress_rules(settings.egress),
         )
         self.threads = threads
+        self.learner = Learner(self.store, self.queue, self.metrics, clocks=clocks, threads=threads)
         self.poller = Poller(
-            prom, self.store, self.queue, self.metrics, settings.prometheus, clocks=clocks, threads=threads
+            prom,
+            self.store,
+            self.queue,
+            self.metrics,
+            settings.prometheus,
+            learner=self.learner,
+            clocks=clocks,
+            threads=threads,
         )
         admitted = AdmittedPods()
         self.allocator = Allocator(
@@ -103,6 +111,7 @@ class App:
             self.queue,
             self.metrics,
             telemetry_of=self.poller.telemetry_of,
+            learner=self.learner,
             clocks=clocks,
             threads=threads,
             namespace_weights=namespace_weights(settings.namespace_weights),
@@ -111,6 +120,7 @@ class App:
         )
         sources = JobInputSources(
             telemetry_of=self.poller.telemetry_of,
+            learner=self.learner,
             grant_of=self.allocator.grant_of,
             cover_of=LayoutPlanner(self.queue.add_unless_failing, threads).cover_of,
             gather_s=settings.gather_s,
@@ -126,7 +136,6 @@ class App:
             sources=sources,
             more_requests=self.devices.requests_of,
             clocks=clocks,
-            threads=threads,
         )
         self.metrics_access = MetricsAccess(kube, path=METRICS_PATH, monotonic=clocks.monotonic)
         self.elector: Elector | None = None
@@ -152,9 +161,6 @@ class App:
         self._listed: dict[str, set[str]] = {}
         """By kind, the uids of the objects in the list with which its watch started."""
         self._watch_gap = asyncio.Event()
-
-    def _line_of(self, key: JobKey) -> QueueLine:
-        return self.reconciler.line_of(key)
 
     # --- watch events ------------------------------------------------------------------------------------------------
 
@@ -318,6 +324,7 @@ class App:
                 self.metrics.leader.set(1)
                 log.info("leading", identity=self.settings.identity)
                 tasks.create_task(self.allocator.run(), name="allocation")
+                tasks.create_task(self.learner.run(), name="learner")
                 tasks.create_task(self.publisher.run(), name="events")
                 # The previous leader may not have handled the latest changes.
                 self.queue.add_low_priority(self.store.newest_first())
@@ -386,7 +393,10 @@ class App:
     def healthy(self) -> bool:
         """Whether full lists still succeed, and neither a pass over a job nor another task hangs."""
         listed = self._clocks.monotonic() - self._listed_s < STALE_LISTS * self.settings.relist_s
-        longest_s = max(self.reconciler.longest_pass_s, self.poller.busy.seconds, self.allocator.busy.seconds)
+        longest_s = max(
+            self.reconciler.longest_pass_s,
+            *(each.busy.seconds for each in (self.poller, self.learner, self.allocator)),
+        )
         return not self.synced or (listed and longest_s < STUCK_S)
 
 

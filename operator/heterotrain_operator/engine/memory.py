@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from heterotrain_operator.cluster_state.saved import SavedCheckpoint
 from heterotrain_operator.decide.lifecycle import Acceptance
-from heterotrain_operator.decide.plan.revision import BoundaryDistance
-from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
-from heterotrain_operator.decide.workers.capacity import AdmittedPod, Shape
 from heterotrain_operator.engine.start_problems import StartProblems
 
 FIRST_RETRY_S = 20.0
@@ -50,18 +46,9 @@ class JobMemory:
         numbers_slot_s: when new numbers may be written, by all jobs' turns; ``None`` when there are none.
         numbers_wait_s: seconds until that, after the last pass.
         numbers_version: resource version of the job with the last status update that brought numbers only.
-        trains: whether it has begun to train since it was started or resumed.
         logged_reason: reason of the last decision that was logged.
         logged_fault: sentence of the last unexpected error that was logged; empty after a pass without one.
-        planned_for: generation of the spec and sequence number of the telemetry behind the last shares.
-        revisions: how many times the plan may be revised now.
         start_problems: warnings about workers that do not start.
-        planning_due_s: new telemetry may lead to new shares from this time on.
-        planning_slot_s: when the fits to new telemetry may begin; ``None`` without new telemetry.
-        planning_lane: the lane of that slot.
-        planning_took_s: seconds of processor time of the last decision on new telemetry.
-        shapes: what a worker of each pool needs of a node.
-        shapes_for: generation of the spec, and what admission adds, that ``shapes`` come from.
         conflicts: passes in a row that a conflict ended.
         relearns: whether an earlier leader had the pods accepted, so that what admission adds is not known yet.
     """
@@ -80,18 +67,9 @@ class JobMemory:
     numbers_slot_s: float | None = None
     numbers_wait_s: float | None = None
     numbers_version: str = ""
-    trains: bool = False
     logged_reason: str = ""
     logged_fault: str = ""
-    planned_for: tuple[int, int] = (0, 0)
-    revisions: RevisionBudget = field(default_factory=RevisionBudget)
     start_problems: StartProblems = field(default_factory=StartProblems)
-    planning_due_s: float = float("-inf")
-    planning_slot_s: float | None = None
-    planning_lane: BoundaryDistance = BoundaryDistance.FAR
-    planning_took_s: float = 0.0
-    shapes: tuple[Shape, ...] = ()
-    shapes_for: tuple[int, Mapping[str, AdmittedPod]] | None = None
     relearns: bool = False
     conflicts: int = 0
 

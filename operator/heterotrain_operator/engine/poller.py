@@ -20,10 +20,11 @@ from heterotrain_operator.cluster_state.profiles import needs_profiles
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
-from heterotrain_operator.decide.grants.persisted import compute_time
+from heterotrain_operator.decide.learn.persisted import compute_time
 from heterotrain_operator.decide.plan.decoded import decoded
 from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromBadAnswer, PromError
@@ -79,6 +80,7 @@ class Poller:
 
     Args:
         prom: ``None`` when telemetry is switched off.
+        learner: learns from what is new.
         threads: take long answers.
 
     Attributes:
@@ -93,6 +95,7 @@ class Poller:
         metrics: OperatorMetrics,
         settings: PrometheusSettings,
         *,
+        learner: Learner,
         clocks: Clocks,
         threads: Threads,
     ) -> None:
@@ -101,6 +104,7 @@ class Poller:
         self._queue = queue
         self._metrics = metrics
         self._settings = settings
+        self._learner = learner
         self._clocks = clocks
         self._threads = threads
         self.busy = BusyTime(clocks.monotonic)
@@ -207,7 +211,7 @@ class Poller:
                 in_thread = len(answer.values) > ROWS_AT_ONCE
                 taken, took_s = await self._threads.run(timed) if in_thread else timed()
                 self._take_s = min(MOST_TAKE_S, took_s)
-                if taken.news:
+                if taken.news and not self._learner.note(job, history.telemetry):
                     self._queue.add_news(job.key)
             except PromError as error:
                 self._metrics.telemetry_reads.labels(result=error.reason).inc()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -19,38 +19,30 @@ from heterotrain_operator.cluster_state.views import JobKey, JobView, PodView, V
 from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.faults import Fault, with_fault
 from heterotrain_operator.decide.grants.grant import JobGrant
-from heterotrain_operator.decide.inputs import FitsNeeded, JobInputs
+from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.common_parts import size_problem
 from heterotrain_operator.decide.objects.pods import build_pod, problem_of_templates
-from heterotrain_operator.decide.plan.plan import read_plan
-from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary, next_boundary
 from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.decide.plugins import registry as plugins
-from heterotrain_operator.decide.workers.capacity import AdmittedPod, FreeSlots, Shape, admitted_pod
-from heterotrain_operator.engine.act import EARLY_S, Actor
+from heterotrain_operator.decide.workers.capacity import AdmittedPod, admitted_pod
+from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.admitted import AdmittedPods, digest_of_any_job
-from heterotrain_operator.engine.allocator import shapes_of
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.engine.planning import UNKNOWN_S, PlanningSlots
-from heterotrain_operator.engine.queue import Queue, QueueLine
+from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.slot_index import SlotIndex
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
 from heterotrain_operator.kube.verbs import Body, Kube
-from heterotrain_operator.threads import Threads
 
 LONGEST_RETRY_S = 320.0
 """The pause between dry runs of a refused template doubles each time, up to this many seconds."""
-PLANNING_PART = 20
-"""New telemetry may keep the processor busy with new shares for one part in this many, however large the job."""
 FAULT_RETRY_S = 60.0
 """Seconds until a part of a pass that failed by a bug is computed again, if nothing changes before."""
-LARGE_JOB = 200
-"""A job with more pods is decided in a thread: that takes 0.03 ms a pod, and the event loop should wait for less."""
 ACCEPTED_S = 300.0
 """Seconds for which the answer to a dry run holds for pods of other jobs that are the same otherwise."""
 RELEARN_S = 60.0
@@ -68,6 +60,7 @@ class JobInputSources:
 
     Attributes:
         telemetry_of: a job's telemetry from Prometheus.
+        learner: what is learned from it.
         cover_of: the layout planner for a job.
         grant_of: a job's grant of nodes for which several jobs compete.
         admitted: what admission makes of the pods of each job.
@@ -75,6 +68,7 @@ class JobInputSources:
     """
 
     telemetry_of: Callable[[JobView], Telemetry]
+    learner: Learner
     grant_of: Callable[[JobView], JobGrant]
     cover_of: Callable[[JobKey], CoverOf]
     gather_s: float
@@ -95,7 +89,6 @@ class Reconciler:
         sources: JobInputSources,
         more_requests: Callable[[str, Body], Awaitable[Mapping[str, float]]],
         clocks: Clocks,
-        threads: Threads,
     ) -> None:
         self._kube = kube
         self._store = store
@@ -105,7 +98,6 @@ class Reconciler:
         self._sources = sources
         self._clocks = clocks
         self._memories: dict[JobKey, JobMemory] = {}
-        self._planning = PlanningSlots()
         self._slots = SlotIndex(store)
         self._more_requests = more_requests
         self._accepted_pods: dict[bytes, tuple[float, AdmittedPod | None]] = {}
@@ -113,7 +105,6 @@ class Reconciler:
         self._relearn_due_s = clocks.monotonic() + RELEARN_S
         self._begun_s: dict[JobKey, float] = {}
         """When each pass in progress began."""
-        self._threads = threads
 
     async def work(self, get: Callable[[], Awaitable[JobKey]]) -> None:
         """Reconcile jobs from the queue, which ``get`` takes one from, until cancelled."""
@@ -219,6 +210,7 @@ class Reconciler:
         if job is None:
             self._queue.forget(key)
             self._forget(key)
+            self._sources.learner.forget(key)
             # The garbage collector has deleted the job's pods, but finalizers may keep some.
             owned = [pod for pod in self._store.pods.of_job(key) if pod.owner_uid]
             await self._actor.edit(plugins.edits(owned, ended=False))
@@ -236,11 +228,9 @@ class Reconciler:
             now_s=self._clocks.monotonic(),
         )
         # 3. Decide.
-        decision, planning_s = await self._decide(job, acceptance, memory)
-        if decision.faults or planning_s is None:  # otherwise the part that failed may have been left out
-            self._note_faults(job, decision.faults, memory)
+        decision = self._decide(job, acceptance, memory)
+        self._note_faults(job, decision.faults, memory)
         # 4. Show the decision.
-        memory.trains = decision.status is not None and decision.status.training_since is not None
         self._metrics.job_gauges.show(key, job.uid, decision.status, job.spec)
         if decision.reason and decision.reason != memory.logged_reason:
             log.info("decided", job=key.name, namespace=key.namespace, reason=decision.reason)
@@ -252,10 +242,9 @@ class Reconciler:
             if self._store.jobs.get(key) is None or job.deleting or await self._is_gone(job):
                 return None  # the job was deleted in the meantime
             raise
-        # 6. Choose the time of the next pass; what brings only new numbers or shares comes after all other jobs.
-        routine_s = min((wait_s for wait_s in (memory.numbers_wait_s, planning_s) if wait_s is not None), default=None)
-        if routine_s is not None:
-            self._queue.add_routine_after(key, routine_s)
+        # 6. Choose the time of the next pass; what brings only new numbers comes after all other jobs.
+        if memory.numbers_wait_s is not None:
+            self._queue.add_routine_after(key, memory.numbers_wait_s)
         due_s = memory.retry_due_s()
         refused_s = None if due_s is None else max(0.0, due_s - self._clocks.monotonic())
         fault_s = FAULT_RETRY_S if decision.faults else None
@@ -266,13 +255,6 @@ class Reconciler:
         """Return a job's pods, with the warnings about those that do not start."""
         memory, pods = self._memories.get(key), self._store.pods.of_job(key)
         return pods if memory is None else memory.start_problems.added_to(pods)
-
-    def line_of(self, key: JobKey) -> QueueLine:
-        """Return how far a job has come."""
-        if not self._store.pods.has_any(key):
-            return QueueLine.NEW
-        memory = self._memories.get(key)
-        return QueueLine.TRAINING if memory is not None and memory.trains else QueueLine.STARTING
 
     def wrote_numbers(self, key: JobKey, version: str) -> bool:
         """Return whether this state of a job is one that a pass wrote, and nothing but numbers changed by it."""
@@ -311,109 +293,38 @@ class Reconciler:
         if memory is not None:
             self._metrics.job_gauges.show(key, memory.uid, None)
 
-    async def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> tuple[Decision, float | None]:
-        """Decide; also return the seconds until telemetry that has to wait may lead to new shares.
-
-        Models are fitted to telemetry in a thread, so that other jobs go on meanwhile, and a large job is decided in
-        one. All else takes milliseconds. An urgent pass leaves new telemetry to the next one, unless it needs models.
-        """
+    def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> Decision:
+        """Decide from values that are known: nothing here waits, and models were fitted before."""
         started_s = self._clocks.monotonic()
-        urgent = self._queue.is_urgent(job.key)
         telemetry = self._sources.telemetry_of(job)
-        news = memory.planned_for != (job.generation, telemetry.sequence)
-        due_s = max(memory.planning_due_s, started_s + memory.revisions.wait_s(started_s))
-        if news and started_s >= due_s - EARLY_S:
-            due_s = self._planning_slot_s(job, telemetry, memory, now_s=started_s)
-        due = started_s >= due_s - EARLY_S
-        inputs = JobInputs(
-            job=job,
-            pods=memory.start_problems.added_to(self._store.pods.of_job(job.key)),
-            nodes=self._store.nodes.all(),
-            held=self._store.nodes.held,
-            used=self._store.used,
-            plan=self._store.plans.get(job.key),
-            telemetry=telemetry,
-            acceptance=acceptance,
-            refusal=memory.pod_refusal,
-            blocked=memory.other_refusal,
-            keep_plan=not memory.may_try("plan", now_s=started_s),
-            keep_pods=not memory.may_try("pods", now_s=started_s),
-            taken_indices=frozenset(memory.taken_indices),
-            saved=memory.saved,
-            replan=news and due,
-            revised_often=memory.revisions.wait_s(started_s) > 0,
-            gather_s=self._sources.gather_s,
-            fault=memory.logged_fault if news and not due else "",
-            now_s=self._clocks.wall(),
-            grant=self._sources.grant_of(job),
-            slots_of=self._slots.free_slots,
-            admitted=self._sources.admitted.of(job),
-            cover_of=self._sources.cover_of(job.key),
-            may_fit=False,
+        self._sources.learner.note(job, telemetry)  # the spec may be new
+        decision = decide(
+            JobInputs(
+                job=job,
+                pods=memory.start_problems.added_to(self._store.pods.of_job(job.key)),
+                nodes=self._store.nodes.all(),
+                held=self._store.nodes.held,
+                used=self._store.used,
+                plan=self._store.plans.get(job.key),
+                telemetry=telemetry,
+                model=self._sources.learner.model_of(job),
+                acceptance=acceptance,
+                refusal=memory.pod_refusal,
+                blocked=memory.other_refusal,
+                keep_plan=not memory.may_try("plan", now_s=started_s),
+                keep_pods=not memory.may_try("pods", now_s=started_s),
+                taken_indices=frozenset(memory.taken_indices),
+                saved=memory.saved,
+                gather_s=self._sources.gather_s,
+                now_s=self._clocks.wall(),
+                grant=self._sources.grant_of(job),
+                slots_of=self._slots.free_slots,
+                admitted=self._sources.admitted.of(job),
+                cover_of=self._sources.cover_of(job.key),
+            )
         )
-        timed, considered = None, news and due
-        fits = considered and bool(telemetry.observations)  # then models are needed for certain
-        if (urgent or not fits) and len(inputs.pods) <= LARGE_JOB:
-            with suppress(FitsNeeded):
-                timed = self._timed(replace(inputs, replan=False, fault=memory.logged_fault) if fits else inputs)
-                considered = considered and not fits
-        if timed is None:
-            inputs = self._for_thread(inputs, memory)
-            run = self._threads.run_urgently if urgent else self._threads.run
-            timed = await run(self._timed, inputs)
-        decision, spent_s = timed
-        took_s = self._clocks.monotonic() - started_s
-        self._metrics.decision_seconds.observe(took_s)
-        if considered:
-            memory.planning_slot_s = None
-            memory.planning_took_s = spent_s
-            if not decision.faults:
-                memory.planned_for = (job.generation, telemetry.sequence)
-            # A bug that telemetry leads to would come back with each scrape.
-            memory.planning_due_s = started_s + (FAULT_RETRY_S if decision.faults else spent_s * PLANNING_PART)
-            if decision.plan is not None:
-                memory.revisions = memory.revisions.spent(started_s)
-        return decision, max(0.0, due_s - started_s) if news and not considered else None
-
-    def _timed(self, inputs: JobInputs) -> tuple[Decision, float]:
-        """Decide; also return the seconds of processor time that it took in this thread."""
-        began_s = self._clocks.processor()
-        return decide(inputs), self._clocks.processor() - began_s
-
-    def _for_thread(self, inputs: JobInputs, memory: JobMemory) -> JobInputs:
-        """Return inputs for a decision that may fit models in a thread: the store may change meanwhile."""
-        used = self._store.used()
-        return replace(
-            inputs,
-            nodes=dict(inputs.nodes),
-            held=dict(inputs.held),
-            used=lambda: used,
-            slots_of=self._known_slots_of(inputs.job, memory),
-            may_fit=True,
-        )
-
-    def _known_slots_of(self, job: JobView, memory: JobMemory) -> Callable[[Shape], FreeSlots]:
-        """Return the free slots of the job's pools as they are now, for a decision in a thread."""
-        admitted = self._sources.admitted.of(job)
-        if memory.shapes_for != (job.generation, admitted) and isinstance(job, ValidJob):
-            memory.shapes_for, memory.shapes = (job.generation, admitted), ()
-            with suppress(ValueError):  # the template is refused with a sentence
-                memory.shapes = tuple(shapes_of(job, admitted).values())
-        known = [(shape, self._slots.free_slots(shape)) for shape in memory.shapes]
-        none = FreeSlots(slots=0, matching_nodes=0, possible=False)
-        return lambda shape: next((found for each, found in known if each == shape), none)
-
-    def _planning_slot_s(self, job: JobView, telemetry: Telemetry, memory: JobMemory, *, now_s: float) -> float:
-        """Return when the job may fit models; it keeps a slot that it has, unless its boundary is near now."""
-        plan = read_plan(job, self._store.plans.get(job.key)).plan
-        distance = BoundaryDistance.NEAR
-        if plan is not None and isinstance(job, ValidJob):
-            distance = distance_to_boundary(next_boundary(job.spec.training.rebalance, plan, telemetry), telemetry)
-        if memory.planning_slot_s is None or (distance is not memory.planning_lane and now_s < memory.planning_slot_s):
-            takes_s = memory.planning_took_s or UNKNOWN_S
-            memory.planning_slot_s = self._planning.reserve(distance, takes_s=takes_s, now_s=now_s)
-            memory.planning_lane = distance
-        return memory.planning_slot_s
+        self._metrics.decision_seconds.observe(self._clocks.monotonic() - started_s)
+        return decision
 
     async def _acceptance(self, job: JobView, memory: JobMemory) -> tuple[Acceptance, float | None]:
         """Return the API server's answer to dry runs of the job's pods, and the seconds until the next dry run."""

@@ -46,18 +46,45 @@ class MemberFits:
     exchange: ExchangeModel
 
     def models(self, *, total_samples: int | None = None) -> tuple[MemberModel, ...]:
+        """Return the models of the members; see ``all_models``."""
+        return self.all_models(total_samples=total_samples)[0]
+
+    def all_models(
+        self, *, total_samples: int | None = None
+    ) -> tuple[tuple[MemberModel, ...], tuple[MemberModel, ...]]:
         """Return a model for each member: its own, leaning on its pool where it is thin, or an assumed one.
 
-        ``compute`` is ``None`` only where no member was ever observed.
+        The second tuple has the models of former members. ``compute`` is ``None`` only where no member was ever
+        observed.
 
         Args:
             total_samples: the global batch for which shares are sought. If it is about the one of the last steps,
-            models
-                are fitted to be right near the shares of those steps, in case times are not linear. Otherwise, or with
-                ``None``, they are fitted for all shares alike.
+                models are fitted to be right near the shares of those steps, in case times are not linear. Otherwise,
+                or with ``None``, they are fitted for all shares alike.
         """
+        data = self.data[: len(self.evidence)]
+        found = self._fitted(near=total_samples is not None and _near(data, total_samples))
+        noise = step_noise(data, found)
+        variations = own_variations(
+            [member.observations for member in self.evidence],
+            noise.variations,
+            within_parts=noise.within_parts,
+            hiccup_variances=noise.hiccup_variances,
+        )
+        former = self.alone[len(self.evidence) :]
+        with_noise = [
+            replace(_with_long_steps(model, noise, pace=self.now_ratio), hiccups=noise.hiccups)
+            for model in (*found, *former)
+        ]
+        members = zip(with_noise[: len(found)], variations, strict=True)
+        return (
+            tuple(replace(model, variation=variation) for model, variation in members),
+            tuple(with_noise[len(found) :]),
+        )
+
+    def _fitted(self, *, near: bool) -> list[MemberModel]:
+        """Return the members' models without the noise of steps, near the shares of the last steps or for all."""
         known = (*self.evidence, *self.former)
-        near = total_samples is not None and _near(self.data[: len(self.evidence)], total_samples)
         found = []
         for rank, member in enumerate(self.evidence):
             mates = [self.alone[i] for i, m in enumerate(known) if m.pool and m.pool == member.pool and i != rank]
@@ -71,17 +98,7 @@ class MemberFits:
         if near:
             bent = time_curves(self.data[: len(self.evidence)], found, [m.pool for m in self.evidence])
             found = [replace(model, curve=curve) for model, curve in zip(found, bent, strict=True)]
-        noise = step_noise(self.data[: len(self.evidence)], found)
-        variations = own_variations(
-            [member.observations for member in self.evidence],
-            noise.variations,
-            within_parts=noise.within_parts,
-            hiccup_variances=noise.hiccup_variances,
-        )
-        return tuple(
-            replace(_with_long_steps(model, noise, pace=self.now_ratio), variation=variation, hiccups=noise.hiccups)
-            for model, variation in zip(found, variations, strict=True)
-        )
+        return found
 
 
 def fit_members(evidence: Sequence[MemberEvidence], former: Sequence[MemberEvidence] = ()) -> MemberFits:
@@ -122,6 +139,18 @@ def _with_long_steps(model: MemberModel, noise: StepNoise, *, pace: float) -> Me
     return replace(found, compute=replace(found.compute, update_s=found.compute.update_s + noise.excess_s))
 
 
+def assumed_model(pool: str, known: Sequence[tuple[str, MemberModel]]) -> MemberModel:
+    """Return the model to assume of a member that was never observed.
+
+    Args:
+        pool: its pool.
+        known: models of the others, each with its pool.
+    """
+    mates = [model for name, model in known if pool and name == pool]
+    found = _assumed(fit_data(None), pool, mates, [model for _, model in known])
+    return replace(found, pooled=any(mate.quality is FitQuality.OK for mate in mates))
+
+
 def _assumed(own: MemberModel, pool: str, mates: Sequence[MemberModel], everyone: Sequence[MemberModel]) -> MemberModel:
     """Return the model of a member without usable data: that of its pool's middle member, or of the middle of all."""
     of_pool = _middle(mates)
@@ -132,6 +161,7 @@ def _assumed(own: MemberModel, pool: str, mates: Sequence[MemberModel], everyone
         own,
         compute=like.compute,
         variation=like.variation,
+        hiccups=like.hiccups,
         quality=FitQuality.THIN,
         largest_share_samples=like.largest_share_samples,
         reason=f"{own.reason}; assumed to be like {f'pool {pool}' if of_pool else 'the middle member'}",

@@ -115,16 +115,27 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
         request: members, batch and current shares.
         fits: of the request's members, by a caller that needs them more than once; ``None`` fits them here.
     """
+    fits = fit_members(request.members, request.former) if fits is None else fits
+    return shares_of_models(request, fits.models(total_samples=request.total_samples), fits.exchange)
+
+
+def shares_of_models(
+    request: SharesRequest, models: Sequence[MemberModel], exchange: ExchangeModel
+) -> SharesDecision | Infeasible:
+    """Return the shares that these models of the members support; see ``decide_shares``.
+
+    Args:
+        request: members, batch and current shares.
+        models: of each member.
+        exchange: between them.
+    """
     # 1. Check the limits: can these members share the batch at all?
     evidence = request.members
     even = balance(request.total_samples, [split_member(m, _ALIKE) for m in evidence])
     if isinstance(even, Infeasible):
         return even
 
-    # 2. Fit every member's speed, and the exchange.
-    fits = fit_members(evidence, request.former) if fits is None else fits
-    models = fits.models(total_samples=request.total_samples)
-    exchange = fits.exchange
+    # 2. Bend the members' lines where their times are known to stray from them.
     communication = exchange.communication or CommunicationTime()
     members = [split_member(m, x.compute) for m, x in zip(evidence, models, strict=True) if x.compute is not None]
     known = len(members) == len(evidence)
@@ -168,7 +179,7 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
         changed=shares != request.current_shares,
         relearn=relearn,
         stragglers=stragglers,
-        models=models,
+        models=tuple(models),
         exchange=exchange,
         reason=reason,
     )

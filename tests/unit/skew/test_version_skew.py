@@ -213,7 +213,7 @@ def test_an_image_that_cannot_read_the_plan_is_named(reads: int, reason: str) ->
         for view in cluster.pod_views
     }
     cluster.telemetry = replace(Telemetry(), gauges=gauges, newest_sample_s=cluster.now_s)
-    cluster.replan = False
+    cluster.learns = False
     cluster.settle()
     assert cluster.condition("PlanApplied") == ("False", reason)
     assert ("training goes on with plan 1.0 until the image" in cluster.message("PlanApplied")) == (

@@ -20,12 +20,12 @@ from heterotrain_operator.api.pools import CapacityType
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.allocation.competition import Competition
-from heterotrain_operator.decide.allocation.demand import Competitor, demand_of, throughput_of
+from heterotrain_operator.decide.allocation.demand import Competitor, demand_of
 from heterotrain_operator.decide.allocation.layout_values import LayoutValues
 from heterotrain_operator.decide.allocation.next_member import next_member_lacks
 from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup
 from heterotrain_operator.decide.allocation.placement import Placement
-from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel
+from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant
 from heterotrain_operator.decide.workers.state import WorkerState
 
 EXHAUSTED_AFTER_S = 60.0
@@ -67,18 +67,12 @@ def decide_allocation(
 
     # 2. Put the competition into the core's terms: capacity of the node groups, demands of the jobs.
     values = LayoutValues() if layout_values is None else layout_values
-    throughput = {c.job.key: throughput_of(c.before.throughput, c.plan, c.telemetry) for c in competitors}
-    problem = problem_of(
-        competition, throughput, namespace_weights=namespace_weights, now_s=now_s, layout_values=values
-    )
+    problem = problem_of(competition, namespace_weights=namespace_weights, now_s=now_s, layout_values=values)
 
     # 3. Set no limits where no job is in another's way and none wants to save cost.
     frugal = any(demand.objective is Objective.COST or timed(demand) for demand in problem.demands)
     if not frugal and (len(competitors) == 1 or _all_fit(competition, problem)):
-        return {
-            c.job.key: JobGrant(exhausted=c.before.exhausted, tries=c.before.tries, throughput=throughput[c.job.key])
-            for c in competitors
-        }
+        return {c.job.key: JobGrant(exhausted=c.before.exhausted, tries=c.before.tries) for c in competitors}
 
     # 4. Let the core propose how many workers of each pool each job gets on each node group.
     proposal = propose(problem.capacity, problem.demands, rate_cache=rate_cache)
@@ -91,7 +85,6 @@ def decide_allocation(
             placement.grant(competitor, proposed),
             spare_s=proposed.spare_s,
             in_time=proposed.in_time,
-            throughput=throughput[competitor.job.key],
         )
         # 6. A job that other jobs limit gets to know which workers its next member lacks.
         grants[competitor.job.key] = replace(grant, lacks=next_member_lacks(competitor, grant, values))
@@ -115,7 +108,6 @@ class AllocationProblem:
 
 def problem_of(
     competition: Competition,
-    throughput: Mapping[JobKey, ThroughputModel],
     *,
     now_s: float,
     namespace_weights: Mapping[str, float] | None = None,
@@ -137,7 +129,6 @@ def problem_of(
             demand_of(
                 competitor,
                 groups_of[competitor.job.key],
-                throughput[competitor.job.key],
                 namespace_weight=weights.get(competitor.job.key.namespace, 1.0),
                 now_s=now_s,
                 layouts=values.of(competitor),

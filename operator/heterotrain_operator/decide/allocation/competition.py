@@ -18,6 +18,7 @@ from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, 
 from heterotrain_operator.decide.allocation.demand import Competitor
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey, node_groups
 from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.learn.throughput import ThroughputModel
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, Shape, admits
 from heterotrain_operator.decide.workers.state import WorkerState, worker_states
@@ -25,7 +26,7 @@ from heterotrain_operator.decide.workers.state import WorkerState, worker_states
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationInput:
-    """One job for the allocation: its pods, plan and telemetry, and by pool the shape of a worker.
+    """One job for the allocation: its pods, plan, telemetry and throughput, and by pool the shape of a worker.
 
     ``admitted`` has by pool what admission makes of a worker's pod, as far as that is known.
     """
@@ -34,6 +35,7 @@ class AllocationInput:
     pods: Sequence[PodView]
     plan: PlanObject | None
     telemetry: Telemetry
+    throughput: ThroughputModel
     shapes: Mapping[str, Shape]
     admitted: Mapping[str, AdmittedPod] = field(default_factory=dict)
 
@@ -115,6 +117,7 @@ def _competitor(
         workers=workers,
         plan=read_plan(each.job, each.plan).plan,
         telemetry=each.telemetry,
+        throughput=each.throughput,
         before=before(each.job.key),
         priority=each.priority,
     )

@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Runtime
-from heterotrain_core.contract.plan import Member, Plan, Rank
-from heterotrain_core.split.member import SplitMember
+from heterotrain_core.contract.plan import Plan
 from heterotrain_planner.allocate.problem import JobDemand, JobPool
 from heterotrain_planner.layout.rates import LayoutRates
-from heterotrain_planner.perf.exchange import LEAST_EXCHANGES
-from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, with_seen
-from heterotrain_planner.perf.expected_maximum import common_variation
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
@@ -22,16 +18,13 @@ from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
-from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
-from heterotrain_operator.decide.grants.persisted import median_member
+from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.learn.throughput import ThroughputModel
 from heterotrain_operator.decide.objects.pods import members_per_worker, template_of
-from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.plugins import registry as plugins
 from heterotrain_operator.decide.work_left import work_left
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
-LEAST_PACE, MOST_PACE = 0.25, 1.25
-"""Bounds of a job's pace: values beyond them come from the measurement, not from the job."""
 MEASURED_WITHIN_S = 300.0
 """Speeds of a new job are known this many seconds after its start, even where thousands of jobs are read in turn."""
 PAUSE_S = 1.0
@@ -47,6 +40,7 @@ class Competitor:
         workers: all its workers.
         plan: the newest plan, if it is readable.
         telemetry: what Prometheus reported about it.
+        throughput: how fast it is, as learned.
         before: its grant from the previous allocation.
         priority: of its pods, by their PriorityClass.
     """
@@ -55,6 +49,7 @@ class Competitor:
     workers: Sequence[Worker]
     plan: Plan | None
     telemetry: Telemetry
+    throughput: ThroughputModel
     before: JobGrant
     priority: int = 0
 
@@ -108,7 +103,6 @@ def job_pool_key(pool: WorkerPool, group: str) -> str:
 def demand_of(
     competitor: Competitor,
     groups_of: Mapping[str, Sequence[NodeGroup]],
-    throughput: ThroughputModel,
     *,
     namespace_weight: float,
     now_s: float,
@@ -120,13 +114,12 @@ def demand_of(
     Args:
         competitor: the job.
         groups_of: by pool, the node groups that are open to it; empty where none is.
-        throughput: the job's throughput model, from ``throughput_of``.
         namespace_weight: of the job's namespace.
         now_s: now, in seconds since the epoch.
         layouts: rates of the job's best layouts, where its members are planned.
         weight: by its priority.
     """
-    job, spec, training = competitor.job, competitor.spec, competitor.spec.training
+    job, spec, training, throughput = competitor.job, competitor.spec, competitor.spec.training, competitor.throughput
     job_pools: list[JobPool] = []
     current: dict[str, int] = {}
     fixed = 0
@@ -182,7 +175,7 @@ def demand_of(
         waited_s=max(0.0, now_s - job.created_s),
         current=current,
         granted=_granted(competitor, groups_of),
-        measured_soon=_measured_soon(competitor, throughput, now_s=now_s),
+        measured_soon=_measured_soon(competitor, now_s=now_s),
         layouts=layouts,
     )
 
@@ -198,9 +191,9 @@ def _granted(competitor: Competitor, groups_of: Mapping[str, Sequence[NodeGroup]
     }
 
 
-def _measured_soon(competitor: Competitor, throughput: ThroughputModel, *, now_s: float) -> bool:
+def _measured_soon(competitor: Competitor, *, now_s: float) -> bool:
     """Return whether the job has begun a short while ago, so that its first speeds are about to be known."""
-    if throughput.members or competitor.telemetry.reason == "NotConfigured":
+    if competitor.throughput.members or competitor.telemetry.reason == "NotConfigured":
         return False
     since_s = seconds(competitor.job.status.training_since or competitor.job.status.start_time)
     return not since_s or now_s - since_s < MEASURED_WITHIN_S
@@ -224,48 +217,3 @@ def _promised(competitor: Competitor, pool: WorkerPool) -> int:
     limit = (competitor.before.limits or {}).get(pool.name, 0)
     missing = max(0, limit - sum(worker.placed for worker in own))
     return min(sum(worker.state is WorkerState.WAITING for worker in own), missing, competitor.most(pool))
-
-
-def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemetry) -> ThroughputModel:
-    """Return a job's throughput model: from its newest plan and, for pools without members in it, from before."""
-    if plan is None or not plan.members:
-        return before
-    members = dict(before.members)
-    ranks = plan.ranks_by_member
-    for pool in {member.pool for member in plan.members}:
-        member = median_member([member for member in plan.members if member.pool == pool])
-        if member is not None and member.compute is not None:
-            members[pool] = SplitMember(
-                compute=member.compute,
-                cap_samples=member.cap_samples,
-                micro_cap_samples=_micro_cap(member, ranks[member.index], telemetry),
-            )
-    throughput = replace(before, members=members)
-    if plan.communication is not None:
-        throughput = replace(throughput, communication=plan.communication, communication_members=len(plan.members))
-    measured = telemetry.exchange
-    if measured is not None and measured.generation == plan.generation and measured.steps >= LEAST_EXCHANGES:
-        seen = ExchangeSeen(
-            members=len(plan.members),
-            across=len({rank.worker_uid for rank in plan.ranks}) > 1,
-            seconds=measured.seconds,
-            steps=measured.steps,
-        )
-        throughput = replace(throughput, exchange_seen=with_seen(throughput.exchange_seen, seen))
-    if plan.prediction is not None and len(plan.members) > 1:
-        found = plan.prediction
-        relative = found.hiccups.relative_to(found.own_s)
-        variation = common_variation(found.efficiency_ceiling, len(plan.members), relative)
-        throughput = replace(throughput, variation=variation, hiccups=found.hiccups)
-    sustained = telemetry.rates.sustained
-    if plan.prediction is not None and sustained is not None and sustained.generation == plan.generation:
-        pace = sustained.samples_per_s * plan.prediction.step_s / plan.global_batch_samples
-        throughput = replace(throughput, pace=min(MOST_PACE, max(LEAST_PACE, pace)))
-    return throughput
-
-
-def _micro_cap(member: Member, ranks: Sequence[Rank], telemetry: Telemetry) -> int | None:
-    found = [telemetry.gauges.get(identity_of(rank)) for rank in ranks]
-    learned = [g.micro_batch_cap_samples for g in found if g is not None and g.micro_batch_cap_samples is not None]
-    caps = [member.micro_batch_samples or None, *(cap * member.layout.shards for cap in learned)]
-    return min((cap for cap in caps if cap is not None), default=None)

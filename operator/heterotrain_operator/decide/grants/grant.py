@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from heterotrain_core.contract.choices import Objective
-from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
-from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.split.member import SplitMember
 from heterotrain_planner.allocate.distance import Distance
-from heterotrain_planner.perf.exchange_sizes import ExchangeSeen, MeasuredExchange
 
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
@@ -21,36 +17,6 @@ STATED_FOR_S = 600.0
 _DISTANCE = "allocation: "
 LACKS = "the next member lacks "
 """Begin of the clause about workers that other jobs' nodes would make possible."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputModel:
-    """How fast a job is, from all of its plans so far; a single plan describes only its own members.
-
-    Attributes:
-        members: by pool, a rank of median speed.
-        communication: the exchange model.
-        communication_members: number of ranks when the exchange was measured; 0 before.
-        exchange_seen: the exchange as measured with each number of members, the newest last.
-        variation: relative standard deviation of a rank's step time, without hiccups.
-        hiccups: rare long steps of a rank.
-        pace: ratio of measured to predicted samples per second, over the whole time of a membership.
-    """
-
-    members: Mapping[str, SplitMember] = field(default_factory=dict)
-    communication: CommunicationTime = field(default_factory=CommunicationTime)
-    communication_members: int = 0
-    exchange_seen: tuple[ExchangeSeen, ...] = ()
-    variation: float = 0.0
-    hiccups: Hiccups = NO_HICCUPS
-    pace: float = 1.0
-
-    @property
-    def exchange(self) -> MeasuredExchange:
-        """What is known of the exchange."""
-        return MeasuredExchange(
-            communication=self.communication, members=self.communication_members, seen=self.exchange_seen
-        )
 
 
 class Exhausted(NamedTuple):
@@ -111,7 +77,6 @@ class JobGrant:
         spare_s: seconds between the expected end and the job's deadline, negative when it is late; ``None`` without a
             deadline or while the remaining work is unknown.
         in_time: whether the grant is enough for the deadline, so that the job needs no more.
-        throughput: the throughput model behind the decision, kept for the next one.
     """
 
     limits: Mapping[str, int] | None = None
@@ -129,7 +94,6 @@ class JobGrant:
     kept_out: bool = False
     spare_s: float | None = None
     in_time: bool = False
-    throughput: ThroughputModel = field(default_factory=ThroughputModel)
 
     def may_wait_in(self, pool: str) -> bool:
         """Return whether a worker may wait in a pool for a node: not where workers cannot start on nodes."""

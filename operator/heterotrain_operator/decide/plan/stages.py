@@ -54,18 +54,18 @@ class LayoutState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan:
-    """The decision about members that are planned from profiles.
+class PlannedMembers:
+    """Members of the next plan.
 
     Attributes:
         membership: workers of the next generation; ``None`` in it keeps the generation in force.
-        arrangement: of these workers; ``None`` without a next generation.
-        state: for the job's status.
+        arrangement: how they form members, where that is planned; otherwise ``None``.
+        state: what is known about planned layouts; ``None`` where layouts are not planned.
     """
 
     membership: MembershipDecision
-    arrangement: Arrangement | None
-    state: LayoutState
+    arrangement: Arrangement | None = None
+    state: LayoutState | None = None
 
 
 def plan_members(
@@ -77,7 +77,7 @@ def plan_members(
     cover_of: CoverOf,
     now_s: float,
     memory: str = "",
-) -> StagePlan:
+) -> PlannedMembers:
     """Return the members that the ready workers form, or what they wait for.
 
     Args:
@@ -93,7 +93,7 @@ def plan_members(
     kept = LayoutState(holds=False, reason="WaitingForWorkers")
     if trains:
         kept = LayoutState(holds=True, reason="Planned", message=_spare_text(plan.spares if plan is not None else ()))
-    found: StagePlan | LayoutState = kept
+    found: PlannedMembers | LayoutState = kept
     if membership.workers is not None:
         workers = _taking_part(membership, plan if trains else None, telemetry, kept, now_s=now_s)
         found = (
@@ -105,13 +105,13 @@ def plan_members(
         )
     elif plan is not None and trains and membership.unchanged:
         found = _after_new_links(spec, membership, plan, telemetry, cover_of) or kept
-    if isinstance(found, StagePlan):
+    if isinstance(found, PlannedMembers):
         return found
     if found.reason == "DoesNotFit" and memory:
         found = replace(found, message=f"{found.message} {memory}")
     waits = [each for each in (membership.again_s, found.again_s) if each is not None]
     decision = replace(membership, workers=None, again_s=min(waits, default=None))
-    return StagePlan(membership=decision, arrangement=None, state=found)
+    return PlannedMembers(membership=decision, arrangement=None, state=found)
 
 
 def _taking_part(
@@ -142,7 +142,7 @@ def _planned(
     plan: Plan | None,
     telemetry: Telemetry,
     cover_of: CoverOf,
-) -> StagePlan | LayoutState:
+) -> PlannedMembers | LayoutState:
     """Return the best members of these workers, or why the generation in force stays; ``plan`` has members, if any."""
     # 1. Ask the planner for the best members of these devices.
     problem = problem_of(spec, telemetry.profiles, _devices(workers), telemetry.links)
@@ -172,7 +172,7 @@ def _planned(
 
 def _after_new_links(
     spec: HeteroTrainJobSpec, membership: MembershipDecision, plan: Plan, telemetry: Telemetry, cover_of: CoverOf
-) -> StagePlan | None:
+) -> PlannedMembers | None:
     """Return other members of the same workers where measured links make them pay; ``None`` for no change."""
     workers = tuple(worker for worker in membership.unchanged if worker.pod.pool in telemetry.profiles)
     there = {worker.pod.uid for worker in workers}
@@ -193,16 +193,18 @@ def _after_new_links(
 
 def _as_spares(
     membership: MembershipDecision, workers: Sequence[Worker], plan: Plan, verdict: MoveVerdict
-) -> StagePlan:
+) -> PlannedMembers:
     """Return the decision to keep the members, with all other workers as spares."""
     members = {rank.worker for rank in plan.ranks}
     spares = tuple(sorted(worker.pod.name for worker in workers if worker.pod.name not in members))
     decision = replace(membership, workers=None, spares=spares, again_s=None)
     state = LayoutState(holds=True, reason="Planned", message=f"{_spare_text(spares)}: {verdict.reason}")
-    return StagePlan(membership=decision, arrangement=None, state=state)
+    return PlannedMembers(membership=decision, arrangement=None, state=state)
 
 
-def _chosen(membership: MembershipDecision, arrangement: Arrangement, workers: Sequence[Worker], why: str) -> StagePlan:
+def _chosen(
+    membership: MembershipDecision, arrangement: Arrangement, workers: Sequence[Worker], why: str
+) -> PlannedMembers:
     named = {rank.worker for rank in arrangement.ranks}
     decision = replace(
         membership,
@@ -211,7 +213,7 @@ def _chosen(membership: MembershipDecision, arrangement: Arrangement, workers: S
         reason="; ".join(filter(None, (membership.reason, why))),
     )
     state = LayoutState(holds=True, reason="Planned", message=why)
-    return StagePlan(membership=decision, arrangement=arrangement, state=state)
+    return PlannedMembers(membership=decision, arrangement=arrangement, state=state)
 
 
 def _spare_text(names: Sequence[str]) -> str:

@@ -278,7 +278,6 @@ def _shares_applied(context: JobContext) -> ConditionValue:
         message = "not every member has reported its plan yet"
         return ConditionValue(type=kind, holds=None, reason="NotReported", message=message)
     version = f"{plan.generation}.{plan.revision}"
-    wait = "; new shares wait, because the plan was revised often lately" if context.inputs.revised_often else ""
     behind = [r for r in plan.ranks if (g := gauges.get(identity_of(r))) is not None and g.plan_schema < SCHEMA_VERSION]
     if behind and applied < plan.version:
         reads = gauges[identity_of(behind[0])].plan_schema
@@ -289,8 +288,8 @@ def _shares_applied(context: JobContext) -> ConditionValue:
         )
         return ConditionValue(type=kind, holds=False, reason=_MISMATCH, message=message)
     if applied >= plan.version:
-        return ConditionValue(type=kind, holds=True, reason="Applied", message=f"plan {version} is in force{wait}")
-    message = f"plan {version} waits for the next boundary; {applied[0]}.{applied[1]} is in force{wait}"
+        return ConditionValue(type=kind, holds=True, reason="Applied", message=f"plan {version} is in force")
+    message = f"plan {version} waits for the next boundary; {applied[0]}.{applied[1]} is in force"
     return ConditionValue(type=kind, holds=False, reason="WaitingForBoundary", message=message)
 
 

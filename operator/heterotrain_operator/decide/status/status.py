@@ -24,7 +24,8 @@ from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.faults import with_fault
-from heterotrain_operator.decide.grants.persisted import exchange_of, speed_of, with_exhaustion
+from heterotrain_operator.decide.grants.persisted import with_exhaustion
+from heterotrain_operator.decide.learn.persisted import exchange_of, speed_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, LifeStage
 from heterotrain_operator.decide.objects.objects import worker_selector
 from heterotrain_operator.decide.plan.memory_limits import with_limits
@@ -52,7 +53,7 @@ def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJob
         lambda: _essential_status(context, newest),
         instead="the status keeps older values",
     )
-    sentence = context.faults.sentence or context.inputs.fault
+    sentence = context.faults.sentence or context.inputs.model.fault
     if not sentence:
         return status
     return with_fault(status, sentence, generation=context.job.generation, now=rfc3339(context.now_s))
@@ -223,7 +224,7 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
         failure_times=tuple(rfc3339(each_s) for each_s in context.accounts.incidents_s),
         pools=tuple(pools),
         cost=cost,
-        exchange=exchange_of(before.exchange, context.grant.throughput),
+        exchange=exchange_of(before.exchange, context.inputs.model.throughput),
         common_parts=before.common_parts if context.sources is None else context.sources.kept,
         stores=before.stores if context.sources is None else context.sources.stores,
         retried=before.retried,

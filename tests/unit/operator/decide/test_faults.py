@@ -10,6 +10,7 @@ from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH
 from heterotrain_operator.decide import job as job_module
 from heterotrain_operator.decide import next_plan
+from heterotrain_operator.decide.faults import Fault
 from heterotrain_operator.decide.plan.shares import share_out
 from heterotrain_operator.decide.status import conditions, status
 from support.fake_cluster import FakeCluster, a_running_job
@@ -22,8 +23,8 @@ def broken(*_: Any, **__: Any) -> Any:
 def break_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shares fail whenever there are measurements, as a bug in their mathematics would."""
 
-    def shares_without_measurements(spec: Any, members: Any, telemetry: Any, **known: Any) -> Any:
-        return share_out(spec, members, telemetry, **known) if not telemetry.sequence else broken()
+    def shares_without_measurements(spec: Any, members: Any, telemetry: Any, *speeds: Any, **known: Any) -> Any:
+        return share_out(spec, members, telemetry, *speeds, **known) if not telemetry.sequence else broken()
 
     monkeypatch.setattr(next_plan, "share_out", shares_without_measurements)
 
@@ -66,13 +67,15 @@ def test_without_progress_an_announced_loss_is_drained(monkeypatch: pytest.Monke
     assert_reported(cluster, "its progress")
 
 
-def test_the_condition_goes_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = with_measurements(a_running_job())
-    with monkeypatch.context() as patch:
-        break_shares(patch)
-        cluster.step()
-        assert_reported(cluster, "shares")
-    assert not cluster.step().faults
+def test_an_error_of_the_learner_is_reported_until_it_has_learned_again() -> None:
+    cluster = a_running_job()
+    cluster.learns = False
+    fault = Fault(part="shares", error=IndexError("list index out of range"), instead="training goes on")
+    cluster.model = replace(cluster.model, fault=fault.sentence)
+    assert not cluster.step().faults, "it is not this pass that failed"
+    assert_reported(cluster, "shares")
+    cluster.model = replace(cluster.model, fault="")
+    cluster.step()
     assert cluster.condition("Ready") == ("True", "Training")
     assert cluster.condition("Stalled")[0] == "False"
 

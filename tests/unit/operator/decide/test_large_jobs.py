@@ -6,7 +6,6 @@ import copy
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 
 import pytest
@@ -128,7 +127,8 @@ def test_four_times_as_many_workers_cost_four_times_as_many_calls(
     for workers, job in large_jobs.items():
         cluster = copied(job)
         change(cluster)
-        counts[workers] = calls_of_a_decision(replace(cluster.observe(), replan=False))
+        cluster.learns = False
+        counts[workers] = calls_of_a_decision(cluster.observe())
         assert counts[workers] > 10 * workers, "calls are counted"
     assert counts[MANY] <= MOST_GROWTH * counts[FEW]
 
@@ -140,5 +140,6 @@ def test_a_decision_looks_at_each_worker_a_few_times(
     """Otherwise each condition, row and event counts all workers again."""
     cluster = copied(large_jobs[FEW])
     change(cluster)
-    calls = calls_of_a_decision(replace(cluster.observe(), replan=False))
+    cluster.learns = False
+    calls = calls_of_a_decision(cluster.observe())
     assert calls <= MOST_CALLS_PER_WORKER * FEW

@@ -19,8 +19,7 @@ from heterotrain_operator.decide.allocation.allocate import (
     problem_of,
 )
 from heterotrain_operator.decide.allocation.competition import takes_part
-from heterotrain_operator.decide.allocation.demand import throughput_of
-from heterotrain_operator.decide.grants.grant import ThroughputModel
+from heterotrain_operator.decide.learn.throughput import ThroughputModel, throughput_of
 from heterotrain_planner.allocate import propose
 from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
 from heterotrain_planner.perf.expected_maximum import balanced_ceiling
@@ -245,7 +244,7 @@ def test_no_worker_is_requested_that_would_make_the_job_slower() -> None:
         members = {"a": SplitMember(compute=even_time(1000.0))}
         exchange = CommunicationTime(last_bucket_s=1.0)
         throughput = ThroughputModel(members=members, communication=exchange, communication_members=2)
-        job.grant = replace(job.grant, throughput=throughput)
+        job.model = replace(job.model, throughput=throughput)
     multi.settle()
     assert multi.placed() == {"one": {"a": 1}, "two": {"a": 1}}
     assert (multi.waiting("one"), multi.waiting("two")) == (0, 0)
@@ -261,9 +260,7 @@ def test_a_granted_worker_counts_while_it_waits_for_its_node() -> None:
         multi.jobs[name].settle()
     assert (multi.waiting("one"), multi.waiting("two")) == (2, 2)
     (competition,) = multi.competitions()
-    problem = problem_of(
-        competition, {competitor.job.key: ThroughputModel() for competitor in competition.competitors}, now_s=NOW_S
-    )
+    problem = problem_of(competition, now_s=NOW_S)
     assert [sum(demand.current.values()) for demand in problem.demands] == [2, 2]
 
 
@@ -274,8 +271,7 @@ def test_a_grant_is_remembered_until_it_is_carried_out_and_a_new_job_is_measured
 
     def problem(*, after_s: float) -> AllocationProblem:
         (competition,) = multi.competitions()
-        throughput = {competitor.job.key: ThroughputModel() for competitor in competition.competitors}
-        return problem_of(competition, throughput, now_s=NOW_S + after_s)
+        return problem_of(competition, now_s=NOW_S + after_s)
 
     assert [dict(demand.granted) for demand in problem(after_s=0).demands] == [{}, {}]
     for name, grant in multi.allocate().items():
@@ -298,7 +294,7 @@ def test_the_speed_of_a_pool_is_kept_when_its_workers_are_gone() -> None:
     del multi.nodes["b"]
     multi.settle()
     assert {member["pool"] for member in job.plan_json["members"]} == {"a"}
-    speeds = {name: member.compute for name, member in job.grant.throughput.members.items()}
+    speeds = {name: member.compute for name, member in job.model.throughput.members.items()}
     assert speeds == {"a": even_time(100.0), "b": even_time(400.0)}
 
 
@@ -314,9 +310,7 @@ def test_losses_of_a_pool_are_counted_and_make_it_worth_less() -> None:
     (row,) = (each for each in job.status["pools"] if each["name"] == mine)
     assert row["disruptions"] == 1
     (competition,) = multi.competitions()
-    problem = problem_of(
-        competition, {competitor.job.key: ThroughputModel() for competitor in competition.competitors}, now_s=NOW_S
-    )
+    problem = problem_of(competition, now_s=NOW_S)
     losses = {each.name: each.losses for each in problem.capacity.pools.values()}
     assert losses == {"a": float(mine == "a"), "b": float(mine == "b")}
     assert {each.name: each.spot for each in problem.capacity.pools.values()} == {"a": True, "b": False}
@@ -462,6 +456,6 @@ def test_the_allocation_expects_the_exchange_that_growth_has_shown() -> None:
                 communication_members=2,
                 exchange_seen=sizes,
             )
-            job.grant = replace(job.grant, throughput=throughput)
+            job.model = replace(job.model, throughput=throughput)
         multi.settle()
         assert sum(placed["a"] for placed in multi.placed().values()) == workers

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
 import pytest
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.decide.allocation.allocate import problem_of
-from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
+from heterotrain_operator.decide.learn.throughput import ThroughputModel
 from heterotrain_planner.allocate.propose import propose
 from support.fake_cluster import NOW_S, pool
 from support.multi_job_cluster import MultiJobCluster, even_time
@@ -56,7 +57,7 @@ def an_instance(seed: int) -> tuple[MultiJobCluster, dict[str, list[tuple[str, s
             elasticPolicy={"minReplicas": least[name]},
         )
         members = {row[0]: SplitMember(compute=even_time(row[4])) for row in rows}
-        cluster.grant = JobGrant(throughput=ThroughputModel(members=members))
+        cluster.model = replace(cluster.model, throughput=ThroughputModel(members=members))
     return multi, jobs, least
 
 
@@ -105,9 +106,7 @@ def test_no_combination_is_better_than_the_operator_s(seed: int) -> None:
     nodes = {name: int(body["status"]["allocatable"]["cpu"]) for name, body in multi.nodes.items()}
     given: dict[str, dict[str, int]] = {name: {} for name in jobs}
     for competition in multi.competitions():
-        problem = problem_of(
-            competition, {b.job.key: b.before.throughput for b in competition.competitors}, now_s=NOW_S
-        )
+        problem = problem_of(competition, now_s=NOW_S)
         answer = propose(problem.capacity, problem.demands)
         assert answer.exact
         for demand, grant in zip(problem.demands, answer.grants, strict=True):

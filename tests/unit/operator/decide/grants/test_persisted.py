@@ -11,8 +11,9 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Plan
 from heterotrain_operator.api.internal_status import InternalPool
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
-from heterotrain_operator.decide.grants.grant import ThroughputModel
-from heterotrain_operator.decide.grants.persisted import compute_time, exchange_of, persisted_grant, speed_of
+from heterotrain_operator.decide.grants.persisted import persisted_grant
+from heterotrain_operator.decide.learn.persisted import compute_time, exchange_of, persisted_throughput, speed_of
+from heterotrain_operator.decide.learn.throughput import ThroughputModel
 from heterotrain_operator.prom.history import Speed, TelemetryHistory
 from heterotrain_operator.prom.snapshot import JobSeries
 from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
@@ -55,7 +56,7 @@ def test_a_new_allocation_begins_with_the_persisted_grant() -> None:
     known = persisted_grant(status)
     assert known.undecided
     assert known.limits is None
-    assert {name: member.compute for name, member in known.throughput.members.items()} == {"b": SLOW}
+    assert {name: member.compute for name, member in persisted_throughput(status).members.items()} == {"b": SLOW}
     assert {name: (each.since_s, each.placed) for name, each in known.exhausted.items()} == {"b": (1_800_000_000.0, 0)}
     assert known.tries == {"b": 3}
 
@@ -69,7 +70,7 @@ KNOWN = ThroughputModel(
 
 def restarted(internal: object) -> ThroughputModel:
     """Return what a new operator reads from this part of the status."""
-    return persisted_grant(HeteroTrainJobStatus.model_validate({"internal": internal})).throughput
+    return persisted_throughput(HeteroTrainJobStatus.model_validate({"internal": internal}))
 
 
 def test_a_new_operator_knows_the_exchange_at_all_sizes_that_were_seen() -> None:

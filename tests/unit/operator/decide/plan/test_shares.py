@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
-from heterotrain_operator.decide.grants.grant import ThroughputModel
+from heterotrain_operator.decide.learn.throughput import ThroughputModel
 from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
 from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
 from support.fake_cluster import FakeCluster, pool
@@ -158,7 +158,7 @@ def test_the_exchange_of_new_members_is_expected_until_it_is_measured(
     """Among three members it took 30 ms; two of them are left, and no step of theirs is measured yet."""
     cluster = a_running_job()
     before = cluster.version()[0]
-    cluster.grant = replace(cluster.grant, throughput=ThroughputModel(exchange_seen=seen))
+    cluster.model = replace(cluster.model, throughput=ThroughputModel(exchange_seen=seen))
     cluster.telemetry = timed(telemetry_of(cluster), before, 0.03)
     cluster.settle()
     assert cluster.plan_json["communication"]["overlapped_s"] == pytest.approx(0.03)

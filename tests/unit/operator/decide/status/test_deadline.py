@@ -10,7 +10,7 @@ from heterotrain_core.contract.codec import decode_plan
 from heterotrain_core.contract.plan import Binding, Plan, Prediction
 from heterotrain_operator.cluster_state.parse import parse_job, rfc3339
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, Sustained, Telemetry
-from heterotrain_operator.decide.allocation.demand import throughput_of
+from heterotrain_operator.decide.learn.throughput import throughput_of
 from heterotrain_operator.decide.status.deadline import duration_text
 from support.fake_cluster import NOW_S, FakeCluster, job_body, pool
 from support.multi_job_cluster import MultiJobCluster
@@ -102,13 +102,13 @@ def test_a_job_that_is_slower_than_predicted_gets_more_workers() -> None:
         prediction=Prediction(step_s=0.5, efficiency=1.0, efficiency_ceiling=1.0, bindings=(Binding.COMPUTE,) * ranks),
     )
     rates = Rates(sustained=Sustained(plan.generation, 0.7 * plan.global_batch_samples / 0.5, 60.0))
-    known = throughput_of(job.grant.throughput, plan, Telemetry(rates=rates))
+    known = throughput_of(job.model.throughput, plan, Telemetry(rates=rates))
     assert known.pace == pytest.approx(0.7)
     other = Rates(sustained=Sustained(plan.generation - 1, 1.0, 60.0))
     assert throughput_of(known, plan, Telemetry(rates=other)).pace == known.pace, (
         "rates of an earlier generation do not count"
     )
-    job.grant = replace(job.grant, throughput=known)
+    job.model = replace(job.model, throughput=known)
     multi.settle()
     assert sum(n * {"a": 100, "b": 300}[name] for name, n in multi.placed()["one"].items()) * 0.7 > 250
 
