@@ -174,8 +174,9 @@ def _plan_events(context: JobContext, plan: Plan) -> list[JobEvent]:
         return [_event("MembershipPlanned", f"plan {version}: {plan.reason} ({shares})")]
     if plan.drain:
         return [_event("WorkersLeaving", f"plan {version}: {plan.reason}", warning=True)]
-    if before.global_batch_size not in (None, plan.global_batch_samples):
-        change = f"{before.global_batch_size} -> {plan.global_batch_samples} samples a step"
+    in_force = context.derived.in_force.plan
+    if in_force is not None and in_force.global_batch_samples != plan.global_batch_samples:
+        change = f"{in_force.global_batch_samples} -> {plan.global_batch_samples} samples a step"
         return [_event("BatchPlanned", f"plan {version}: {change}: {plan.reason} ({shares})")]
     if before.applied is not None and before.applied != before.desired:
         return []  # the previous plan still waits for its boundary, and each scrape may replace it
