@@ -156,16 +156,23 @@ def scaled(body: Mapping[str, Any], *, name: str, workers: int | None, pools: tu
     """Return the patch that limits the workers of a job: over all pools, and in single pools (``POOL=N``). Pure.
 
     Raises:
-        InputError: the job has ended, or has no such pool.
+        InputError: the job has ended, has no such pool, or its pools cannot hold so many workers.
     """
     if ended := why_ended(body, name=name, change="scale"):
         raise InputError(ended)
     spec: dict[str, Any] = {}
+    limits = with_limits(body["spec"]["workerPools"], pools)
     if workers is not None:
+        room = {str(pool["name"]): int(pool["maxReplicas"]) for pool in limits}
+        if workers > sum(room.values()):
+            held = ", ".join(f"{pool} {most}" for pool, most in room.items())
+            raise InputError(
+                f"its pools hold at most {sum(room.values())} workers ({held}): raise one by --pool POOL=N"
+            )
         spec["elasticPolicy"] = {"maxReplicas": workers}
     patch: dict[str, Any] = {"spec": spec}
     if pools:
-        spec["workerPools"] = with_limits(body["spec"]["workerPools"], pools)
+        spec["workerPools"] = limits
         # A merge patch replaces the whole list: another writer's change in between must not be lost.
         patch["metadata"] = {"resourceVersion": body["metadata"]["resourceVersion"]}
     return patch

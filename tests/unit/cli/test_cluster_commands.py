@@ -222,6 +222,9 @@ def test_suspend_resume_scale_and_delete_change_one_thing(stub: ApiStub) -> None
     assert stub.objects[f"{JOBS}/digits"]["spec"]["suspend"] is False
     told("scale", "digits", "4")
     assert stub.requests[-1][3] == {"spec": {"elasticPolicy": {"maxReplicas": 4}}}
+    told("scale", "digits", "7", "--pool", "a100=2", "--pool", "t4=5")
+    assert stub.requests[-1][3]["spec"]["elasticPolicy"] == {"maxReplicas": 7}
+    stub.objects[f"{JOBS}/digits"] = job()
     told("scale", "digits", "--pool", "a100=0", "--pool", "t4=5")
     assert stub.requests[-1][3] == {
         "metadata": {"resourceVersion": "7"},
@@ -435,6 +438,12 @@ def test_following_goes_on_while_workers_come_and_go(stub: ApiStub) -> None:
         (("get", "nothing"), 2, "there is no job nothing in namespace ml: `heterotrain get -A` lists all jobs"),
         (("describe", "nothing"), 2, "there is no job nothing in namespace ml: `heterotrain get -A` lists all jobs"),
         (("logs", "digits"), 2, "job digits has no workers at present: `heterotrain describe digits` tells why"),
+        (("scale", "digits", "6"), 2, "its pools hold at most 5 workers (a100 2, t4 3): raise one by --pool POOL=N"),
+        (
+            ("scale", "digits", "5", "--pool", "a100=1"),
+            2,
+            "its pools hold at most 4 workers (a100 1, t4 3): raise one by --pool POOL=N",
+        ),
         (("scale", "digits", "--pool", "h100=2"), 2, "the job has no pool h100: its pools are a100, t4"),
         (("scale", "digits", "--pool", "a100"), 2, "--pool a100 is not of the form POOL=N, such as a100=2"),
         (("get", "--context", "moon"), 1, None),
