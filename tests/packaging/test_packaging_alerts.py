@@ -137,6 +137,9 @@ CASES = {
     "HeteroTrainNotFinite": Case(
         series=by_rank("non_finite_steps_total", "0x5 1x80", CONSTANT), fires_min=6, over_min=40, labels=BY_RANKS
     ),
+    "HeteroTrainDiverging": Case(
+        series=by_job({"diverging": "0x4 1x90"}, {"diverging": "1x8 0x90"}), fires_min=15, labels=BY_JOB,
+    ),
     "HeteroTrainCopiesDiffered": Case(
         series=by_rank("divergences_total", "0x5 1x80", CONSTANT), fires_min=6, over_min=40, labels=BY_RANKS
     ),

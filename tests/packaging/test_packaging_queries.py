@@ -84,7 +84,7 @@ def of_job(uid: str, ranks: int) -> Series:
         "predicted_step_seconds": 0.11, "measured_step_seconds": 0.12, "measured_over_predicted_ratio": 1.05,
         "efficiency_ratio": 0.9, "predicted_efficiency_ratio": 0.92, "efficiency_ceiling_ratio": 0.95,
         "max_workers": 4, "granted_workers": 3, "placed_workers": 2, "min_workers": 1,
-        "samples_per_price": 5e6, "deadline_at_risk": 1, "running": 0, "progressing": 0, "failed": 1,
+        "samples_per_price": 5e6, "deadline_at_risk": 1, "diverging": 0, "running": 0, "progressing": 0, "failed": 1,
     }  # fmt: skip
     operator = {"job_uid": uid, "job_name": uid, "job_namespace": "team"}
     for worker, units, held in (("a", "0-17", 18), ("b", "18-23", 6)):

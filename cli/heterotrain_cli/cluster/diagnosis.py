@@ -28,6 +28,7 @@ _BAD_WHEN_FALSE = (
 _BAD_WHEN_TRUE = (
     ConditionType.STALLED, ConditionType.RESTARTING, ConditionType.DEGRADED, ConditionType.WORKERS_LIMITED,
     ConditionType.DEADLINE_AT_RISK, ConditionType.STRAGGLER_DETECTED, ConditionType.MEMORY_SHORT,
+    ConditionType.DIVERGING,
 )  # fmt: skip
 _REMEDIES = {
     "Compute": "its computation takes the whole step: give it a smaller share, a faster device, or bf16",

@@ -34,6 +34,8 @@ class ConditionType(StrEnum):
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     NUMERICALLY_SOUND = "NumericallySound"
     """All losses and gradients were finite, and the ranks' copies of the state were equal."""
+    DIVERGING = "Diverging"
+    """The training loss climbs, beyond its noise."""
     PLAN_APPLIED = "PlanApplied"
     """Every worker uses the newest plan."""
     WORKERS_LIMITED = "WorkersLimited"

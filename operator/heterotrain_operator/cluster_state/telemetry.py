@@ -132,6 +132,15 @@ class Sustained(NamedTuple):
     lasts_s: float
 
 
+class LossClimb(NamedTuple):
+    """A training loss that climbed from a level at a step to another one, and has not come halfway back."""
+
+    from_step: int
+    from_loss: float
+    step: int
+    loss: float
+
+
 class ExchangeInForce(NamedTuple):
     """The exchange of gradients under the newest generation: median seconds of all buckets, and timed steps."""
 
@@ -175,6 +184,7 @@ class Telemetry:
         pools: by member, its pool, where known.
         in_force: by member, its steps under its plan in force.
         exchange: as measured under the newest generation; ``None`` before that.
+        loss_climb: how far the training loss has climbed; ``None`` while it does not.
         commit_s: time of the first scrape with the newest committed step; 0 before the first scrape.
         profiles: by pool, what one of its ranks has measured of the model's units.
         links: by pair of pools in alphabetical order, as the members that used them have measured them last.
@@ -194,6 +204,7 @@ class Telemetry:
     pools: Mapping[MemberId, str] = field(default_factory=dict)
     in_force: Mapping[MemberId, StepsInForce] = field(default_factory=dict)
     exchange: ExchangeInForce | None = None
+    loss_climb: LossClimb | None = None
     commit_s: float = 0.0
     profiles: Mapping[str, PoolProfile] = field(default_factory=dict)
     links: Mapping[tuple[str, str], MeasuredLink] = field(default_factory=dict)

@@ -104,6 +104,11 @@ _DEMAND = (
         lambda status, _: _condition(status, ConditionType.DEADLINE_AT_RISK),
     ),
     _Demand(
+        "heterotrain_operator_diverging",
+        "1 while the training loss climbs beyond its noise, else 0; absent while not known.",
+        lambda status, _: _condition(status, ConditionType.DIVERGING),
+    ),
+    _Demand(
         "heterotrain_operator_disruptions_in_a_row",
         "Disruptions without a committed step in between.",
         lambda status, _: status.internal.disruptions.incidents if status.internal.disruptions is not None else 0,

@@ -36,6 +36,7 @@ from heterotrain_operator.cluster_state.telemetry import (
     Sustained,
     Telemetry,
 )
+from heterotrain_operator.prom.loss_trend import LossTrend
 from heterotrain_operator.prom.snapshot import JobSeries, counter_name
 
 RATE_WINDOW_S = 30.0
@@ -114,6 +115,7 @@ class TelemetryHistory:
         self._exchanges: deque[tuple[float, int]] = deque(maxlen=KEPT_EXCHANGES)
         self._exchanges_of = -1
         self._step: int | None = None
+        self._losses = LossTrend()
         self.telemetry = Telemetry()
 
     def has_taken(self, times: Mapping[MemberId, float]) -> bool:
@@ -181,6 +183,7 @@ class TelemetryHistory:
         commit_s = self.telemetry.commit_s
         if step != self._step or not commit_s:
             self._step, commit_s = step, newest_s
+            self._losses = self._losses.after(snapshot.gauges.values())
         self.telemetry = replace(
             self.telemetry,
             commit_s=commit_s,
@@ -194,6 +197,7 @@ class TelemetryHistory:
             links=self._links(snapshot, set(pools.values())),
             in_force=dict(self._in_force),
             exchange=self._exchange(),
+            loss_climb=self._losses.climb,
             sequence=self.telemetry.sequence + 1,
         )
         return True

@@ -18,7 +18,7 @@ from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.deadline import deadline_condition
 from heterotrain_operator.decide.status.layout_text import layout_text
 from heterotrain_operator.decide.status.memory import memory_condition
-from heterotrain_operator.decide.status.numbers import numbers_condition
+from heterotrain_operator.decide.status.numbers import diverging_condition, numbers_condition
 from heterotrain_operator.decide.status.preflight import preflight_condition
 from heterotrain_operator.decide.status.progressing import progressing_condition
 from heterotrain_operator.decide.status.speed_conditions import speed_conditions
@@ -34,7 +34,7 @@ _LASTING = frozenset(
         *(ConditionType.PROGRESSING, ConditionType.PREFLIGHT_PASSED, ConditionType.CHECKPOINT_HEALTHY),
         *(ConditionType.NUMERICALLY_SOUND, ConditionType.PLAN_APPLIED, ConditionType.SPEEDS_LEARNED),
         *(ConditionType.STRAGGLER_DETECTED, ConditionType.MEMORY_SHORT, ConditionType.TELEMETRY_AVAILABLE),
-        *(ConditionType.LAYOUT_PLANNED, ConditionType.TEMPLATE_APPLIED),
+        *(ConditionType.LAYOUT_PLANNED, ConditionType.TEMPLATE_APPLIED, ConditionType.DIVERGING),
     }
 )
 """What the workers have shown: after the end of the job, the last answer stands."""
@@ -88,6 +88,7 @@ def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
         _telemetry(context),
         progressing_condition(context),
         numbers_condition(context),
+        diverging_condition(context),
         preflight_condition(context),
         *([_checkpoint(context, spec.checkpoint)] if spec is not None and spec.checkpoint is not None else []),
     )

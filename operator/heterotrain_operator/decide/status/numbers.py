@@ -1,4 +1,4 @@
-"""Whether a training's numbers were sound: by the workers' counters while it runs, by their outcomes when it failed."""
+"""Whether a training's numbers are sound: by counters and losses while it runs, by workers' outcomes when it failed."""
 
 from __future__ import annotations
 
@@ -40,6 +40,21 @@ def numbers_condition(context: JobContext) -> ConditionValue:
         )
         return ConditionValue(type=kind, holds=False, reason=Cause.NOT_FINITE.value, message=message)
     return ConditionValue(type=kind, holds=True, reason="Sound")
+
+
+def diverging_condition(context: JobContext) -> ConditionValue:
+    """Return whether the training loss climbs, although it is finite."""
+    kind, newest, climb = ConditionType.DIVERGING, context.telemetry.newest, context.telemetry.loss_climb
+    if not context.runs or context.telemetry.problem or newest is None or newest.loss is None:
+        return ConditionValue(type=kind, holds=None, reason="NotReported")
+    if climb is None:
+        return ConditionValue(type=kind, holds=False, reason="NotClimbing")
+    message = (
+        f"the loss climbed from {climb.from_loss:.4g} at step {climb.from_step} to {climb.loss:.4g} at step "
+        f"{climb.step}: lower the learning rate or clip gradients, and continue from a checkpoint before that; a rise "
+        "that the script intends may be left alone"
+    )
+    return ConditionValue(type=kind, holds=True, reason="LossClimbs", message=message)
 
 
 def _where(gauges: Collection[MemberGauges]) -> str:
