@@ -89,9 +89,9 @@ def _shares(inputs: JobInputs, derived: DerivedState, job: ValidJob, members: Pl
     """Return the shares of new members, or the learned shares of the same ones; ``None`` without any."""
     plan, workers, model = derived.in_force.plan, members.membership.workers, inputs.model
     if workers is not None:
-        arrangement = members.arrangement or arrange(workers, job.spec.parallelism.mode)
+        draft = members.draft or arrange(workers, job.spec.parallelism.mode)
         known = model.throughput.exchange
-        return share_out(job.spec, arrangement, inputs.telemetry, model.speeds, plan=plan, exchange=known)
+        return share_out(job.spec, draft, inputs.telemetry, model.speeds, plan=plan, exchange=known)
     if plan is None or not plan.members:
         return None
     leaving = {worker.pod.uid for worker in derived.workers if worker.ended or worker.state is WorkerState.LEAVING}

@@ -1,9 +1,9 @@
-"""Which ranks form a member, without shares: what a plan is made of before the global batch is divided."""
+"""Which ranks form a member: a draft of a plan, before the global batch is divided and the plan has a version."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from heterotrain_core.contract.choices import Parallelism
 from heterotrain_core.contract.plan import (
@@ -25,43 +25,24 @@ from heterotrain_operator.cluster_state.views import PodView
 from heterotrain_operator.decide.workers.state import Worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrangement:
-    """The members of a plan and their ranks; what the members' shares are does not matter.
+def identities_of(plan: Plan) -> tuple[tuple[MemberId, ...], ...]:
+    """Return the ranks of each member, by index, as telemetry names them."""
+    return tuple(tuple(map(identity_of, ranks)) for ranks in plan.ranks_by_member)
 
-    Attributes:
-        members: by index.
-        ranks: by rank, member by member.
-        communication: exchange between members as the layout planner expects it; ``None`` where it was not asked.
-        prediction: the planner's; ``None`` where it was not asked.
-    """
 
-    members: tuple[Member, ...]
-    ranks: tuple[Rank, ...]
-    communication: CommunicationTime | None = None
-    prediction: Prediction | None = None
+def names_of(plan: Plan) -> tuple[str, ...]:
+    """Return a name for each member: its pods; a rank that is not the first of its pod has its local rank added."""
+    found: list[list[str]] = [[] for _ in plan.members]
+    for rank in plan.ranks:
+        alone = plan.members[rank.member].layout.ranks == 1
+        found[rank.member].append(f"{rank.worker}/{rank.local_rank}" if alone and rank.local_rank else rank.worker)
+    return tuple("+".join(dict.fromkeys(pods)) for pods in found)
 
-    @property
-    def identities(self) -> tuple[tuple[MemberId, ...], ...]:
-        """The ranks of each member, by index, as telemetry names them."""
-        found: list[list[MemberId]] = [[] for _ in self.members]
-        for rank in self.ranks:
-            found[rank.member].append(identity_of(rank))
-        return tuple(map(tuple, found))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """A name for each member: its pods; a rank that is not the first of its pod has its local rank added."""
-        found: list[list[str]] = [[] for _ in self.members]
-        for rank in self.ranks:
-            alone = self.members[rank.member].layout.ranks == 1
-            found[rank.member].append(f"{rank.worker}/{rank.local_rank}" if alone and rank.local_rank else rank.worker)
-        return tuple("+".join(dict.fromkeys(pods)) for pods in found)
-
-    def matches(self, other: Arrangement) -> bool:
-        """Return whether the same ranks form the same members with the same layouts."""
-        mine, theirs = ([member.layout for member in each.members] for each in (self, other))
-        return self.identities == other.identities and mine == theirs
+def have_same_members(one: Plan, other: Plan) -> bool:
+    """Return whether the same ranks form the same members with the same layouts."""
+    mine, theirs = ([member.layout for member in each.members] for each in (one, other))
+    return identities_of(one) == identities_of(other) and mine == theirs
 
 
 def identity_of(rank: Rank) -> MemberId:
@@ -74,14 +55,7 @@ def device_name(worker_uid: str, local_rank: int) -> str:
     return f"{worker_uid}/{local_rank}"
 
 
-def arrangement_of(plan: Plan) -> Arrangement:
-    """Return the arrangement of a plan."""
-    return Arrangement(
-        members=plan.members, ranks=plan.ranks, communication=plan.communication, prediction=plan.prediction
-    )
-
-
-def arrange(workers: Sequence[Worker], mode: Parallelism) -> Arrangement:
+def arrange(workers: Sequence[Worker], mode: Parallelism) -> Plan:
     """Return which ranks of these workers form which members.
 
     ``DATA`` gives one replicated member for each rank, ``SHARDED`` one sharded member for each worker. Members of
@@ -96,10 +70,10 @@ def arrange(workers: Sequence[Worker], mode: Parallelism) -> Arrangement:
                 members.append(Member(index=len(members), pool=pod.pool, share_samples=0, layout=_layout(pod, mode)))
             shard = local_rank if mode is Parallelism.SHARDED else 0
             ranks.append(_rank(pod, local_rank, rank=len(ranks), member=members[-1].index, shard=shard))
-    return Arrangement(members=tuple(members), ranks=tuple(ranks))
+    return _draft(members, ranks)
 
 
-def by_places(workers: Sequence[Worker], cover: Cover, places: Sequence[Sequence[str]]) -> Arrangement:
+def by_places(workers: Sequence[Worker], cover: Cover, places: Sequence[Sequence[str]]) -> Plan:
     """Return planned members on the devices that take their places.
 
     Shares, micro-batches and time models are the planner's, until the members are measured.
@@ -136,11 +110,21 @@ def by_places(workers: Sequence[Worker], cover: Cover, places: Sequence[Sequence
         efficiency_ceiling=1.0,
         bindings=tuple(_BINDINGS[member.limit] for member in cover.members),
     )
-    return Arrangement(
-        members=tuple(members),
-        ranks=tuple(ranks),
+    return replace(
+        _draft(members, ranks),
         communication=CommunicationTime(last_bucket_s=cover.exchange_s),
         prediction=prediction,
+    )
+
+
+def _draft(members: Sequence[Member], ranks: Sequence[Rank]) -> Plan:
+    return Plan(
+        job_uid="",
+        generation=0,
+        revision=0,
+        members=tuple(members),
+        ranks=tuple(ranks),
+        global_batch_samples=sum(member.share_samples for member in members),
     )
 
 

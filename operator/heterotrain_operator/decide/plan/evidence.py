@@ -1,4 +1,4 @@
-"""What the telemetry of a job shows about each member of an arrangement, and about its other ranks."""
+"""What the telemetry of a job shows about each member of a plan, and about its other ranks."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 from collections.abc import Sequence
 
 from heterotrain_core.contract.choices import Parallelism
-from heterotrain_core.contract.plan import Layout, Member
+from heterotrain_core.contract.plan import Layout, Member, Plan
 from heterotrain_planner.perf.memory import MemoryPeak, micro_batch_cap
 from heterotrain_planner.perf.ranks import observations_of_member
 from heterotrain_planner.planning.evidence import MemberEvidence
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
-from heterotrain_operator.decide.plan.arrangement import Arrangement
+from heterotrain_operator.decide.plan.arrangement import identities_of, names_of
 from heterotrain_operator.decide.plan.speeds import MemberKey
 
 
-def keys_of(arrangement: Arrangement) -> tuple[MemberKey, ...]:
+def keys_of(draft: Plan) -> tuple[MemberKey, ...]:
     """Return what identifies each member among those whose speed is known, by index."""
     found = []
-    for member, ranks in zip(arrangement.members, arrangement.identities, strict=True):
+    for member, ranks in zip(draft.members, identities_of(draft), strict=True):
         divided = f", cut at {member.layout.cuts}" if member.layout.cuts else ""
         divided += f", parts {member.layout.state_weights}" if member.layout.state_weights else ""
         found.append(MemberKey(ranks, f"{member.pool}{divided}"))
@@ -28,17 +28,17 @@ def keys_of(arrangement: Arrangement) -> tuple[MemberKey, ...]:
 
 
 def evidence_of(
-    spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Telemetry, *, observed: bool
+    spec: HeteroTrainJobSpec, draft: Plan, telemetry: Telemetry, *, observed: bool
 ) -> tuple[MemberEvidence, ...]:
     """Return the evidence about each member, by index.
 
     Args:
         spec: the job's spec.
-        arrangement: the members and their ranks.
+        draft: the members and their ranks.
         telemetry: measurements of each rank.
         observed: whether the members' steps are part of it; limits are in any case.
     """
-    members = arrangement.members
+    members = draft.members
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
     limits = {pool.name: pool.micro_batch_size for pool in spec.worker_pools}
     return tuple(
@@ -52,13 +52,13 @@ def evidence_of(
             micro_cap_samples=_micro_cap_of_member(spec, member, key.ranks, telemetry, limits.get(member.pool)),
             granularity_samples=member.granularity_samples,
         )
-        for member, name, key in zip(members, arrangement.names, keys_of(arrangement), strict=True)
+        for member, name, key in zip(members, names_of(draft), keys_of(draft), strict=True)
     )
 
 
-def other_evidence(arrangement: Arrangement, telemetry: Telemetry) -> tuple[MemberEvidence, ...]:
+def other_evidence(draft: Plan, telemetry: Telemetry) -> tuple[MemberEvidence, ...]:
     """Return the evidence about other ranks: those that have left, and those that are not in the plan yet."""
-    names = {identity for member in arrangement.identities for identity in member}
+    names = {identity for member in identities_of(draft) for identity in member}
     return tuple(
         MemberEvidence(
             member=f"{identity.worker_uid}/{identity.local_rank}",

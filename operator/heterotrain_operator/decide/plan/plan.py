@@ -64,21 +64,19 @@ def next_plan(
     boundary, min_replicas = next_boundary(rebalance, None, Telemetry()), least_to_go_on(spec)
     request = job.checkpoint_request if spec.checkpoint is not None else ""
     if membership.workers is not None and shares is not None:
-        named = {rank.worker for rank in shares.arrangement.ranks}
-        return Plan(
+        named = {rank.worker for rank in shares.draft.ranks}
+        return replace(
+            shares.draft.with_division(shares.division),
             job_uid=job.uid,
             generation=generation + 1,
             revision=revision + 1,
-            members=shares.arrangement.members,
-            ranks=shares.arrangement.ranks,
-            global_batch_samples=0,
             drain=tuple(name for name in membership.drain if name in named),
             reason="; ".join(filter(None, (in_force.problem, membership.reason, shares.reason))),
             spares=membership.spares,
             boundary=boundary,
             min_replicas=min_replicas,
             checkpoint_request=request,
-        ).with_division(shares.division)
+        )
     if current is None:
         # Generation 0 is older than the plan of running members, so they go on, while new workers wait.
         first = in_force.newest == (0, 0) and not in_force.problem

@@ -19,7 +19,7 @@ from heterotrain_planner.planning.shares import MemberEvidence, SharesDecision, 
 from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.decide.plan.arrangement import Arrangement, arrangement_of
+from heterotrain_operator.decide.plan.arrangement import have_same_members, identities_of
 from heterotrain_operator.decide.plan.braking import NEXT_STEP, braking
 from heterotrain_operator.decide.plan.evidence import evidence_of, keys_of, other_evidence
 from heterotrain_operator.decide.plan.revision import (
@@ -39,7 +39,7 @@ class Shares:
     """The division of the global batch among members, and whether it is worth a new revision of the plan.
 
     Attributes:
-        arrangement: the members and their ranks; the members' shares are in ``division``.
+        draft: the members and their ranks; the members' shares are in ``division``.
         division: what a plan for these members carries.
         changed: whether the division is worth a new revision.
         reason: why these shares, in one or two sentences.
@@ -48,7 +48,7 @@ class Shares:
         decision: the planner's decision with all findings; ``None`` where the batch cannot be shared by the rules.
     """
 
-    arrangement: Arrangement
+    draft: Plan
     division: Division
     changed: bool
     reason: str
@@ -59,7 +59,7 @@ class Shares:
 
 def share_out(
     spec: HeteroTrainJobSpec,
-    arrangement: Arrangement,
+    draft: Plan,
     telemetry: Telemetry,
     speeds: JobSpeeds,
     *,
@@ -70,14 +70,14 @@ def share_out(
 
     Args:
         spec: the job's spec: global batch and rules for changing shares.
-        arrangement: the members and their ranks.
+        draft: the members and their ranks.
         telemetry: measurements of each rank.
         speeds: as learned from earlier members.
         plan: the newest plan, whatever its members; ``None`` when there is none.
         exchange: what is known of the exchange among all members that the job has had.
     """
-    terms = _terms_of(spec, arrangement, telemetry, plan=plan, observed=False)
-    keys = keys_of(arrangement)
+    terms = _terms_of(spec, draft, telemetry, plan=plan, observed=False)
+    keys = keys_of(draft)
     if (given := _without_models(spec, terms, measured=speeds.has_all(keys))) is not None:
         return given
     among = _exchange_among(terms, speeds.exchange, exchange)
@@ -100,13 +100,12 @@ def learn_shares(
     Returns:
         The speeds are ``None`` where shares do not depend on them.
     """
-    arrangement = arrangement_of(plan)
-    terms = _terms_of(spec, arrangement, telemetry, plan=plan, observed=True)
+    terms = _terms_of(spec, plan, telemetry, plan=plan, observed=True)
     measured = all(member.observations for member in terms.evidence)
     if (given := _without_models(spec, terms, measured=measured)) is not None:
         return given, None
     cuts = spec.parallelism.is_planned and spec.parallelism.mode is not Parallelism.AUTO
-    others = () if cuts else other_evidence(arrangement, telemetry)
+    others = () if cuts else other_evidence(plan, telemetry)
     fits = fit_members(terms.evidence, others)
     fits = replace(fits, exchange=_exchange_among(terms, fits.exchange, exchange))
     brake = None if spec.training.rebalance.keeps_even else braking(plan, terms.evidence, telemetry)
@@ -115,7 +114,7 @@ def learn_shares(
     batch = _best_batch(spec, terms, telemetry, fits)
     models, former = fits.all_models(total_samples=batch[0])
     speeds = JobSpeeds(
-        members=dict(zip(keys_of(arrangement), models, strict=True)),
+        members=dict(zip(keys_of(plan), models, strict=True)),
         former=tuple(zip((each.pool for each in others), former, strict=True)),
         exchange=fits.exchange,
     )
@@ -127,7 +126,7 @@ class _Terms:
     """What shares are decided for.
 
     Attributes:
-        arrangement: the members and their ranks.
+        draft: the members and their ranks.
         evidence: about each member, by index.
         plan: the newest plan, whatever its members.
         current: the same, if it has these members.
@@ -135,7 +134,7 @@ class _Terms:
         distance: how far that is.
     """
 
-    arrangement: Arrangement
+    draft: Plan
     evidence: tuple[MemberEvidence, ...]
     plan: Plan | None
     current: Plan | None
@@ -144,13 +143,13 @@ class _Terms:
 
 
 def _terms_of(
-    spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Telemetry, *, plan: Plan | None, observed: bool
+    spec: HeteroTrainJobSpec, draft: Plan, telemetry: Telemetry, *, plan: Plan | None, observed: bool
 ) -> _Terms:
-    current = plan if plan is not None and arrangement.matches(arrangement_of(plan)) else None
+    current = plan if plan is not None and have_same_members(draft, plan) else None
     boundary = next_boundary(spec.training.rebalance, current, telemetry)
     return _Terms(
-        arrangement=arrangement,
-        evidence=evidence_of(spec, arrangement, telemetry, observed=observed),
+        draft=draft,
+        evidence=evidence_of(spec, draft, telemetry, observed=observed),
         plan=plan,
         current=current,
         boundary=boundary,
@@ -160,13 +159,13 @@ def _terms_of(
 
 def _without_models(spec: HeteroTrainJobSpec, terms: _Terms, *, measured: bool) -> Shares | None:
     """Return the shares where they do not follow from speeds, or not yet; otherwise ``None``."""
-    arrangement = terms.arrangement
+    draft = terms.draft
     if spec.runtime is Runtime.TORCHRUN:  # one sample stands for each rank's equal part of a batch that only it knows
         unlimited = [replace(each, micro_cap_samples=None) for each in terms.evidence]
         reason = "equal shares, because the runtime is Torchrun"
-        return _even(len(arrangement.members), arrangement, unlimited, reason=reason)
-    if spec.parallelism.is_planned and arrangement.prediction is not None and not measured:
-        return _as_planned(arrangement, changed=terms.current is None)
+        return _even(len(draft.members), draft, unlimited, reason=reason)
+    if spec.parallelism.is_planned and draft.prediction is not None and not measured:
+        return _as_planned(draft, changed=terms.current is None)
     return None
 
 
@@ -198,14 +197,14 @@ def _divided(
         exchange,
     )
     if isinstance(decision, Infeasible):
-        return _even(samples, terms.arrangement, terms.evidence, reason=f"even shares, because {decision.reason}")
+        return _even(samples, terms.draft, terms.evidence, reason=f"even shares, because {decision.reason}")
     reasons = (
         brake.reason if brake is not None else "",
         why if terms.plan is None or samples != terms.plan.global_batch_samples else "",
         decision.reason,
     )
     return Shares(
-        arrangement=terms.arrangement,
+        draft=terms.draft,
         division=decision.division,
         changed=current is None
         or worth_writing(decision, current, terms.distance)
@@ -240,31 +239,31 @@ def _exchange_among(terms: _Terms, fitted: ExchangeModel, learned: MeasuredExcha
         known = replace(learned, communication=found, members=plan_members) if found is not None else learned
     if known.members < 2:  # noqa: PLR2004  # as above
         return fitted
-    members = len(terms.arrangement.members)
+    members = len(terms.draft.members)
     if members == known.members and current is not None:
         communication = known.communication
     else:
-        workers = {identity.worker_uid for ranks in terms.arrangement.identities for identity in ranks}
+        workers = {identity.worker_uid for ranks in identities_of(terms.draft) for identity in ranks}
         communication = known.among(members, across=len(workers) > 1)
     among = f"{members} members, expected from the exchange among {known.members}"
     return replace(fitted, communication=communication, reason=f"{among}: {fitted.reason}")
 
 
-def _as_planned(arrangement: Arrangement, *, changed: bool) -> Shares:
+def _as_planned(draft: Plan, *, changed: bool) -> Shares:
     """Return the shares that the layout planner chose: they hold as long as a member has no measurement of its own.
 
     Members of different shapes say nothing about each other. So models are fitted once all of them are measured.
     """
-    members = arrangement.members
+    members = draft.members
     return Shares(
-        arrangement=arrangement,
+        draft=draft,
         division=Division(
             shares=tuple(member.share_samples for member in members),
             micro_batch_samples=tuple(member.micro_batch_samples for member in members),
             cap_samples=tuple(member.cap_samples for member in members),
             compute=tuple(member.compute for member in members),
-            communication=arrangement.communication,
-            prediction=arrangement.prediction,
+            communication=draft.communication,
+            prediction=draft.prediction,
         ),
         changed=changed,
         reason="shares by the measured units, until the members are measured",
@@ -319,11 +318,11 @@ def _best_batch(spec: HeteroTrainJobSpec, terms: _Terms, telemetry: Telemetry, f
     return answer.samples, answer.reason
 
 
-def _even(batch: int, arrangement: Arrangement, evidence: Sequence[MemberEvidence], *, reason: str) -> Shares:
-    members = arrangement.members
+def _even(batch: int, draft: Plan, evidence: Sequence[MemberEvidence], *, reason: str) -> Shares:
+    members = draft.members
     shares = evenly(batch, len(members))
     return Shares(
-        arrangement=arrangement,
+        draft=draft,
         division=Division(
             shares=shares,
             micro_batch_samples=tuple(found.micro_cap_samples or 0 for found in evidence),

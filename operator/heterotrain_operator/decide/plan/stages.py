@@ -19,7 +19,7 @@ from heterotrain_planner.layout.transition import MoveVerdict, pays
 from heterotrain_operator.api.text import duration_text
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.decide.plan.arrangement import Arrangement, arrange, by_places
+from heterotrain_operator.decide.plan.arrangement import arrange, by_places
 from heterotrain_operator.decide.plan.changes import DWELL_S, change_of, links_are_of, worth_a_change
 from heterotrain_operator.decide.plan.layout_problem import fits_every_device, problem_of
 from heterotrain_operator.decide.plan.membership import MembershipDecision
@@ -59,12 +59,12 @@ class PlannedMembers:
 
     Attributes:
         membership: workers of the next generation; ``None`` in it keeps the generation in force.
-        arrangement: how they form members, where that is planned; otherwise ``None``.
+        draft: how they form members, where that is planned; otherwise ``None``.
         state: what is known about planned layouts; ``None`` where layouts are not planned.
     """
 
     membership: MembershipDecision
-    arrangement: Arrangement | None = None
+    draft: Plan | None = None
     state: LayoutState | None = None
 
 
@@ -111,7 +111,7 @@ def plan_members(
         found = replace(found, message=f"{found.message} {memory}")
     waits = [each for each in (membership.again_s, found.again_s) if each is not None]
     decision = replace(membership, workers=None, again_s=min(waits, default=None))
-    return PlannedMembers(membership=decision, arrangement=None, state=found)
+    return PlannedMembers(membership=decision, state=found)
 
 
 def _taking_part(
@@ -149,8 +149,8 @@ def _planned(
     if isinstance(problem, str):
         return LayoutState(holds=False, reason="ProfilesDiffer", message=problem, stuck=plan is None)
     if spec.parallelism.mode is Parallelism.AUTO and fits_every_device(problem):
-        arrangement = arrange(workers, Parallelism.DATA)
-        return _chosen(membership, arrangement, workers, "every device holds the whole model")
+        draft = arrange(workers, Parallelism.DATA)
+        return _chosen(membership, draft, workers, "every device holds the whole model")
     found = cover_of(problem)
     if found is None:
         return LayoutState(holds=None, reason="Planning", message="the layouts of the members are being planned")
@@ -199,13 +199,11 @@ def _as_spares(
     spares = tuple(sorted(worker.pod.name for worker in workers if worker.pod.name not in members))
     decision = replace(membership, workers=None, spares=spares, again_s=None)
     state = LayoutState(holds=True, reason="Planned", message=f"{_spare_text(spares)}: {verdict.reason}")
-    return PlannedMembers(membership=decision, arrangement=None, state=state)
+    return PlannedMembers(membership=decision, state=state)
 
 
-def _chosen(
-    membership: MembershipDecision, arrangement: Arrangement, workers: Sequence[Worker], why: str
-) -> PlannedMembers:
-    named = {rank.worker for rank in arrangement.ranks}
+def _chosen(membership: MembershipDecision, draft: Plan, workers: Sequence[Worker], why: str) -> PlannedMembers:
+    named = {rank.worker for rank in draft.ranks}
     decision = replace(
         membership,
         workers=tuple(worker for worker in workers if worker.pod.name in named),
@@ -213,7 +211,7 @@ def _chosen(
         reason="; ".join(filter(None, (membership.reason, why))),
     )
     state = LayoutState(holds=True, reason="Planned", message=why)
-    return PlannedMembers(membership=decision, arrangement=arrangement, state=state)
+    return PlannedMembers(membership=decision, draft=draft, state=state)
 
 
 def _spare_text(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
 from heterotrain_operator.api.text import listed
 from heterotrain_operator.decide.lifecycle import LifeStage
-from heterotrain_operator.decide.plan.arrangement import arrangement_of
+from heterotrain_operator.decide.plan.arrangement import names_of
 from heterotrain_operator.decide.status.context import HOPELESS, JobContext
 
 _LONGEST_MESSAGE = 1000
@@ -169,7 +169,7 @@ def _condition_events(before: Sequence[Condition], after: Sequence[Condition]) -
 
 def _plan_events(context: JobContext, plan: Plan) -> list[JobEvent]:
     version, before = f"{plan.generation}.{plan.revision}", context.job.status.plan
-    shares = listed([f"{name} {share}" for name, share in zip(arrangement_of(plan).names, plan.shares, strict=True)])
+    shares = listed([f"{name} {share}" for name, share in zip(names_of(plan), plan.shares, strict=True)])
     if plan.generation > before.desired_generation:
         return [_event("MembershipPlanned", f"plan {version}: {plan.reason} ({shares})")]
     if plan.drain:

@@ -14,7 +14,7 @@ from heterotrain_operator.api.conditions import ConditionType, ConditionValue, f
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, PredictionStatus
 from heterotrain_operator.api.text import listed, rounded
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.decide.plan.arrangement import identity_of
+from heterotrain_operator.decide.plan.arrangement import identity_of, names_of
 from heterotrain_operator.decide.status.context import JobContext
 
 LEAST_STEPS = 10
@@ -96,7 +96,7 @@ def _speeds_learned(context: JobContext) -> ConditionValue:
     decision = shares.decision
     if decision is None:
         return ConditionValue(type=kind, holds=None, reason="NoValidShares", message=shares.reason)
-    models = dict(zip(shares.arrangement.names, decision.models, strict=True))
+    models = dict(zip(names_of(shares.draft), decision.models, strict=True))
     if decision.relearn:
         changes = listed([f"{name} {_change(models[name])}" for name in decision.relearn], most=_LISTED, separator="; ")
         probing = "other shares are tried, and the best ones follow"
@@ -132,7 +132,7 @@ def _straggler(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=None, reason="Learning", message=message)
     if not decision.stragglers:
         return ConditionValue(type=kind, holds=False, reason="NoStraggler")
-    names, members = shares.arrangement.names, shares.arrangement.members
+    names, members = names_of(shares.draft), shares.draft.members
     slow = [f"{names[s.member]} (pool {members[s.member].pool}): {s.reason}" for s in decision.stragglers]
     which = listed(slow, most=_LISTED, separator="; ")
     message = f"{which}; lower its pool's maxReplicas, or train with a larger batch"

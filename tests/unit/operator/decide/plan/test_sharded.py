@@ -10,7 +10,7 @@ from heterotrain_core.contract.codec import decode_plan
 from heterotrain_core.contract.config import decode_config
 from heterotrain_core.contract.plan import LayoutKind, Plan
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
-from heterotrain_operator.decide.plan.arrangement import arrangement_of
+from heterotrain_operator.decide.plan.arrangement import names_of
 from heterotrain_planner.perf.counters import CounterKey, Counters, observe
 from support.fake_cluster import FakeCluster, pool
 
@@ -65,13 +65,13 @@ def test_the_processes_of_a_worker_are_the_shards_of_one_member() -> None:
         (5, 1, "job-w1", 1, 1, 0),
     ]
     assert plan.shares == (50, 50)
-    assert arrangement_of(plan).names == ("job-w0", "job-w1")
+    assert names_of(plan) == ("job-w0", "job-w1")
 
 
 def test_without_the_mode_each_process_is_a_member() -> None:
     plan = plan_of(a_job(parallelism={}))
     assert [member.layout.ranks for member in plan.members] == [1] * 6
-    assert arrangement_of(plan).names == ("job-w0", "job-w0/1", "job-w0/2", "job-w0/3", "job-w1", "job-w1/1")
+    assert names_of(plan) == ("job-w0", "job-w0/1", "job-w0/2", "job-w0/3", "job-w1", "job-w1/1")
 
 
 def test_the_trainer_gets_the_mode() -> None:
