@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from heterotrain_planner.layout.problem import Problem
+
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.cluster_state.views import PodView
 from heterotrain_operator.decide.faults import Fault
@@ -32,6 +34,7 @@ class Decision:
         events: Kubernetes events to publish, besides the one about the pods that could be created.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
         reason: why, in one sentence; empty when there is nothing to explain.
+        questions: for the layout planner, whose answers are needed.
         faults: parts of the pass that met an unexpected error; the rest of the decision does not depend on them.
     """
 
@@ -50,4 +53,5 @@ class Decision:
     events: tuple[JobEvent, ...] = ()
     again_s: float | None = None
     reason: str = ""
+    questions: tuple[Problem, ...] = ()
     faults: tuple[Fault, ...] = ()

@@ -44,7 +44,7 @@ class JobInputs:
         saved: the newest checkpoint in the outcomes of pods that are gone; ``None`` for none.
         admitted: by pool, what admission makes of its pods, as far as that is known.
         slots_of: how many more workers of a shape fit.
-        cover_of: the layout planner, for members of several workers.
+        cover_of: what the layout planner has answered about members of several workers.
     """
 
     job: JobView

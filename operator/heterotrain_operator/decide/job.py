@@ -194,7 +194,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     )
 
     # 5. Status, events and everything to write.
-    return _build_active(
+    decision = _build_active(
         inputs,
         derived,
         job,
@@ -211,6 +211,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
         ),
         faults,
     )
+    return replace(decision, questions=members.questions)
 
 
 def _waits(worker: Worker) -> bool:

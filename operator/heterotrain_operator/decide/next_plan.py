@@ -10,6 +10,8 @@ from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import Plan
+from heterotrain_planner.layout.problem import Problem
+from heterotrain_planner.layout.result import Cover, NoLayout
 
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import ValidJob
@@ -46,7 +48,15 @@ def members_of_next_plan(
     if not job.spec.parallelism.is_planned:
         return PlannedMembers(membership=membership)
 
-    return faults.guard(
+    questions: list[Problem] = []
+
+    def cover_of(problem: Problem) -> Cover | NoLayout | None:
+        found = inputs.cover_of(problem)
+        if found is None:
+            questions.append(problem)
+        return found
+
+    planned = faults.guard(
         "the layouts of members",
         lambda: plan_members(
             job.spec,
@@ -54,12 +64,13 @@ def members_of_next_plan(
             derived.in_force.plan,
             replace(inputs.telemetry, profiles=limited(inputs.telemetry.profiles, derived.memory.pools)),
             memory=derived.memory.text,
-            cover_of=inputs.cover_of,
+            cover_of=cover_of,
             now_s=inputs.now_s,
         ),
         lambda: PlannedMembers(membership=replace(membership, workers=None)),
         instead="the plan in force stays",
     )
+    return replace(planned, questions=tuple(questions))
 
 
 def shares_of_next_plan(

@@ -122,7 +122,7 @@ class App:
             telemetry_of=self.poller.telemetry_of,
             learner=self.learner,
             grant_of=self.allocator.grant_of,
-            cover_of=LayoutPlanner(self.queue.add_unless_failing, threads).cover_of,
+            layouts=LayoutPlanner(self.queue.add_unless_failing, threads),
             gather_s=settings.gather_s,
             admitted=admitted,
         )

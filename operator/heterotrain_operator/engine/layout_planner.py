@@ -1,8 +1,9 @@
 """Plans layouts in a thread: a search takes seconds, and the event loop has to serve every job meanwhile.
 
-Passes ask and get ``None`` until the answer is there; then the job is queued again. The templates of a job's newest
-model are kept, so that after a loss only a cover of the devices that are left has to be found. While nothing else is
-asked, the covers after the loss of any one node are found in advance: most losses are a look-up.
+Passes look answers up. Questions without one are part of their decision, and the answer queues the job again. The
+templates of a job's newest model are kept, so that after a loss only a cover of the devices that are left has to be
+found. While nothing else is asked, the covers after the loss of any one node are found in advance: most losses are a
+look-up.
 """
 
 from __future__ import annotations
@@ -68,20 +69,19 @@ class LayoutPlanner:
         self._task: asyncio.Task[None] | None = None
 
     def cover_of(self, key: JobKey) -> CoverOf:
-        """Return the planner for one job, which any thread may ask."""
-        loop = asyncio.get_running_loop()
+        """Return what is known of one job's layouts: ``None`` is to be asked."""
+        known = self._known.get(key)
 
         def answer(problem: Problem) -> Answer | None:
-            model, known = _model(problem), self._known.get(key)
-            found = known.answers.get(_counts(problem)) if known is not None and known.model == model else None
-            if found is None:
-                loop.call_soon_threadsafe(self._ask, key, model, problem)
-            return found
+            if known is None or known.model != _model(problem):
+                return None
+            return known.answers.get(_counts(problem))
 
         return answer
 
-    def _ask(self, key: JobKey, model: str, problem: Problem) -> None:
-        """Note a question, in the event loop."""
+    def ask(self, key: JobKey, problem: Problem) -> None:
+        """Search for an answer; it queues the job."""
+        model = _model(problem)
         known = self._known.get(key)
         if known is None or known.model != model:
             self._known[key] = _Known(model=model)

@@ -24,12 +24,12 @@ from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.common_parts import size_problem
 from heterotrain_operator.decide.objects.pods import build_pod, problem_of_templates
-from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.decide.plugins import registry as plugins
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, admitted_pod
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.admitted import AdmittedPods, digest_of_any_job
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.layout_planner import LayoutPlanner
 from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -61,7 +61,7 @@ class JobInputSources:
     Attributes:
         telemetry_of: a job's telemetry from Prometheus.
         learner: what is learned from it.
-        cover_of: the layout planner for a job.
+        layouts: plans layouts.
         grant_of: a job's grant of nodes for which several jobs compete.
         admitted: what admission makes of the pods of each job.
         gather_s: longest time in seconds that a ready worker waits for starting ones.
@@ -70,7 +70,7 @@ class JobInputSources:
     telemetry_of: Callable[[JobView], Telemetry]
     learner: Learner
     grant_of: Callable[[JobView], JobGrant]
-    cover_of: Callable[[JobKey], CoverOf]
+    layouts: LayoutPlanner
     gather_s: float
     admitted: AdmittedPods = field(default_factory=AdmittedPods)
 
@@ -320,10 +320,12 @@ class Reconciler:
                 grant=self._sources.grant_of(job),
                 slots_of=self._slots.free_slots,
                 admitted=self._sources.admitted.of(job),
-                cover_of=self._sources.cover_of(job.key),
+                cover_of=self._sources.layouts.cover_of(job.key),
             )
         )
         self._metrics.decision_seconds.observe(self._clocks.monotonic() - started_s)
+        for question in decision.questions:
+            self._sources.layouts.ask(job.key, question)
         return decision
 
     async def _acceptance(self, job: JobView, memory: JobMemory) -> tuple[Acceptance, float | None]:

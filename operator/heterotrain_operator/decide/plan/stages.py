@@ -1,7 +1,7 @@
 """Members of several workers: which of the ready workers form them, and which units of the model each one holds.
 
-The layout planner chooses from what the workers have measured of the model. It may take seconds, so it is asked through
-``cover_of``, which answers ``None`` until the answer is there. Until then the plan in force stays.
+The layout planner chooses from what the workers have measured of the model. It may take seconds, so its answers are
+looked up by ``cover_of``, which returns ``None`` before there is one. Until then the plan in force stays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.state import Worker
 
 CoverOf = Callable[[Problem], Cover | NoLayout | None]
-"""Returns the best members of a problem's devices, why there are none, or ``None`` while that is being computed."""
+"""Returns the best members of a problem's devices, why there are none, or ``None`` where that is not known yet."""
 
 PROFILE_WAIT_S = 180.0
 """Time for the first profile of a pool, from when its first worker is ready; then the other pools start without it."""
@@ -61,11 +61,13 @@ class PlannedMembers:
         membership: workers of the next generation; ``None`` in it keeps the generation in force.
         draft: how they form members, where that is planned; otherwise ``None``.
         state: what is known about planned layouts; ``None`` where layouts are not planned.
+        questions: for the layout planner, which had no answer to them.
     """
 
     membership: MembershipDecision
     draft: Plan | None = None
     state: LayoutState | None = None
+    questions: tuple[Problem, ...] = ()
 
 
 def plan_members(
