@@ -135,10 +135,16 @@ def expected_of_job(job: str) -> Answers:
     ranks = RANKS[job]
     rate, pods = BOTH * ranks / STEP_S, [f"{job}-w{number}" for number in range(2)]
     backward = {worker: seconds - 0.035 for worker, seconds in COMPUTE_S.items()}
+    solo = {worker: SHARE[worker] / COMPUTE_S[worker] for worker in SHARE}
+    fastest, possible = max(solo.values()), sum(solo.values()) * ranks
     phases = {"load": 0.01, "forward": 0.02, "backward": sum(backward.values()) / 2, "sync": 0.04, "update": 0.005}
     return {
         "Samples/s now": {"A": rate},
         "Efficiency now": {"A": 0.9},
+        "Speed-up now": {"A": rate / fastest},
+        "Speed-up over the fastest rank, and scaling efficiency": {
+            "A": rate / fastest, "B": possible / fastest, "C": rate / possible,
+        },
         "Workers placed": {"A": 2.0, "B": 4.0},
         "Loss now": {"A": 0.5},
         "Step now": {"A": STEP_S},
@@ -151,9 +157,7 @@ def expected_of_job(job: str) -> Answers:
             **{f"E {worker}": seconds for worker, seconds in WAITING_S.items()},
         },
         "Share of each worker (samples per step)": {"A a": 16.0 * ranks, "A b": 8.0 * ranks},
-        "Throughput (samples/s)": {
-            "A": rate, "B": sum(SHARE[worker] / COMPUTE_S[worker] for worker in SHARE) * ranks,
-        },
+        "Throughput (samples/s)": {"A": rate, "B": possible},
         "Phases of a step, mean over ranks": dict(zip("ABCDE", phases.values(), strict=True)),
         "Step time: measured and predicted": {"A": STEP_S, "B": 0.11, "C": 0.12},
         "Own computation per step": {f"A {worker}": seconds for worker, seconds in COMPUTE_S.items()},

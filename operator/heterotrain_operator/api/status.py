@@ -295,7 +295,9 @@ class HeteroTrainJobStatus(Model):
     )
     last_checkpoint: CheckpointStatus | None = Field(default=None, description="The newest durable checkpoint.")
     continued_from: ContinuedStatus | None = Field(
-        default=None, description="What another job had reached when this one continued from its checkpoint."
+        default=None,
+        description="What another job had reached when this one continued from its checkpoint. By "
+        "telemetry, so not without a Prometheus; the workers' logs have the step in any case.",
     )
     workers: tuple[WorkerStatus, ...] = Field(
         default=(),

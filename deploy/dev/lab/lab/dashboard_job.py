@@ -45,6 +45,9 @@ _KNOWN: Final = "heterotrain_operator_min_workers"
 _PODS = 'namespace="$namespace",pod=~"$name-w[0-9]+"'
 
 _COMPUTING: Final = by_rank("heterotrain_phase_seconds_total", phase="compute")
+_ACHIEVED: Final = f"sum(rate({of_job('heterotrain_samples_total')}{RATE}))"
+_SOLO: Final = f"{by_rank('heterotrain_samples_total')} / ({_COMPUTING} > 0)"
+"""What each rank would reach without waiting and exchange."""
 
 JOB: Final = Dashboard(
     uid="heterotrain-job",
@@ -87,6 +90,12 @@ JOB: Final = Dashboard(
                     about="Achieved samples/s over the sum of solo rates.",
                     unit="percentunit",
                     queries=[(one("heterotrain_operator_efficiency_ratio"), "efficiency")],
+                ),
+                Panel(
+                    kind="stat",
+                    title="Speed-up now",
+                    about="Achieved samples/s over those of the fastest rank alone.",
+                    queries=[(f"{_ACHIEVED} / max({_SOLO})", "speed-up")],
                 ),
                 Panel(
                     kind="stat",
@@ -189,8 +198,17 @@ JOB: Final = Dashboard(
                     title="Throughput (samples/s)",
                     about="Samples of committed steps, and what the ranks would reach without waiting and exchange.",
                     queries=[
-                        (f"sum(rate({of_job('heterotrain_samples_total')}{RATE}))", "achieved"),
-                        (f"sum({by_rank('heterotrain_samples_total')} / ({_COMPUTING} > 0))", "sum of solo rates"),
+                        (_ACHIEVED, "achieved"),
+                        (f"sum({_SOLO})", "sum of solo rates"),
+                    ],
+                ),
+                Panel(
+                    title="Speed-up over the fastest rank, and scaling efficiency",
+                    about="Possible: without waiting and exchange. Scaling efficiency: achieved over possible.",
+                    queries=[
+                        (f"{_ACHIEVED} / max({_SOLO})", "speed-up"),
+                        (f"sum({_SOLO}) / max({_SOLO})", "possible"),
+                        (f"{_ACHIEVED} / sum({_SOLO})", "scaling efficiency"),
                     ],
                 ),
                 Panel(
