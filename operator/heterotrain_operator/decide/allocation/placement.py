@@ -47,7 +47,7 @@ class Placement:
         *,
         now_s: float,
     ) -> None:
-        self._distance, self._now_s = proposal.distance, now_s
+        self._now_s = now_s
         self._open_to = groups_of
         self._lowest = _lowest_priorities(competitors, groups_of)
         self._occupancy = occupancy = Occupancy(capacity)
@@ -103,8 +103,8 @@ class Placement:
             tries=before.tries,
             later=self._postponed(competitor),
             reason=before.reason if same else self._reason(competitor, proposed, kept_since_s),
-            distance=restated(before.distance if same else None, self._distance, now_s=self._now_s),
             kept_since_s=kept_since_s,
+            latest_start=restated(before.latest_start, proposed.starts_within_s, now_s=self._now_s),
             kept_out=proposed.kept_out,
         )
 

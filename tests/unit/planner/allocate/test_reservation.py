@@ -111,7 +111,7 @@ def test_a_gang_of_all_nodes_starts_among_small_jobs(seed: int, monkeypatch: pyt
     kept = a_gang_among_small_jobs(seed).run(until_s=12 * HOUR_S)
     assert kept.started_s["gang"] <= 100.0 + RESERVE_AFTER_S + 2400 + 600
     assert len(kept.started_s) > 60
-    monkeypatch.setattr(propose_module, "reserve", lambda *_: None)
+    monkeypatch.setattr(propose_module, "reserve", lambda *_: reservation.Reservations())
     assert "gang" not in a_gang_among_small_jobs(seed).run(until_s=12 * HOUR_S).started_s
 
 
@@ -214,20 +214,17 @@ def test_asking_again_changes_nothing(seed: int) -> None:
         assert not any(grant.changed for grant in propose(reach, then).grants)
 
 
-def test_footprints_are_searched_together() -> None:
+def test_what_may_run_next_to_a_waiting_job_is_searched_together() -> None:
     """Each running job could shrink to either pool; only one combination leaves the gang its nodes."""
     capacity = PoolCapacity([Pool(name="p", nodes=(1,) * 3), Pool(name="q", nodes=(1,) * 3)])
     gang = replace(a_job("gang", arrived_s=0.0, pools=("p",), least=3), waited_s=1e4)
-    holds = [replace(a_job("first", arrived_s=-1.0, pools=("p",)), current={"p": 1})]
+    first = replace(a_job("first", arrived_s=-1.0, pools=("p",)), current={"p": 1})
     both = [
         replace(a_job(f"both-{i}", arrived_s=1.0 + i, pools=("p", "q"), most=2), current={"p": 1, "q": 1})
         for i in range(2)
     ]
-    late = a_job("late", arrived_s=9.0, pools=("p", "q"))
-    candidates = propose_module.build_candidates(capacity, [gang, *holds, *both, late])
-    now = [tuple(each.job.current.get(pool.pool, 0) for pool in each.job.pools) for each in candidates]
-    choice = tuple(each.by_counts.get(counts) for each, counts in zip(candidates, now, strict=True))
-    found = reservation.reserve(candidates, choice, capacity)
-    assert found is not None
-    assert found.footprints == {"both-0": {"q": 1}, "both-1": {"q": 1}, "late": {"q": 1}}
-    assert not found.excluded
+    late = [a_job(f"late-{i}", arrived_s=9.0 + i, pools=("p", "q")) for i in range(2)]
+    grants = {grant.key: grant for grant in propose(capacity, [gang, first, *both, *late]).grants}
+    assert {key for key, grant in grants.items() if grant.kept_out} == {"late-1"}
+    assert grants["gang"].kept_for
+    assert grants["late-0"].workers
