@@ -60,7 +60,7 @@ class Picked(NamedTuple):
     certain: bool
 
 
-class Cut(NamedTuple):
+class Excess(NamedTuple):
     """Numbers of workers of one pool, by kind, that do not fit together; with one less of any kind, they do."""
 
     most: Mapping[int, int]
@@ -102,7 +102,7 @@ class PoolRows:
         for r, (parts, _) in enumerate(limits):
             for kind, part in parts.items():
                 self.need_KR[kind, r] = part
-        self._cuts: list[Cut] = []
+        self._cuts: list[Excess] = []
         self._packed: dict[str, Packed | None] = {}
         self._certain = True
 
@@ -180,7 +180,7 @@ class PoolRows:
         self._certain = self._certain and fit is not Fit.UNKNOWN
         return fit is Fit.YES
 
-    def _least_unfit(self, own: dict[int, int]) -> Cut:
+    def _least_unfit(self, own: dict[int, int]) -> Excess:
         """Return numbers of workers, none larger than these, that only just do not fit: they cut off the most."""
         for kind, count in list(own.items()):
             low, high = 0, count
@@ -188,7 +188,7 @@ class PoolRows:
                 middle = (low + high) // 2
                 low, high = (middle + 1, high) if self._fits({**own, kind: middle}) else (low, middle)
             own = {**own, kind: high}
-        return Cut({kind: count for kind, count in own.items() if count})
+        return Excess({kind: count for kind, count in own.items() if count})
 
 
 class _Columns:
@@ -204,7 +204,7 @@ class _Columns:
 
     def solve(
         self,
-        cuts: Sequence[Cut],
+        cuts: Sequence[Excess],
         packed: Sequence[Packed],
         start: Sequence[int | None] | None,
         gap: float,
@@ -222,7 +222,7 @@ class _Columns:
             picked.append(int(own_O[0]) if len(own_O) else None)
         return tuple(picked), solution
 
-    def programme(self, cuts: Sequence[Cut], packed: Sequence[Packed]) -> Programme:
+    def programme(self, cuts: Sequence[Excess], packed: Sequence[Packed]) -> Programme:
         """Return the programme with these cuts and packed pools."""
         builder = _Builder(self._gain_C)
         # 1. The pools hold the workers, and each job has one option at most.
@@ -266,7 +266,7 @@ class _Columns:
         pairs = zip(self._menus, options, strict=True)
         return sum(float(menu.gain_O[option]) for menu, option in pairs if option is not None)
 
-    def _amounts(self, options: Sequence[int | None], cuts: Sequence[Cut], columns: int) -> Floats:
+    def _amounts(self, options: Sequence[int | None], cuts: Sequence[Excess], columns: int) -> Floats:
         amounts_C: Floats = np.full(columns, np.nan)  # what nodes hold is found for them
         amounts_C[: len(self._gain_C)] = 0.0
         for first, option in zip(self._first_M.tolist(), options, strict=False):

@@ -42,6 +42,47 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
     """
     cache = RateCache() if rate_cache is None else rate_cache
 
+    # 1. Decide who runs, within the tenants' shares.
+    candidates, admitted, admission, left_out = _admitted(capacity, jobs, cache)
+
+    # 2. Keep nodes free for jobs that wait too long: some later jobs then have to wait as well.
+    reserved = reserve(candidates, admitted, admission)
+    excluded = reserved.excluded
+    kept_out = {job.key: _why_kept_out(job, excluded[job.key]) for job in jobs if job.key in excluded}
+    if kept_out:
+        remaining = [i for i, candidate in enumerate(candidates) if candidate.job.key not in kept_out]
+        admitted = admission.first([], remaining, _current(candidates)) or {}
+
+    # 3. Decide how many workers each of them gets, and turn that into grants, each with its reason.
+    shared = _shared(candidates, admitted, admission, capacity, cache)
+    grants = {
+        candidate.job.key: _grant(candidate, option, capacity)
+        for candidate, option in zip(shared.candidates, shared.choice, strict=True)
+    }
+    for key, start_s in reserved.starts_s.items():
+        if not grants[key].workers:
+            within_s = start_s if math.isfinite(start_s) else None
+            grants[key] = replace(grants[key], kept_for=True, starts_within_s=within_s)
+    left_out |= kept_out
+    grants |= {
+        job.key: replace(_no_workers(job, f"waits: {left_out[job.key]}"), kept_out=job.key in kept_out)
+        for job in jobs
+        if job.key in left_out
+    }
+    running = len(admitted)
+    exact = shared.certain and shared.complete and shared.gain < _PROVED
+    return Proposal(
+        grants=tuple(grants[job.key] for job in jobs),
+        exact=exact,
+        most_gain=shared.gain,
+        reason=f"{running} of {len(jobs)} jobs run; {_how_good(shared)}",
+    )
+
+
+def _admitted(
+    capacity: PoolCapacity, jobs: Sequence[JobDemand], cache: RateCache
+) -> tuple[list[Candidate], dict[int, Counts], Admission, dict[str, str]]:
+    """Return the jobs with their options, those that run, how that was decided, and why others do not take part."""
     # 1. Leave out waiting jobs whose minimum would take more than their tenant's share from others.
     ordered = in_order_of_admission(jobs)
     beyond = beyond_share(capacity, ordered)
@@ -63,42 +104,9 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
         admitted = admission.first([], range(len(candidates)), _current(candidates)) or {}
         runs = {candidates[i].job.key for i in admitted}
         if runs.issuperset(started):
-            break
+            return candidates, admitted, admission, left_out
         started = runs.intersection(started)
         del candidates  # before the next ones are listed: they take most of the memory
-
-    # 4. Keep nodes free for jobs that wait too long: some later jobs then have to wait as well.
-    reserved = reserve(candidates, admitted, admission)
-    excluded = reserved.excluded
-    kept_out = {job.key: _why_kept_out(job, excluded[job.key]) for job in within if job.key in excluded}
-    if kept_out:
-        remaining = [i for i, candidate in enumerate(candidates) if candidate.job.key not in kept_out]
-        admitted = admission.first([], remaining, _current(candidates)) or {}
-
-    # 5. Decide how many workers each of them gets, and turn that into grants, each with its reason.
-    shared = _shared(candidates, admitted, admission, capacity, cache)
-    grants = {
-        candidate.job.key: _grant(candidate, option, capacity)
-        for candidate, option in zip(shared.candidates, shared.choice, strict=True)
-    }
-    for key, start_s in reserved.starts_s.items():
-        if not grants[key].workers:
-            within_s = start_s if math.isfinite(start_s) else None
-            grants[key] = replace(grants[key], kept_for=True, starts_within_s=within_s)
-    left_out |= kept_out
-    grants |= {
-        job.key: replace(_no_workers(job, f"waits: {left_out[job.key]}"), kept_out=job.key in kept_out)
-        for job in ordered
-        if job.key in left_out
-    }
-    running = len(admitted)
-    exact = shared.certain and shared.complete and shared.gain < _PROVED
-    return Proposal(
-        grants=tuple(grants[job.key] for job in jobs),
-        exact=exact,
-        most_gain=shared.gain,
-        reason=f"{running} of {len(jobs)} jobs run; {_how_good(shared)}",
-    )
 
 
 class _Outcome(NamedTuple):

@@ -34,7 +34,7 @@ _PART_OF_LEAST_GAIN = 0.02
 _ROUNDING = 1e-7
 
 
-class Shared(NamedTuple):
+class SharedNodes(NamedTuple):
     """One option for each job.
 
     Attributes:
@@ -50,7 +50,7 @@ class Shared(NamedTuple):
     certain: bool
 
 
-def share(candidates: Sequence[Candidate], rows: PoolRows, start: Sequence[int]) -> Shared:
+def share(candidates: Sequence[Candidate], rows: PoolRows, start: Sequence[int]) -> SharedNodes:
     """Return the options of all jobs with the best sum of scores.
 
     Args:
@@ -59,16 +59,16 @@ def share(candidates: Sequence[Candidate], rows: PoolRows, start: Sequence[int])
         start: their options in force, or others that fit together.
     """
     if not candidates:
-        return Shared((), 0.0, 0.0, certain=True)
+        return SharedNodes((), 0.0, 0.0, certain=True)
     least = min(candidate.job.weight * candidate.job.exponent for candidate in candidates)
     gap = _PART_OF_LEAST_GAIN * LEAST_GAIN * least
     known = sum(float(c.arrays[1][o]) for c, o in zip(candidates, start, strict=True))
     total = sum(len(candidate.options) for candidate in candidates)
     if total <= _FEW_OPTIONS * len(candidates):
         every = [np.arange(len(candidate.options)) for candidate in candidates]
-        return _picked(candidates, rows, every, Shared(tuple(start), known, np.inf, certain=True), gap)
+        return _picked(candidates, rows, every, SharedNodes(tuple(start), known, np.inf, certain=True), gap)
     bound, losses = _priced(candidates, rows, start)
-    best = Shared(tuple(start), known, bound, certain=True)
+    best = SharedNodes(tuple(start), known, bound, certain=True)
     before = -1.0
     # The options that lose least first; what they reach leaves fewer others to look at.
     for slack in (_slack(losses, _FIRST_OPTIONS * len(candidates)), np.inf):
@@ -93,7 +93,9 @@ def _slack(losses: Sequence[Floats], most: int) -> float:
     return float("inf") if len(every) <= most else float(np.partition(every, most - 1)[most - 1])
 
 
-def _picked(candidates: Sequence[Candidate], rows: PoolRows, kept: Sequence[Ints], best: Shared, gap: float) -> Shared:
+def _picked(
+    candidates: Sequence[Candidate], rows: PoolRows, kept: Sequence[Ints], best: SharedNodes, gap: float
+) -> SharedNodes:
     menus = [_menu(candidate, own) for candidate, own in zip(candidates, kept, strict=True)]
     start = [int(np.searchsorted(own, option)) for own, option in zip(kept, best.options, strict=True)]
     found = rows.pick(menus, start=start, gap=gap, most_nodes=_MOST_NODES)
@@ -101,7 +103,7 @@ def _picked(candidates: Sequence[Candidate], rows: PoolRows, kept: Sequence[Ints
         bound = best.bound if found is None else max(found.bound, best.value)
         return best._replace(bound=bound, certain=best.certain and (found is None or found.certain))
     options = tuple(int(own[option]) for own, option in zip(kept, found.options, strict=True) if option is not None)
-    return Shared(options, found.value, found.bound, found.certain)
+    return SharedNodes(options, found.value, found.bound, found.certain)
 
 
 def _menu(candidate: Candidate, own: Ints) -> Menu:
