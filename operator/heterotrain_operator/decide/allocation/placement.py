@@ -91,8 +91,7 @@ class Placement:
         limits = {pool.name: self._limit(competitor, pool) for pool in pools}
         may_grow = sum(limits.values()) < most_workers(competitor.spec)
         before = competitor.before
-        since_s = before.kept_since_s if before.kept_since_s is not None else self._now_s
-        kept_since_s = since_s if proposed.kept_for else None
+        kept_since_s = (before.kept_since_s or self._now_s) if proposed.kept_for else None
         same = (before.limits, before.kept_since_s, before.kept_out) == (limits, kept_since_s, proposed.kept_out)
         return JobGrant(
             limits=limits,
@@ -104,8 +103,8 @@ class Placement:
             later=self._postponed(competitor),
             reason=before.reason if same else self._reason(competitor, proposed, kept_since_s),
             kept_since_s=kept_since_s,
-            latest_start=restated(before.latest_start, proposed.starts_within_s, now_s=self._now_s),
             kept_out=proposed.kept_out,
+            latest_start=restated(before.latest_start, proposed.starts_within_s, now_s=self._now_s),
         )
 
     def _groups_of(self, competitor: Competitor, pool: WorkerPool) -> Sequence[NodeGroup]:

@@ -13,11 +13,9 @@ from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import rfc3339
 
-NOTICED_S = 60.0
-"""A waiting job's latest start is stated again once it is this much later, or ``NOTICED_EARLIER_S`` earlier."""
-NOTICED_EARLIER_S = 300.0
-_STARTS = "it starts at the latest "
-LACKS = "the next member lacks "
+NOTICED_S, NOTICED_EARLIER_S = 60.0, 300.0
+"""A waiting job's latest start is stated again once it is so much later, or so much earlier."""
+_STARTS, LACKS = "it starts at the latest ", "the next member lacks "
 """Begin of the clause about workers that other jobs' nodes would make possible."""
 
 
@@ -43,11 +41,8 @@ class LatestStart(NamedTuple):
     @property
     def text(self) -> str:
         """The same in words."""
-        minutes = math.ceil(self.within_s / 60)
-        return (
-            f"{_STARTS}{minutes} minutes after {rfc3339(self.since_s)}, at the predicted rates and unless jobs of a "
-            "higher priority come"
-        )
+        after = f"{math.ceil(self.within_s / 60)} minutes after {rfc3339(self.since_s)}"
+        return f"{_STARTS}{after}, as rates are predicted and if no higher priority comes"
 
 
 def reason_in(message: str) -> str:
@@ -59,13 +54,10 @@ def reason_in(message: str) -> str:
 
 def restated(before: LatestStart | None, within_s: float | None, *, now_s: float) -> LatestStart | None:
     """Return the latest start to state: the one stated before, unless it has moved; measured rates vary a little."""
-    if within_s is None:
-        return None
-    if before is not None:
-        later_s = now_s + within_s - (before.since_s + before.within_s)
-        if -NOTICED_EARLIER_S <= later_s <= NOTICED_S:
-            return before
-    return LatestStart(within_s, now_s)
+    if within_s is None or before is None:
+        return None if within_s is None else LatestStart(within_s, now_s)
+    later_s = now_s + within_s - (before.since_s + before.within_s)
+    return before if -NOTICED_EARLIER_S <= later_s <= NOTICED_S else LatestStart(within_s, now_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +107,7 @@ class JobGrant:
     @property
     def message(self) -> str:
         """The reason, when a waiting job starts at the latest, and what the next member lacks."""
-        starts = "" if self.latest_start is None else self.latest_start.text
-        return "; ".join(filter(None, (self.reason, starts, self.lacks)))
+        return "; ".join(filter(None, (self.reason, self.latest_start and self.latest_start.text, self.lacks)))
 
     @property
     def granted(self) -> int | None:

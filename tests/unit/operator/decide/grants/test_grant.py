@@ -31,8 +31,8 @@ def test_a_latest_start_that_varies_with_each_scrape_is_stated_once() -> None:
 def test_a_latest_start_is_stated_in_minutes() -> None:
     grant = JobGrant(reason="waits", lacks=f"{LACKS}1 v100", latest_start=LatestStart(61.0, 0.0))
     assert grant.message == (
-        "waits; it starts at the latest 2 minutes after 1970-01-01T00:00:00Z, at the predicted rates and unless jobs "
-        "of a higher priority come; the next member lacks 1 v100"
+        "waits; it starts at the latest 2 minutes after 1970-01-01T00:00:00Z, as rates are predicted and if no higher "
+        "priority comes; the next member lacks 1 v100"
     )
     assert JobGrant(reason="waits").message == "waits"
     assert JobGrant().message == ""
