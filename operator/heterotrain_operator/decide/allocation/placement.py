@@ -174,8 +174,7 @@ class Placement:
 
     def _stay(self, competitor: Competitor, pool: WorkerPool, released: Collection[str]) -> None:
         """Keep workers of a running job in places that were released in these node groups."""
-        pool_key = competitor.pool_key(pool)
-        granted = self._granted[pool_key]
+        granted = self._granted[pool_key := competitor.pool_key(pool)]
         for group in self._groups_of(competitor, pool):
             one: dict[tuple[str, Size], int] = {(group.name, group.sizes[pool_key]): 1}
             for worker in competitor.placed_on(pool, group)[granted[group.name] :] if group.name in released else ():
@@ -209,8 +208,8 @@ class Placement:
         The scheduler may place workers on any node group of their pool. So they come only after the workers of pools
         with fewer node groups, unless the job needs them before any of its own workers can leave.
         """
-        groups, pool_key = self._groups_of(competitor, pool), competitor.pool_key(pool)
-        granted = self._granted[pool_key]
+        groups = self._groups_of(competitor, pool)
+        granted = self._granted[pool_key := competitor.pool_key(pool)]
         others_first = self._can_spare(competitor) and any(
             other != pool_key and breadth < len(groups)
             for group in groups
@@ -266,9 +265,8 @@ class Placement:
             return False
         if not self._quiet or (granted and (competitor.spec.objective is Objective.COST or proposed.in_time)):
             return False
-        pool_key = competitor.pool_key(pool)
         return not granted or not any(
-            self._occupancy.fits({(group.name, group.sizes[pool_key]): 1}) for group in groups
+            self._occupancy.fits({(group.name, group.sizes[competitor.pool_key(pool)]): 1}) for group in groups
         )
 
     def _postponed(self, competitor: Competitor) -> dict[str, int]:
