@@ -13,7 +13,7 @@ from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.kube.errors import KubeError
 from heterotrain_operator.kube.lease import LeadershipLost
 from heterotrain_operator.kube.server_clock import ServerClock
-from heterotrain_operator.settings import Settings
+from heterotrain_operator.settings import PrometheusSettings, Settings
 
 from support.chaos.api_server import ApiServer, Body
 from support.chaos.connection import ChaosClient, Link, Network
@@ -92,7 +92,12 @@ class Replica:
         loop = asyncio.get_running_loop()
         clock = ServerClock(wall=lambda: self._server.now_s() + self._skew_s, monotonic=loop.time)
         kube = ChaosClient(self.link, clock)
-        settings = Settings(namespace="system", identity=f"{self.name}-{self._rng.random()}", gather_s=5.0)
+        settings = Settings(
+            namespace="system",
+            identity=f"{self.name}-{self._rng.random()}",
+            gather_s=5.0,
+            prometheus=PrometheusSettings(url="http://prometheus"),  # otherwise nothing is read
+        )
         clocks = Clocks(monotonic=loop.time, wall=clock.now_s, skew_s=clock.skew_s)
         app = self.app = App(kube, settings, self._prometheus, threads=at_once(), clocks=clocks)
         app.queue._jitter = lambda: self._rng.uniform(0.8, 1.2)
