@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as AbstractSequence
@@ -124,6 +125,7 @@ class FakeCluster:
         """Whether passes find what the telemetry of now shows; otherwise what was learned before."""
         self.cover_of: CoverOf = remembering_planner()
         self.foreign: dict[str, dict[str, float]] = {}
+        self.moved_tags: dict[str, str] = {}
         self.deleted_job = False
         self.events: list[str] = []
         self.node_kind = NodeKind(Sequence(), lambda: self.now_s, NodeChanges())
@@ -343,9 +345,15 @@ class FakeCluster:
             "conditions": [
                 {"type": "Ready", "status": str(ready), "lastTransitionTime": rfc3339(self.now_s)},
             ],
-            "containerStatuses": [{"name": "main", "state": {"running": {}}}],
+            "containerStatuses": [{"name": "main", "state": {"running": {}}, "imageID": self._image_of(name)}],
         }
         return self
+
+    def _image_of(self, name: str) -> str:
+        """Return the image that a pod runs: the one that its tag names now, by ``moved_tags``."""
+        image = self.pods[name]["spec"]["containers"][0].get("image", "")
+        image = self.moved_tags.get(image, image)
+        return f"registry/image@sha256:{hashlib.sha256(image.encode()).hexdigest()}"
 
     def start(self) -> FakeCluster:
         """Bring the job from no workers to all workers training."""

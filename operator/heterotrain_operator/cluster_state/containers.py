@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ _USUAL = (None, "PodInitializing", "ContainerCreating")
 """Reasons of a container that waits for nothing but its turn or its image."""
 
 _Body = Mapping[str, Any]
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
 def main_container(spec: _Body, annotations: Mapping[str, str]) -> str:
@@ -25,6 +27,12 @@ def main_status(spec: _Body, status: _Body, annotations: Mapping[str, str]) -> _
     """Return the status of the container that trains; ``None`` while it has none."""
     name = main_container(spec, annotations)
     return next((each for each in status.get("containerStatuses") or () if each["name"] == name), None)
+
+
+def image_digest(spec: _Body, status: _Body, annotations: Mapping[str, str]) -> str:
+    """Return the digest of the image that the training container runs; empty while it is not known."""
+    found = _DIGEST.search(str((main_status(spec, status, annotations) or {}).get("imageID") or ""))
+    return found.group() if found is not None else ""
 
 
 def ready_since(spec: _Body, status: _Body, annotations: Mapping[str, str]) -> tuple[bool, str]:

@@ -22,6 +22,7 @@ from heterotrain_operator.cluster_state.announcements import announcement_of
 from heterotrain_operator.cluster_state.containers import (
     end_of,
     have_all_ended,
+    image_digest,
     is_creating,
     main_container,
     ready_since,
@@ -239,6 +240,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         fatal_probes=_fatal_probes(spec, annotations),
         all_ended=have_all_ended(spec, status),
         image=_image(spec, annotations),
+        image_digest=image_digest(spec, status, annotations),
         conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
 

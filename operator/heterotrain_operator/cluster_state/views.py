@@ -102,6 +102,7 @@ class PodView:
         start_problem: the kubelet's newest warning about a pod that is being created, ``Reason: message``.
         refused: the kubelet's reason and message for a pod that it refused to run.
         image: of its training container.
+        image_digest: of the image that its training container runs; empty while that is not known.
         avoids: nodes that the operator has excluded for the pod.
         template: digest of what the user had written about it; empty in pods of older operators.
         restart: the job's request for a restart that it was made for; empty without one.
@@ -156,6 +157,7 @@ class PodView:
     finalizers: tuple[str, ...] = ()
     noted: tuple[tuple[str, str], ...] = ()
     image: str = ""
+    image_digest: str = ""
     unschedulable: str = ""
     unschedulable_since_s: float = 0.0
     scheduled_s: float = 0.0

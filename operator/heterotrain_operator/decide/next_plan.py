@@ -102,7 +102,8 @@ def _shares(inputs: JobInputs, derived: DerivedState, job: ValidJob, members: Pl
     if workers is not None:
         draft = members.draft or arrange(workers, job.spec.parallelism.mode)
         known = model.throughput.exchange
-        return share_out(job.spec, draft, inputs.telemetry, model.speeds, plan=plan, exchange=known)
+        shares = share_out(job.spec, draft, inputs.telemetry, model.speeds, plan=plan, exchange=known)
+        return replace(shares, reason=f"{shares.reason}; {model.origin}") if model.origin else shares
     if plan is None or not plan.members:
         return None
     leaving = {worker.pod.uid for worker in derived.workers if worker.ended or worker.state is WorkerState.LEAVING}

@@ -46,6 +46,7 @@ from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
 from heterotrain_operator.engine.responsiveness import keep_responsive
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.engine.serve import METRICS_PATH
+from heterotrain_operator.engine.speed_keeper import SpeedKeeper
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
 from heterotrain_operator.kube.resources import JOBS
@@ -118,9 +119,11 @@ class App:
             admitted=admitted,
             pods_of=lambda key: self.reconciler.pods_of(key),  # noqa: PLW0108  # it is created later
         )
+        self.speeds = SpeedKeeper(kube, self.store, self.publisher, self.poller, self.learner, clocks=clocks)
         sources = JobInputSources(
             telemetry_of=self.poller.telemetry_of,
             learner=self.learner,
+            speeds=self.speeds,
             grant_of=self.allocator.grant_of,
             layouts=LayoutPlanner(self.queue.add_unless_failing, threads),
             gather_s=settings.gather_s,
@@ -331,6 +334,7 @@ class App:
                 self._enqueue_unanswered()
                 if self.settings.prometheus.url is not None:
                     tasks.create_task(self.poller.run(), name="telemetry")
+                    tasks.create_task(self.speeds.run(), name="speeds")
                 for number in range(self.settings.workers):
                     tasks.create_task(self.reconciler.work(self.queue.get), name=f"worker-{number}")
                     tasks.create_task(self.reconciler.work(self.queue.get_urgent), name=f"urgent-worker-{number}")

@@ -8,16 +8,18 @@ A large job rests longer, and so does one whose shares change all the time, beca
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import structlog
+from heterotrain_planner.planning.kept_speed import KeptSpeed
 
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
 from heterotrain_operator.decide.faults import Fault
-from heterotrain_operator.decide.learn.job_model import JobModel, known_from, learn
+from heterotrain_operator.decide.learn.job_model import JobModel, known_from, learn, starting_with
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
 from heterotrain_operator.engine.act import EARLY_S
@@ -91,6 +93,11 @@ class Learner:
         self._wake.set()
         return True
 
+    def start_with(self, job: JobView, speeds: Mapping[str, KeptSpeed], origin: str) -> None:
+        """Take the speeds by pool of an earlier job, which come from there, unless the job has learned its own."""
+        known = self._of(job)
+        known.model = starting_with(known.model, speeds, origin)
+
     def forget(self, key: JobKey) -> None:
         """Drop a job that no longer exists."""
         self._jobs.pop(key, None)
@@ -134,6 +141,9 @@ class Learner:
             return found, self._clocks.processor() - began_s
 
         found, took_s = await self._threads.run(timed)
+        if known.model is not before:  # meanwhile, the speeds of an earlier job were found
+            self._waiting.setdefault(job.key)
+            return took_s
         known.model = self._failed(job, telemetry, before, found) if isinstance(found, Exception) else found
         if known.model.shares is not None and known.model.shares.changed:
             known.revisions = known.revisions.spent(now_s)

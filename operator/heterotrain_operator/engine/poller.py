@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 from heterotrain_core.contract.codec import Refused
+from heterotrain_planner.planning.kept_speed import KeptSpeed, speed_near
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.parse import seconds
@@ -28,7 +29,7 @@ from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromBadAnswer, PromError
-from heterotrain_operator.prom.history import FORGET_S, Speed, TelemetryHistory
+from heterotrain_operator.prom.history import FORGET_S, TelemetryHistory
 from heterotrain_operator.prom.queries import parse_scrapes, scrapes_of, series_and_times_of
 from heterotrain_operator.prom.series_map import JobReader
 from heterotrain_operator.prom.unit_profiles import parse_profile, profile_of
@@ -124,6 +125,15 @@ class Poller:
             return Telemetry(problem="telemetry is switched off: set prometheus.url", reason="NotConfigured")
         history = self._histories.get(job.uid)
         return history.telemetry if history else Telemetry()
+
+    @property
+    def reads(self) -> bool:
+        """Whether there is telemetry at all."""
+        return self._prom is not None
+
+    def start_with(self, job: JobView, speeds: Mapping[str, KeptSpeed]) -> None:
+        """Take the speeds of an earlier job by pool, until this one shows others."""
+        self._history_of(job).start_with(speeds)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -270,7 +280,7 @@ class Poller:
         if history is None:
             speeds = {pool.name: pool.speed for pool in job.status.internal.pools if pool.speed is not None}
             history = self._histories[job.uid] = TelemetryHistory(
-                {name: Speed(s.samples, compute_time(s)) for name, s in speeds.items()}
+                {name: speed_near(compute_time(s), s.samples) for name, s in speeds.items()}
             )
         return history
 

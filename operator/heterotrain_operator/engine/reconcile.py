@@ -35,6 +35,7 @@ from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.slot_index import SlotIndex
+from heterotrain_operator.engine.speed_keeper import SpeedKeeper
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
 from heterotrain_operator.kube.verbs import Body, Kube
@@ -61,6 +62,7 @@ class JobInputSources:
     Attributes:
         telemetry_of: a job's telemetry from Prometheus.
         learner: what is learned from it.
+        speeds: what earlier jobs have learned.
         layouts: plans layouts.
         grant_of: a job's grant of nodes for which several jobs compete.
         admitted: what admission makes of the pods of each job.
@@ -69,6 +71,7 @@ class JobInputSources:
 
     telemetry_of: Callable[[JobView], Telemetry]
     learner: Learner
+    speeds: SpeedKeeper
     grant_of: Callable[[JobView], JobGrant]
     layouts: LayoutPlanner
     gather_s: float
@@ -227,6 +230,7 @@ class Reconciler:
             wall_s=self._clocks.wall(),
             now_s=self._clocks.monotonic(),
         )
+        await self._sources.speeds.look_up(job)
         # 3. Decide.
         decision = self._decide(job, acceptance, memory)
         self._note_faults(job, decision.faults, memory)

@@ -11,20 +11,18 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple
 
-from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_planner.perf.counters import (
     SHORTEST_STEP_S,
     CounterKey,
     Counters,
-    MeanVariance,
     Observation,
     observe,
     usable,
 )
 from heterotrain_planner.perf.merge import merge_old
 from heterotrain_planner.perf.packed import PackedObservations
+from heterotrain_planner.planning.kept_speed import KeptSpeed, as_observed, is_refuted
 
 from heterotrain_operator.cluster_state.links import MeasuredLink, by_pair, settled
 from heterotrain_operator.cluster_state.profiles import PoolProfile
@@ -46,43 +44,12 @@ KEPT_GAPS = 4
 """Gaps between scrapes that are kept, to tell the configured interval from an outage."""
 FORGET_S = 600.0
 """Seconds without a scrape after which a member has left; a shorter gap may be a restart of Prometheus."""
-PERSISTED_STEPS = 20
-"""A speed from the job's status counts as much as this many steps at each of two shares."""
 KEPT_FORMER = 4
 """Members of each pool that are kept after they left, the newest ones: a few are enough to describe the pool."""
 KEPT_EXCHANGES = 64
 """Scrapes of which the time of the exchange is kept."""
 KEPT_SHAPES = 1000
 """Shapes of each member whose counters are kept, although it no longer exports them."""
-
-
-class Speed(NamedTuple):
-    """The time model of a rank, and the share near which it was measured."""
-
-    samples: int
-    compute: ComputeTime
-
-
-def _as_observed(pool: str, speed: Speed) -> tuple[Observation, ...]:
-    """Return observations of a rank of this speed at two shares: a fit to them yields the same model again."""
-    c, found = speed.compute, []
-    for samples in (max(1, speed.samples // 2), max(2, speed.samples)):
-        before_s = c.per_sample_s * samples + c.fixed_s
-        backward_s = c.backward_per_sample_s * samples + c.backward_fixed_s
-        found.append(
-            Observation(
-                member=pool,
-                share_samples=samples,
-                steps=PERSISTED_STEPS,
-                ended_s=0.0,
-                load=MeanVariance(mean=0.0),
-                forward=MeanVariance(mean=before_s),
-                backward=MeanVariance(mean=backward_s),
-                update=MeanVariance(mean=c.update_s),
-                compute=MeanVariance(mean=before_s + backward_s + c.update_s),
-            )
-        )
-    return tuple(found)
 
 
 def _measured(found: Observation) -> bool:
@@ -98,11 +65,9 @@ class TelemetryHistory:
         speeds: by pool, a speed from the job's status; used until a member of the pool is observed.
     """
 
-    def __init__(self, speeds: Mapping[str, Speed] | None = None) -> None:
-        self._persisted = {
-            pool: (MemberId(f"persisted-of-{pool}", 0), _as_observed(pool, speed))
-            for pool, speed in (speeds or {}).items()
-        }
+    def __init__(self, speeds: Mapping[str, KeptSpeed] | None = None) -> None:
+        self._persisted: Mapping[str, KeptSpeed] = speeds or {}
+        self._earlier: Mapping[str, KeptSpeed] = {}
         self._counters: dict[CounterKey, Counters] = {}
         self._observations: PackedObservations[MemberId] = PackedObservations()
         self._committed: deque[tuple[float, int]] = deque()
@@ -177,8 +142,6 @@ class TelemetryHistory:
             self._gaps_s.append(shortest_s)
         self._scraped_s.update(times)
         self._forget(newest_s)
-        observed = {pool for member, pool in self._pools.items() if member in self._observations}
-        persisted = [(pool, *entry) for pool, entry in self._persisted.items() if pool not in observed]
         step = max((gauges.step for gauges in snapshot.gauges.values() if gauges.step is not None), default=None)
         commit_s = self.telemetry.commit_s
         if step != self._step or not commit_s:
@@ -192,15 +155,40 @@ class TelemetryHistory:
             member_interval_s=min(self._gaps_s, default=None),
             gauges=snapshot.gauges,
             rates=self._rates(snapshot, newest_s),
-            observations=self._observations.with_others({member: found for _, member, found in persisted}),
-            pools=self._pools | {member: pool for pool, member, _ in persisted},
             links=self._links(snapshot, set(pools.values())),
             in_force=dict(self._in_force),
             exchange=self._exchange(),
             loss_climb=self._losses.climb,
             sequence=self.telemetry.sequence + 1,
         )
+        self._show_observations()
         return True
+
+    def start_with(self, speeds: Mapping[str, KeptSpeed]) -> None:
+        """Take the speeds of an earlier job by pool; each is used until members of its pool refute it."""
+        self._earlier = speeds
+        self._show_observations()
+
+    def _show_observations(self) -> None:
+        """Let telemetry have the job's own observations, and those that stand for speeds known from elsewhere."""
+        since_s = self.telemetry.newest_sample_s - FORGET_S
+        observed = [(pool, member) for member, pool in self._pools.items() if member in self._observations]
+        refuted = {
+            pool
+            for pool, member in observed
+            if pool in self._earlier and is_refuted(self._earlier[pool], self._observations.since(member, since_s))
+        }
+        self._earlier = {pool: speed for pool, speed in self._earlier.items() if pool not in refuted}
+        pools = {pool for pool, _ in observed}
+        speeds = {pool: speed for pool, speed in self._persisted.items() if pool not in pools} | self._earlier
+        others = {MemberId(f"earlier-of-{pool}", 0): (pool, speed) for pool, speed in speeds.items()}
+        self.telemetry = replace(
+            self.telemetry,
+            observations=self._observations.with_others(
+                {member: as_observed(speed, pool) for member, (pool, speed) in others.items()}
+            ),
+            pools=self._pools | {member: pool for member, (pool, _) in others.items()},
+        )
 
     def _links(self, snapshot: JobSeries, known: Collection[str]) -> dict[tuple[str, str], MeasuredLink]:
         """Return the links between pools; a pair that no member uses now keeps what was measured of it."""

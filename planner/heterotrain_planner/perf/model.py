@@ -80,7 +80,7 @@ class MemberModel:
         largest_share_samples: largest observed share.
         steps: observed steps.
         shapes: distinct observed micro-batch sizes.
-        pooled: whether the model leans on other members of its pool that are known well.
+        pooled: whether it leans on others of its pool, of which more shares would teach nothing.
         steps_at_speed: steps since the last change of speed, all steps without any.
         drifted: whether the speed changed, and only few steps of one share were observed since.
         drift_ratio: new over old seconds at the last change (2.0: half as fast), 1.0 without any.

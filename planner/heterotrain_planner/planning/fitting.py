@@ -16,7 +16,7 @@ from heterotrain_planner.perf.model import ExchangeModel, FitQuality, MemberMode
 from heterotrain_planner.perf.regression_data import RegressionData, summarize
 from heterotrain_planner.perf.shared_pace import own_variations, remove_shared_pace, shared_slowdown
 from heterotrain_planner.perf.step_noise import StepNoise, step_noise
-from heterotrain_planner.planning.evidence import MemberEvidence
+from heterotrain_planner.planning.evidence import MemberEvidence, settled
 
 LEAST_POOL_DEVIATION = 0.03
 """Least standard deviation of the fixed part between members of one pool, relative to their time."""
@@ -94,7 +94,7 @@ class MemberFits:
                 own = fit_data(mine, assumed=pooled or ASSUMED, here_samples=mine.size_now if near else None)
             if own.compute is None:
                 own = _assumed(own, member.pool, mates, self.alone)
-            found.append(replace(own, pooled=any(mate.quality is FitQuality.OK for mate in mates)))
+            found.append(replace(own, pooled=any(map(settled, mates))))
         if near:
             bent = time_curves(self.data[: len(self.evidence)], found, [m.pool for m in self.evidence])
             found = [replace(model, curve=curve) for model, curve in zip(found, bent, strict=True)]
@@ -148,7 +148,7 @@ def assumed_model(pool: str, known: Sequence[tuple[str, MemberModel]]) -> Member
     """
     mates = [model for name, model in known if pool and name == pool]
     found = _assumed(fit_data(None), pool, mates, [model for _, model in known])
-    return replace(found, pooled=any(mate.quality is FitQuality.OK for mate in mates))
+    return replace(found, pooled=any(map(settled, mates)))
 
 
 def _assumed(own: MemberModel, pool: str, mates: Sequence[MemberModel], everyone: Sequence[MemberModel]) -> MemberModel:

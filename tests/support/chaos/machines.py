@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -246,7 +247,9 @@ class Cluster:
             "phase": "Running",
             "podIP": f"10.0.{len(machine.name)}.{self._rng.randrange(2, 250)}",
             "conditions": [*kept, {"type": "Ready", "status": "True", "lastTransitionTime": since}],
-            "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": since}}}],
+            "containerStatuses": [
+                {"name": "main", "state": {"running": {"startedAt": since}}, "imageID": _image_of(pod)}
+            ],
         }
         self.server.put("pods", body)
         owner = pod["metadata"]["ownerReferences"][0]["uid"]
@@ -311,6 +314,12 @@ class Cluster:
 
 def _outcome(ending: Ending, training: JobTraining, **fields: Any) -> Outcome:
     return Outcome(ending=ending, reason=f"the process {ending.value}", epoch=0, step=training.steps, **fields)
+
+
+def _image_of(pod: Body) -> str:
+    """Return the image of a pod as its kubelet reports it."""
+    image = pod["spec"]["containers"][0]["image"]
+    return f"registry/image@sha256:{hashlib.sha256(image.encode()).hexdigest()}"
 
 
 def _cores(pod: Body) -> float:

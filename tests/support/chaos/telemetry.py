@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from heterotrain_core.contract import metrics
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
@@ -25,12 +25,14 @@ class ChaosPrometheus:
         lie: how it lies now: ``wild`` values, ``foreign`` workers, ``old`` scrapes, ``future`` scrapes, ``mixed`` up
             labels, ``garbage``, or an empty string for the truth.
         skew_s: seconds by which its clock is ahead.
+        slowness: factor on the seconds of a step, by pool.
     """
 
     def __init__(self, cluster: Cluster, rng: random.Random, now_s: Callable[[], float], *, skew_s: float) -> None:
         self.away = False
         self.lie = ""
         self.skew_s = skew_s
+        self.slowness: Mapping[str, float] = {}
         self._cluster = cluster
         self._rng = rng
         self._now_s = now_s
@@ -62,6 +64,8 @@ class ChaosPrometheus:
             if process.plan is None:
                 continue
             own = _identity(job, uid)
+            pools = {rank.worker_uid: process.plan.pool_of(rank) for rank in process.plan.ranks}
+            slow = self.slowness.get(pools.get(uid, ""), 1.0)
             for name, value in (
                 (metrics.PLAN_GENERATION, process.plan.generation),
                 (metrics.PLAN_REVISION, process.plan.revision),
@@ -73,7 +77,7 @@ class ChaosPrometheus:
             ):
                 rows.append(Series({**own, "__name__": name}, float(value)))
             for share, steps in sorted(job.counters.get(uid, {}).items()):
-                rows += _shape(own, share, steps)
+                rows += _shape(own, share, steps, slow)
         return rows
 
     def _lied(self, row: Series) -> Series:
@@ -98,9 +102,9 @@ def _identity(job: JobTraining, uid: str) -> dict[str, str]:
     }
 
 
-def _shape(own: dict[str, str], share: int, steps: int) -> list[Series]:
+def _shape(own: dict[str, str], share: int, steps: int, slow: float) -> list[Series]:
     labels = {**own, metrics.LABEL_SHARE: str(share), metrics.LABEL_MICRO_BATCH: str(share)}
-    forward_s, backward_s = 0.002 * share, 0.004 * share
+    forward_s, backward_s = 0.002 * slow * share, 0.004 * slow * share
     seconds = {
         metrics.PHASE_LOAD: 0.0,
         metrics.PHASE_FORWARD: forward_s,

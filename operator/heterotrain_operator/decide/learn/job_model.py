@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from heterotrain_core.contract.plan import Plan
+from heterotrain_planner.planning.kept_speed import KeptSpeed, as_model
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.cluster_state.telemetry import Telemetry
@@ -25,6 +27,7 @@ class JobModel:
         speeds: of all ranks that were observed; shares of other members follow from them.
         shares: the best ones of that plan's members; ``None`` before anything was learned.
         throughput: how fast the job is with any workers, from all of its plans so far.
+        origin: where the speeds come from before anything was learned, in a clause; empty where there are none.
         fault: an unexpected error in the newest attempt to learn, in one sentence; otherwise empty.
     """
 
@@ -33,6 +36,7 @@ class JobModel:
     speeds: JobSpeeds = field(default_factory=JobSpeeds)
     shares: Shares | None = None
     throughput: ThroughputModel = field(default_factory=ThroughputModel)
+    origin: str = ""
     fault: str = ""
 
     def shares_of(self, plan: Plan, *, generation: int) -> Shares | None:
@@ -43,6 +47,14 @@ class JobModel:
 def known_from(status: HeteroTrainJobStatus) -> JobModel:
     """Return what an earlier operator has learned and the status keeps."""
     return JobModel(throughput=persisted_throughput(status))
+
+
+def starting_with(before: JobModel, speeds: Mapping[str, KeptSpeed], origin: str) -> JobModel:
+    """Return what is known of a job that starts with these speeds by pool, unless it has learned its own."""
+    if before.version > (0, 0):
+        return before
+    former = tuple((pool, as_model(speed, pool)) for pool, speed in speeds.items())
+    return replace(before, speeds=JobSpeeds(former=former), origin=origin)
 
 
 def learn(job: ValidJob, plan: Plan | None, telemetry: Telemetry, before: JobModel) -> JobModel:
@@ -63,4 +75,6 @@ def learn(job: ValidJob, plan: Plan | None, telemetry: Telemetry, before: JobMod
     if plan is None or not plan.members:
         return learned
     shares, speeds = learn_shares(job.spec, plan, telemetry, exchange=learned.throughput.exchange)
-    return replace(learned, version=plan.version, shares=shares, speeds=before.speeds if speeds is None else speeds)
+    return replace(
+        learned, version=plan.version, origin="", shares=shares, speeds=before.speeds if speeds is None else speeds
+    )

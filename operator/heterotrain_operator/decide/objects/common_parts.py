@@ -82,6 +82,11 @@ def _digest(job: ValidJob, pool: WorkerPool, common: Common) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
+def wanted_digest(job: ValidJob, pool: WorkerPool) -> str:
+    """Return the digest of a pod that has all of the spec as it is now."""
+    return _digest(job, pool, common_part(job, pool))
+
+
 def _with_common(template: Mapping[str, Any], common: Common) -> dict[str, Any]:
     """Return a template with the common part in place of its own; the given one stays as it is.
 

@@ -14,11 +14,12 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.decide.grants.persisted import persisted_grant
 from heterotrain_operator.decide.learn.persisted import compute_time, exchange_of, persisted_throughput, speed_of
 from heterotrain_operator.decide.learn.throughput import ThroughputModel
-from heterotrain_operator.prom.history import Speed, TelemetryHistory
+from heterotrain_operator.prom.history import TelemetryHistory
 from heterotrain_operator.prom.snapshot import JobSeries
 from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
 from heterotrain_planner.planning.evidence import MemberEvidence
 from heterotrain_planner.planning.fitting import fit_members
+from heterotrain_planner.planning.kept_speed import speed_near
 from support.plans import plan_of
 
 SLOW = ComputeTime(per_sample_s=0.004, fixed_s=0.02, backward_per_sample_s=0.008, backward_fixed_s=0.01, update_s=0.01)
@@ -113,7 +114,7 @@ def test_sizes_that_no_operator_wrote_are_left_out_one_by_one(sizes: object, kep
 
 
 def test_a_new_worker_of_a_pool_with_a_persisted_speed_gets_that_speed() -> None:
-    memory = TelemetryHistory({"b": Speed(50, SLOW)})
+    memory = TelemetryHistory({"b": speed_near(SLOW, 50)})
     other = MemberId("uid-a", 0)
     memory.take(JobSeries(counters={}, gauges={other: MemberGauges(worker="w")}), {other: 1.0}, pools={"uid-a": "a"})
     telemetry = memory.telemetry
