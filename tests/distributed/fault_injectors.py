@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from distributed.network_cut import cut, refuse
-from heterotrain.checkpoints.manager import CheckpointManager
+from heterotrain.checkpoints.manager import CheckpointManager, Reason
 from heterotrain.errors import PeerLost
 from heterotrain.membership.consensus.election import Election
 from heterotrain.membership.peer_service import PeerService
@@ -131,7 +131,7 @@ def _peer_ports() -> list[int]:
 def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one wrapper for each place
     """Wrap the library's functions so that they call the injector; visits of ``FORMING_PLACES`` are counted."""
     launch, wait, enter = Reducer._launch, Reducer.wait, Step.__enter__
-    vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointManager.write_final
+    vote, build, exchange, write = Election.vote, Group.build, transfer.exchange, CheckpointManager.write
     wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Loop.confirm
     send, part, hand_over = Neighbours.send, PartExchange.receive, formations.hand_over
     visits = dict.fromkeys((*FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE), 0)
@@ -197,9 +197,10 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
         visit(HAND_OVER_PLACE)
         return hand_over(*arguments, **named)
 
-    def written(self: CheckpointManager, *arguments: Any) -> None:
-        visit(LAST_PLACE)
-        write_final(self, *arguments)
+    def written(self: CheckpointManager, reason: Reason, *arguments: Any, **named: Any) -> None:
+        if reason is Reason.END:
+            visit(LAST_PLACE)
+        write(self, reason, *arguments, **named)
 
     Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
     formations.hand_over = handed_over
@@ -207,4 +208,4 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
     Neighbours.send = sent  # type: ignore[method-assign]  # a deliberate wrapper
     PieceReducer.wait, Group.gather, Loop.confirm = waited_pieces, gathered, confirmed  # type: ignore[method-assign]  # a deliberate wrapper
     Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # a deliberate wrapper
-    transfer.exchange, CheckpointManager.write_final = exchanged, written  # type: ignore[method-assign]  # a deliberate wrapper
+    transfer.exchange, CheckpointManager.write = exchanged, written  # type: ignore[method-assign]  # a deliberate wrapper

@@ -136,7 +136,7 @@ class Job:
             check_open=self._loop.exchanges.check_open, speeds=speeds,
         )  # fmt: skip
         termination_message.on_failure = self._abandon
-        termination_message.checkpoint = lambda: checkpoints.newest
+        termination_message.checkpoint = lambda: checkpoints.kept.newest
         log_tags.where, log_tags.before = self._position, self._loop.records.progress_display.clear
         self._stop_signals = StopSignals(self._loop.shutdown.request)
         self._stop_signals.install()

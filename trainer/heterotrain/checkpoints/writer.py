@@ -15,7 +15,7 @@ from heterotrain_core.contract.plan import Plan
 
 from heterotrain.checkpoints import part as parts_of_state
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
-from heterotrain.checkpoints.manifest import Label, Manifest, WrittenPart, new_mark
+from heterotrain.checkpoints.manifest import Label, Manifest, WrittenPart
 from heterotrain.state.holdings import Holding
 from heterotrain.state.parts import host_memory
 from heterotrain.state.tensors import flatten
@@ -118,31 +118,11 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=take, name="heterotrain-checkpoint-memory", daemon=True)
         self._thread.start()
 
-    def start(
-        self,
-        state: dict[str, Any],
-        *,
-        generation: int,
-        step: int,
-        hooks: tuple[int, int] = (-1, -1),
-        record: bytes | None = None,
-    ) -> float:
-        """Copy the whole state and write it in the background; return the seconds that copying took.
+    def start(self, state: dict[str, Any], request: WriteRequest) -> float:
+        """Copy this rank's part of the state and write it in the background; return the seconds that copying took.
 
-        Waits first for a checkpoint that is still being written: two would compete for the same disk.
-
-        Args:
-            state: nested dictionaries and lists, with tensors on any device.
-            generation: generation of the formation that reached this state.
-            step: committed steps.
-            hooks: steps and epochs whose hooks have run.
-            record: content of the record file next to the checkpoint; ``None`` for no file.
+        Waits first for a part that is still being written: two would compete for the same disk.
         """
-        label = Label(generation=generation, step=step, mark=new_mark())
-        return self.start_part(state, WriteRequest(label=label, hooks=hooks, record=record))
-
-    def start_part(self, state: dict[str, Any], request: WriteRequest) -> float:
-        """Copy this rank's part of the state and write it in the background; return the seconds that copying took."""
         self.wait()
         began_s = time.perf_counter()
         live = flatten(state)

@@ -13,7 +13,7 @@ import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
-from heterotrain.checkpoints.manager import CheckpointManager
+from heterotrain.checkpoints.manager import CheckpointManager, Reason
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.clock import Clock
 from heterotrain.data.loader_process import Workers
@@ -183,7 +183,7 @@ class Loop:
                 if self._phase.is_past(self._training.progress) and self._joined is not active_group:
                     return  # a rank that resumes or joins goes on to its phase
                 if self.is_between_phases:
-                    self._checkpoints.write_final(active_group, self._training)
+                    self._checkpoints.write(Reason.END, self._training, active_group)
                     return
                 self._join(active_group)
                 self._call_hooks(active_group)
@@ -195,7 +195,7 @@ class Loop:
                     self.shutdown.conclude(active_group, loss=self._numerics.losses.last_finite)
                     self._is_over = True
                     return
-                self._checkpoints.maybe_write(active_group, self._training)
+                self._checkpoints.write(Reason.DUE, self._training, active_group)
                 step = self._prepare(active_group, self._require_loader())
             except PeerLost as lost:
                 self._leave_broken(lost)
@@ -241,7 +241,7 @@ class Loop:
         if self._replicas.resync(active_group):
             self.records.expect_schedules()
         if self._hooks_follow(self._training.progress):
-            self._checkpoints.write_before_hooks(active_group, self._training)
+            self._checkpoints.write(Reason.HOOKS, self._training, active_group)
         if self._hooks.finish_step(self):
             self._observer.evaluated()
         if self._hooks.finish_epoch(self):
@@ -411,10 +411,11 @@ class Loop:
         left_s = self.shutdown.left_s
         if left_s is not None and self.active_group is not None:
             # Only buffers have changed since the last committed step, and ``Attempts`` holds their earlier values.
-            self._checkpoints.write_early(
-                self.active_group,
+            self._checkpoints.write(
+                Reason.SLOW_STEP,
                 self._training,
-                self._attempts.kept,
+                self.active_group,
+                buffers=self._attempts.kept,
                 left_s=left_s,
                 step_left_s=max(0.0, self._step_s - (self._clock() - self._began_s)),
             )

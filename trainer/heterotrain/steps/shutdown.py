@@ -10,7 +10,7 @@ from typing import NoReturn
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
-from heterotrain.checkpoints.manager import CheckpointManager
+from heterotrain.checkpoints.manager import CheckpointManager, Reason
 from heterotrain.clock import Clock
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup, Membership
@@ -102,9 +102,10 @@ class Shutdown:
     def write_on_shutdown(self, active_group: ActiveGroup, *, mark: int) -> None:
         """Write a checkpoint because all ranks leave together; without it the job could not continue."""
         left_s = self.left_s
-        self._checkpoints.write_on_shutdown(
-            active_group, self._training, mark=mark, left_s=self._grace_s if left_s is None else left_s
-        )
+        self._checkpoints.write(
+            Reason.ALL_LEAVE, self._training, active_group, mark=mark,
+            left_s=self._grace_s if left_s is None else left_s,
+        )  # fmt: skip
 
     def leave(self, last_membership: FormationMembership | None) -> NoReturn:
         """End this rank after a signal or an announced leave.
@@ -114,9 +115,8 @@ class Shutdown:
         if last_membership is not None and not self.announced:
             # The signal came too late for the last vote, or while this rank waited for others. All other ranks may be
             # leaving in the same way, each expected to stay by the others.
-            self._checkpoints.write_now(
-                self._training, generation=last_membership.formation.generation, within_s=self.left_s
-            )
+            generation = last_membership.formation.generation
+            self._checkpoints.write(Reason.LEFT_ALONE, self._training, generation, left_s=self.left_s)
         self._checkpoints.wait(self.left_s)
         self._termination_message.write(
             Ending.LEFT,
@@ -130,7 +130,7 @@ class Shutdown:
         steps = self._training.progress.steps
         _log.warning(
             "%s ended the training early, after %d steps, with exit code %d: %s",
-            self._signal.name, steps, code, self._checkpoints.how_to_continue(steps),
+            self._signal.name, steps, code, self._checkpoints.kept.how_to_continue(steps),
         )  # fmt: skip
         raise Interrupted(code) if self._signal is signal.SIGINT else SystemExit(code)
 
@@ -139,9 +139,9 @@ class Shutdown:
 
         ``generation`` is that of the last formation.
         """
-        self._checkpoints.write_now(self._training, generation=generation)
+        self._checkpoints.write(Reason.LEFT_ALONE, self._training, generation)
         steps = self._training.progress.steps
-        how = self._checkpoints.how_to_continue(steps)
+        how = self._checkpoints.kept.how_to_continue(steps)
         _log.warning("the script has left the training early, after %d steps: %s", steps, how)
 
     def conclude(self, active_group: ActiveGroup, *, loss: float | None) -> None:
@@ -155,7 +155,8 @@ class Shutdown:
             PeerLost: a peer left meanwhile; the remaining ranks may still need this rank's state.
         """
         self._membership.everything_committed()
-        missing = self._checkpoints.write_final(active_group, self._training)
+        self._checkpoints.write(Reason.END, self._training, active_group)
+        missing = self._checkpoints.missing(self._training, active_group)
         if active_group.group is not None:
             reason = self.reason.encode()
             known = active_group.group.gather_now([float(bool(missing)), float(len(reason))])
@@ -168,9 +169,10 @@ class Shutdown:
                 missing = "the checkpoint of the final state is missing: the log of the rank that writes it says why"
         if active_group.rank == 0:
             progress = self._training.progress
+            where = self._checkpoints.kept.where_it_is(progress.steps)
             _log.info(
                 "the training has ended after %d steps in %d epochs%s: %s%s", progress.steps, progress.epoch,
-                "" if loss is None else f", loss {loss:.4g}", self._why, self._checkpoints.where_it_is(progress.steps),
+                "" if loss is None else f", loss {loss:.4g}", self._why, where,
             )  # fmt: skip
         self._end(missing)
         if active_group.group is not None:
@@ -180,7 +182,7 @@ class Shutdown:
         """End a rank that has committed everything and that no other rank needs any more."""
         missing = ""
         if last_membership is not None:
-            self._checkpoints.write_now(self._training, generation=last_membership.formation.generation)
+            self._checkpoints.write(Reason.LEFT_ALONE, self._training, last_membership.formation.generation)
             missing = self._checkpoints.missing(self._training)
         self._end(missing)
 

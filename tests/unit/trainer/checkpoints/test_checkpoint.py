@@ -16,7 +16,7 @@ import pytest
 import torch
 from heterotrain.checkpoints import storage
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
-from heterotrain.checkpoints.manifest import Label, Manifest
+from heterotrain.checkpoints.manifest import Label, Manifest, new_mark
 from heterotrain.checkpoints.part import cut, packed, spans_of
 from heterotrain.checkpoints.storage import Storage
 from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult
@@ -263,13 +263,18 @@ def a_writer(folder: CheckpointFolder) -> tuple[CheckpointWriter, list[WriteResu
     return CheckpointWriter(folder, on_done=done.append), done
 
 
+def whole(step: int) -> WriteRequest:
+    """Return the request for a state that one rank writes."""
+    return WriteRequest(label=Label(generation=1, step=step, mark=new_mark()))
+
+
 def test_the_writer_copies_before_it_returns(place: str) -> None:
     """Later changes by training or by a later copy are not in the checkpoint."""
     folder = CheckpointFolder(place, max_to_keep=2)
     writer, done = a_writer(folder)
     weights = torch.zeros(1000)
     for step in (3, 4):
-        writer.start({"step": step, "x": weights}, generation=1, step=step)
+        writer.start({"step": step, "x": weights}, whole(step=step))
         weights.fill_(float(step))
     assert writer.wait()
     found = folder.load_newest()
@@ -286,10 +291,10 @@ def test_prepared_memory_is_used(place: str) -> None:
     assert writer.wait()
     assert writer._buffer is not None
     taken = writer._buffer.data_ptr()
-    writer.start({"x": torch.zeros(1000)}, generation=1, step=1)
+    writer.start({"x": torch.zeros(1000)}, whole(step=1))
     assert writer.wait()
     assert writer._buffer.data_ptr() == taken
-    writer.start({"x": torch.zeros(1001)}, generation=1, step=2)
+    writer.start({"x": torch.zeros(1001)}, whole(step=2))
     assert writer.wait()
     assert [written.size_bytes for written in done] == [4000, 4004]
 
@@ -298,7 +303,7 @@ def test_a_failed_write_is_reported(tmp_path: Path) -> None:
     """Training continues, and the callback gets the failure."""
     (tmp_path / "file").touch()
     writer, done = a_writer(CheckpointFolder(tmp_path / "file" / "below", max_to_keep=1))
-    writer.start({"step": 1}, generation=1, step=1)
+    writer.start({"step": 1}, whole(step=1))
     writer.wait()
     assert done[0].manifest is None
     assert "Not a directory" in done[0].failure
@@ -316,7 +321,7 @@ def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pyte
     monkeypatch.setattr(Storage, "put", hangs)
     folder = CheckpointFolder(place, max_to_keep=1)
     writer, done = a_writer(folder)
-    writer.start({"step": 1}, generation=1, step=1)
+    writer.start({"step": 1}, whole(step=1))
     assert writer.running_s is not None
     assert not writer.wait(0.0)
     assert not done
@@ -334,7 +339,7 @@ def test_parts_that_never_come(place: str, lost: bool, monkeypatch: pytest.Monke
     written(folder, 1)
     before = sorted(folder.storage.names())
     request = WriteRequest(label=Label(generation=1, step=2, mark=5), index=1, count=2)
-    writer.start_part({"step": 2, "x": torch.ones(9)}, request)
+    writer.start({"step": 2, "x": torch.ones(9)}, request)
     if lost:
         writer.stop_waiting_for_parts()
     assert writer.wait()

@@ -16,7 +16,7 @@ import pytest
 import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.grace import estimate_write, must_start_now
-from heterotrain.checkpoints.manager import CheckpointManager
+from heterotrain.checkpoints.manager import CheckpointManager, Reason
 from heterotrain.checkpoints.storage import Storage
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
@@ -194,7 +194,8 @@ def test_a_store_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyP
     """The run ends, and its outcome says that the final state is not stored."""
     for module in ("manager", "schedule"):
         monkeypatch.setattr(f"heterotrain.checkpoints.{module}.STUCK_S", 0.01)
-    monkeypatch.setattr("heterotrain.checkpoints.manager.HANG_S", 0.2)
+    for module in ("manager", "kept"):
+        monkeypatch.setattr(f"heterotrain.checkpoints.{module}.HANG_S", 0.2)
     monkeypatch.setenv("HETEROTRAIN_TERMINATION_MESSAGE", str(tmp_path / "outcome"))
     release = threading.Event()
     monkeypatch.setattr(Storage, "put", lambda *_: release.wait())
@@ -318,10 +319,10 @@ def test_a_rank_with_a_part_of_the_model_writes_no_whole_checkpoint() -> None:
     training.holdings = (half, rest)
     identity = Identity(mode=Mode.ALONE)
     manager = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=RankMetrics(identity))
-    manager.write_now(training, generation=1)
+    manager.write(Reason.LEFT_ALONE, training, 1)
     assert manager.best() == (-1, -1)
     training = training_of(full(), seed=1, steps=2)
-    manager.write_now(training, generation=1)
+    manager.write(Reason.LEFT_ALONE, training, 1)
     assert manager.best() == (1, 2)
 
 
@@ -329,16 +330,16 @@ def test_the_restored_checkpoint_is_reported_until_there_is_a_newer_one() -> Non
     """After a suspend the operator learns of the last checkpoint from the next workers, if it missed the outcomes."""
     identity = Identity(mode=Mode.ALONE)
     first = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=RankMetrics(identity))
-    first.write_now(training_of(full(), seed=1, steps=2), generation=1)
-    assert first.newest is not None
-    assert first.newest[0] == 2
+    first.write(Reason.LEFT_ALONE, training_of(full(), seed=1, steps=2), 1)
+    assert first.kept.newest is not None
+    assert first.kept.newest[0] == 2
     report = RankMetrics(identity)
     manager = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=report)
-    assert manager.newest is None
+    assert manager.kept.newest is None
     assert metrics.CHECKPOINT_STEP not in report.current()
     assert manager.load_into(training_of(full(), seed=5))
-    assert manager.newest == first.newest
+    assert manager.kept.newest == first.kept.newest
     gauges = report.current()
-    assert (gauges[metrics.CHECKPOINT_STEP], gauges[metrics.CHECKPOINT_TIME]) == first.newest
-    manager.write_now(training_of(full(), seed=1, steps=3), generation=1)
+    assert (gauges[metrics.CHECKPOINT_STEP], gauges[metrics.CHECKPOINT_TIME]) == first.kept.newest
+    manager.write(Reason.LEFT_ALONE, training_of(full(), seed=1, steps=3), 1)
     assert report.current()[metrics.CHECKPOINT_STEP] == 3

@@ -120,7 +120,7 @@ def test_written_under_one_layout_and_read_under_another(tmp_path: Path, seed: i
         request = WriteRequest(
             label=label, index=rank, count=len(before), completes=rank == 0, holdings=tuple(holdings)
         )  # fmt: skip
-        writer.start_part(training.capture(), request)
+        writer.start(training.capture(), request)
         assert writer.wait(UNLIMITED_S)
     assert done[-1].manifest is not None, done[-1].failure
     expected = training_of(full(), seed=seed, steps=3)
