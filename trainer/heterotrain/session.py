@@ -61,7 +61,9 @@ from heterotrain.steps.step import Step
 from heterotrain.stop_signals import StopSignals
 from heterotrain.telemetry import gpu
 from heterotrain.telemetry.logs import Tags, set_up_logs
+from heterotrain.telemetry.progress import ProgressDisplay
 from heterotrain.telemetry.report import RankMetrics, serve
+from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
@@ -70,6 +72,9 @@ _S = TypeVar("_S", bound=Stateful)
 
 class Job:
     """One training job, seen from this rank. Made by ``heterotrain.init``."""
+
+    _is_ready = False
+    """Whether all parts are there: log lines and failures may come before."""
 
     def __init__(
         self,
@@ -85,7 +90,8 @@ class Job:
         self.identity = identity
         self.config = config
         self.device = take_device(identity)
-        log_tags = set_up_logs(identity.tags)
+        display = ProgressDisplay()
+        set_up_logs(identity.tags, where=self._position, before=display.clear)
         self._training = TrainState()
         self._numerics = Numerics(config, self.device, self._training, batch_norm=batch_norm)
         self._line = main_line()
@@ -95,8 +101,9 @@ class Job:
         self._report.look_up(links=speeds.links)
         self._hooks = Hooks(self._training, self._report, self._leadership, epochs=config.epochs)
         termination_message = TerminationMessage(
-            identity.termination_path, where=self._where, metrics=self._report.reported
-        )
+            identity.termination_path, where=self._where, metrics=self._report.reported,
+            checkpoint=self._report.checkpoint, on_failure=self._abandon,
+        )  # fmt: skip
         termination_message.install()
         self._termination_message = termination_message
         self._server = serve(self._report, identity)
@@ -128,16 +135,16 @@ class Job:
                 admission.choice("onDivergence", config.on_divergence, OnDivergence),
             ),
             observer=Observer(self._report, self._training, self._numerics), micro_batch_samples=micro_batch_samples,
-            wrapped=self._wrapped, formed=self._leadership.formed, tensorboard_dir=tensorboard_dir, clock=clock,
+            wrapped=self._wrapped, formed=self._leadership.formed, display=display,
+            tensorboard=TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None,
+            clock=clock,
         )  # fmt: skip
         self._setup = ModelSetup(
             identity=identity, config=config, device=self.device, parallelism=parallelism, training=self._training,
             numerics=self._numerics, membership=self._membership, wrapped=self._wrapped, report=self._report,
             check_open=self._loop.exchanges.check_open, speeds=speeds,
         )  # fmt: skip
-        termination_message.on_failure = self._abandon
-        termination_message.checkpoint = lambda: checkpoints.kept.newest
-        log_tags.where, log_tags.before = self._position, self._loop.records.progress_display.clear
+        self._is_ready = True
         self._stop_signals = StopSignals(self._loop.shutdown.request)
         self._stop_signals.install()
         torch.manual_seed(config.seed)
@@ -508,6 +515,8 @@ class Job:
         return self._leadership.asked()
 
     def _abandon(self, reason: str) -> None:
+        if not self._is_ready:
+            return
         self._loop.leave_early()
         self._report.gauges({names.READY: 0.0})
         self._membership.abandon(reason)
@@ -520,6 +529,8 @@ class Job:
 
     def _position(self) -> Tags:
         """Return this rank's position in the training, for its log lines."""
+        if not self._is_ready:
+            return {}
         epoch, step = self._where()
         active_group = self._loop.active_group
         if active_group is None:

@@ -21,13 +21,7 @@ _DEVICE_MEMORY = "OutOfMemoryError"
 
 
 class TerminationMessage:
-    """Writes one outcome; after the first one, later ones are ignored.
-
-    Attributes:
-        on_failure: called with the reason when the script ends with an exception. The interpreter may live on for long
-            after that, for example because a thread of the script does not end.
-        checkpoint: returns step and time, in seconds since 1970, of the newest complete checkpoint; ``None`` for none.
-    """
+    """Writes one outcome; after the first one, later ones are ignored."""
 
     def __init__(
         self,
@@ -35,12 +29,23 @@ class TerminationMessage:
         *,
         where: Callable[[], tuple[int, int]],
         metrics: Callable[[], Mapping[str, float]] = dict,
+        checkpoint: Callable[[], tuple[int, float] | None] = lambda: None,
+        on_failure: Callable[[str], None] = lambda _reason: None,
     ) -> None:
+        """Prepare to write.
+
+        Args:
+            path: of the file; ``None`` for none.
+            where: returns epoch and step.
+            metrics: returns the values that the script has reported.
+            checkpoint: returns step and time, in seconds since 1970, of the newest complete checkpoint.
+            on_failure: called with the reason when the script ends with an exception. The interpreter may live on for
+                long after that, for example because a thread of the script does not end.
+        """
         self._path = Path(path) if path else None
         self._where = where
         self._metrics = metrics
-        self.on_failure: Callable[[str], None] = lambda _reason: None
-        self.checkpoint: Callable[[], tuple[int, float] | None] = lambda: None
+        self._checkpoint, self._on_failure = checkpoint, on_failure
         self._lock = threading.Lock()
         self.outcome: Outcome | None = None
 
@@ -54,7 +59,7 @@ class TerminationMessage:
             reason = f"{kind.__name__}: {error}"
             self.write(Ending.FAILED, reason, cause=cause_of(error))
             with contextlib.suppress(Exception):  # the script's own error is the one to show
-                self.on_failure(reason)
+                self._on_failure(reason)
             previous(kind, error, trace)
 
         sys.excepthook = on_exception
@@ -70,7 +75,7 @@ class TerminationMessage:
             if self.outcome is not None:
                 return
             epoch, step = self._where()
-            saved_step, saved_s = self.checkpoint() or (None, None)
+            saved_step, saved_s = self._checkpoint() or (None, None)
             self.outcome = Outcome(
                 ending=ending,
                 reason=redacted(reason),

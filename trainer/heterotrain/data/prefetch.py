@@ -109,7 +109,7 @@ class StreamReader:
             self._packs = self._begun(NO_EPOCH, None)
             next(self._packs)
         shared.close()
-        source.begin = self.begin
+        source.read_in(self.begin)
 
     def begin(self, epoch: int, since: StreamState | None) -> Iterator[StreamReading]:
         """Yield an epoch's samples from a state on or from its beginning; prefetched ones of another are thrown away.

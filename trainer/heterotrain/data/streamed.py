@@ -36,7 +36,6 @@ class Streamed:
         is_numbered: whether any process can load any slice: false.
         samples: samples of an epoch; ``None`` before the end of the first one.
         known: a state from which to read, perhaps of another epoch.
-        begin: begins an epoch in another process, perhaps from a state; ``None`` reads in this process.
     """
 
     dataset: Any
@@ -47,7 +46,7 @@ class Streamed:
     is_numbered: bool = False
     samples: int | None = None
     known: StreamState | None = None
-    begin: Callable[[int, StreamState | None], Iterator[StreamReading]] | None = None
+    _begin: Callable[[int, StreamState | None], Iterator[StreamReading]] | None = None
     _epoch: int = -1
     _first: int = 0
     _window: deque[Any] = field(default_factory=deque)
@@ -56,6 +55,10 @@ class Streamed:
     _rest: Iterator[StreamReading] | None = None
     _rng: RngStates | None = None
     _readings: StreamReadings = field(init=False)
+
+    def read_in(self, begin: Callable[[int, StreamState | None], Iterator[StreamReading]]) -> None:
+        """Read in another process, where ``begin`` begins an epoch, perhaps from a state."""
+        self._begin = begin
 
     def __post_init__(self) -> None:
         self._readings = StreamReadings(self.dataset, seed=self.seed)
@@ -140,8 +143,8 @@ class Streamed:
         self._window.clear()
         self._states.clear()
         self.known = since
-        if self.begin is not None:
-            self._rest = self.begin(epoch, since)
+        if self._begin is not None:
+            self._rest = self._begin(epoch, since)
         else:
             with seeded_rng(step_seed(seed=self.seed, epoch=epoch, position=0), np.random.MT19937(0)):
                 self._rest = self._readings.begin(epoch, since)

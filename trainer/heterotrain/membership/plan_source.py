@@ -55,12 +55,25 @@ def _size_and_checksum(text: str) -> tuple[int, int]:
 class PlanSource:
     """The newest plan that this process has received, from its mount or from a peer. Safe to use from any thread."""
 
-    def __init__(self, directory: Path | str | None, *, job_uid: str) -> None:
+    def __init__(
+        self,
+        directory: Path | str | None,
+        *,
+        job_uid: str,
+        on_change: Callable[[], None] = lambda: None,
+        on_read: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Hold no plan yet.
+
+        Args:
+            directory: the mount; ``None`` for none.
+            job_uid: plans of other jobs are refused.
+            on_change: called with each newer plan.
+            on_read: called after a newer plan was read from the mount: few ranks' kubelets deliver it at once.
+        """
         self._path = Path(directory) / keys.PLAN_KEY if directory else None
         self._job_uid = job_uid
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_read: Callable[[], None] = lambda: None
-        """Called after a newer plan was read from the mount: few ranks' kubelets deliver it at once."""
+        self._on_change, self._on_read = on_change, on_read
         self._lock = threading.Lock()
         self._held: HeldPlan | None = None
         self._last_stat: tuple[int, int, int] | None = None
@@ -92,7 +105,7 @@ class PlanSource:
                 return answer
             self._held = HeldPlan(plan=answer, text=text)
         _log.info("plan %d.%d: %s", answer.generation, answer.revision, answer.reason or "no reason given")
-        self.on_change()
+        self._on_change()
         return answer
 
     def poll(self) -> None:
@@ -111,7 +124,7 @@ class PlanSource:
         before = self._held
         answer = self.offer(text)
         if self._held is not before:
-            self.on_read()
+            self._on_read()
         if isinstance(answer, Refused) and answer.reason != self._refusal:
             self._refusal = answer.reason
             _log.warning("refused the mounted plan: %s", answer.reason)

@@ -258,7 +258,7 @@ class Group:
         if isinstance(self._gradients, TwoLevelGroup):
             self._gradients.close()
         if self._member is not None:
-            self._member.on_wait, self._member.is_formation_over = (lambda _what: None), (lambda: False)
+            self._member.leave_formation()
         close_store(self._store)
         self._gradients = self._script = self._store = self._member = None
         self._owners.clear()
@@ -454,8 +454,8 @@ class Group:
         def on_wait(what: str) -> None:
             self.waiting = Waiting(what, self._clock()) if what else None
 
-        self._member, member.on_wait, member.is_formation_over = member, on_wait, self.is_over
-        member.flag = self.flag
+        self._member = member
+        member.enter_formation(on_wait, self.is_over, self.flag)
         if name:
             member.connect(
                 self._store, name, check=self.check, backend=backend, addresses=self._sockets.addresses,

@@ -35,14 +35,11 @@ class TrainState:
         own_layout: what this rank holds of the model; ``None`` for all of it.
         holdings: what each rank of the formation holds; empty where all of them hold everything.
         earlier: the state as this rank holds it until all of its part under a new layout has arrived.
-        begin: gives the model its initial values, where it was made without any.
         on_restore: called with the number of epochs whose hooks have run, before a state is restored.
         order: name of the order in which this script reads its data; empty before ``job.steps``.
         stream: where a data set that can only be iterated can be read from, encoded; empty where nothing is known.
         prepared: a step of a divided model that this rank can finish, but does not know whether the others can.
         confirmed: number and confirmation of the last step of a divided model that this rank has applied.
-        is_past: whether the script's present loop has nothing left to train at a position: then a state that comes is
-            kept as it is, until ``settle`` in the loop of its phase.
         joined: committed steps when this rank took the state over from running ranks; -1 if it did not.
         has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
     """
@@ -55,14 +52,14 @@ class TrainState:
     stream: bytes = b""
     has_state: bool = False
     on_restore: list[Callable[[int], object]] = field(default_factory=list)
-    begin: Callable[[], None] = lambda: None
-    is_past: Callable[[Progress], bool] = lambda _progress: False
     own_layout: Layout | None = None
     prepared: PreparedStep | None = None
     confirmed: tuple[int, Confirmation] | None = None
     holdings: tuple[Holding | None, ...] = ()
     earlier: Earlier | None = None
     joined: int = -1
+    _begin: Callable[[], None] = lambda: None
+    _is_past: Callable[[Progress], bool] = lambda _progress: False
 
     @property
     def layout(self) -> Layout:
@@ -79,7 +76,9 @@ class TrainState:
         """What this rank holds of its present state; that of an earlier layout, before the first transfer."""
         return self.needs if self.earlier is None else self.earlier.holding
 
-    def change_layout(self, model: torch.nn.Module, layout: Layout | None) -> None:
+    def change_layout(
+        self, model: torch.nn.Module, layout: Layout | None, begin: Callable[[], None] = lambda: None
+    ) -> None:
         """Train another part of the model from the next transfer on, which brings what this rank lacks.
 
         Until then the tensors of the earlier part and its optimizers stay in memory as this rank's state. The caller
@@ -88,10 +87,22 @@ class TrainState:
         Args:
             model: the new part.
             layout: what it is of the whole model; ``None`` for the whole one.
+            begin: gives it its initial values, where it was made without any.
         """
         if self.has_state and self.earlier is None:
             self.earlier = Earlier(self.flat(), self.needs)
-        self.model, self.own_layout = model, layout
+        self.model, self.own_layout, self._begin = model, layout, begin
+
+    def begin(self) -> None:
+        """Give the model its initial values, where it was made without any."""
+        self._begin()
+
+    def enter_phase(self, is_past: Callable[[Progress], bool]) -> None:
+        """Train a loop of the script, which has nothing left to train at positions that are past.
+
+        A state that comes in such a position is kept as it is, until ``settle`` in the loop of its phase.
+        """
+        self._is_past = is_past
 
     def hold(self, flat: Flat) -> None:
         """Take a part of the newest state for this rank's, while a transfer is under way.
@@ -155,7 +166,7 @@ class TrainState:
             UsageError: it belongs to another model or script, or to an epoch in another order.
         """
         progress = Progress(**state["progress"])
-        if self.is_past(progress):
+        if self._is_past(progress):
             self.earlier, self.progress, self.has_state = Earlier(flatten(state), None), progress, True
             return
         self._check_order(state)
@@ -206,7 +217,7 @@ class TrainState:
         """Restore a state that came in an earlier phase of the script, now that this is the loop of its phase."""
         if self.earlier is not None:
             flat, stopped = self.earlier.flat, self.progress.stopped
-            self.earlier, self.is_past = None, lambda _progress: False
+            self.earlier, self._is_past = None, lambda _progress: False
             self.restore_flat(flat)
             self.progress = replace(self.progress, stopped=stopped)
 

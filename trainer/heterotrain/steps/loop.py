@@ -51,6 +51,7 @@ from heterotrain.steps.summed_loss import SummedLosses
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import refuse_update
 from heterotrain.steps.vote import exchange_votes
+from heterotrain.telemetry.progress import ProgressDisplay
 from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
@@ -82,7 +83,8 @@ class Loop:
         replicas: Replicas,
         hooks: Hooks,
         wrapped: Wrapped,
-        tensorboard_dir: str | None = None,
+        display: ProgressDisplay,
+        tensorboard: TensorBoardWriter | None = None,
         formed: Callable[[int], None] = lambda _rank: None,
         micro_batch_samples: int | None = None,
         clock: Clock = time.monotonic,
@@ -139,7 +141,7 @@ class Loop:
         self.records = StepRecords(
             training=training, numerics=numerics, observer=observer, report=report, record=record, replicas=replicas,
             attempts=self._attempts, epochs=config.epochs, steps=config.steps, prices_per_hour=identity.prices_per_hour,
-            tensorboard=TensorBoardWriter(tensorboard_dir, identity, report=report) if tensorboard_dir else None,
+            display=display, tensorboard=tensorboard,
         )  # fmt: skip
 
     @property
@@ -220,7 +222,7 @@ class Loop:
         if not phase.may_begin(is_over=over, has_phases=self._wrapped.part.has_phases):
             return False
         self._lockstep, self._is_over = lockstep, False
-        self._training.is_past = phase.is_past
+        self._training.enter_phase(phase.is_past)
         self._loader = BatchLoader(
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
             workers=workers, training=self._training, phase=phase,

@@ -40,11 +40,11 @@ class StepRecords:
     def __init__(
         self, *, training: TrainState, numerics: Numerics, observer: Observer, report: RankMetrics, record: RunRecord,
         replicas: Replicas, attempts: Attempts, epochs: int, steps: int | None, prices_per_hour: Mapping[str, float],
-        tensorboard: TensorBoardWriter | None = None,
+        display: ProgressDisplay, tensorboard: TensorBoardWriter | None = None,
     ) -> None:  # fmt: skip
         self.schedulers: list[Any] = []
         self._tensorboard = tensorboard
-        self.progress_display = ProgressDisplay()
+        self.progress_display = display
         self._training = training
         self._numerics = numerics
         self._observer = observer

@@ -42,24 +42,17 @@ class LogFormat(StrEnum):
 
 
 class Tagged(logging.Filter):
-    """Adds the present tags to each record.
+    """Adds the present tags to each record."""
 
-    Attributes:
-        where: called for each record, from any thread; returns this rank's position in the training.
-        before: called before each record is written.
-    """
-
-    def __init__(self, who: Tags) -> None:
-        """``who`` are the constant tags; those of ``where`` override them."""
+    def __init__(self, who: Tags, where: Callable[[], Tags], before: Callable[[], None]) -> None:
+        """Tag records as ``set_up_logs`` says."""
         super().__init__()
-        self._who = who
-        self.where: Callable[[], Tags] = dict
-        self.before: Callable[[], None] = lambda: None
+        self._who, self._where, self._before = who, where, before
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep every record."""
-        self.before()
-        record.tags = {**self._who, **self.where()}
+        self._before()
+        record.tags = {**self._who, **self._where()}
         return True
 
 
@@ -98,15 +91,20 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def set_up_logs(who: Tags, *, environ: Mapping[str, str] = os.environ) -> Tagged:
+def set_up_logs(
+    who: Tags,
+    *,
+    where: Callable[[], Tags] = dict,
+    before: Callable[[], None] = lambda: None,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
     """Send tagged log records to stderr, unless the script has already set up logging itself.
 
     Args:
         who: constant tags.
+        where: called for each record, from any thread; returns tags that override those of ``who``.
+        before: called before each record is written.
         environ: environment, in which ``HETEROTRAIN_LOG_FORMAT`` is ``text`` (the default) or ``json``.
-
-    Returns:
-        The filter that tags the records, so that ``where`` can be set; unused if the script has its own handlers.
 
     Raises:
         UsageError: the variable has another value.
@@ -114,11 +112,11 @@ def set_up_logs(who: Tags, *, environ: Mapping[str, str] = os.environ) -> Tagged
     wanted = environ.get(env.LOG_FORMAT) or LogFormat.TEXT
     if wanted not in tuple(LogFormat):
         raise UsageError(f"{env.LOG_FORMAT} must be text or json, not {wanted!r}")
-    tagged, root = Tagged(who), logging.getLogger()
+    root = logging.getLogger()
     if root.handlers:
-        return tagged
+        return
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(tagged)
+    handler.addFilter(Tagged(who, where, before))
     handler.setFormatter(JsonFormatter() if wanted == LogFormat.JSON else TextFormatter())
     root.addHandler(handler)
     root.setLevel(logging.INFO)
@@ -126,7 +124,6 @@ def set_up_logs(who: Tags, *, environ: Mapping[str, str] = os.environ) -> Tagged
         logging.captureWarnings(True)
         sys.excepthook = _log_exception
         threading.excepthook = _log_thread_exception
-    return tagged
 
 
 def _log_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -210,6 +210,12 @@ class RankMetrics:
         with self._lock:
             return {**self._gauges, **live}
 
+    def checkpoint(self) -> tuple[int, float] | None:
+        """Return step and time, in seconds since 1970, of the newest complete checkpoint."""
+        with self._lock:
+            step, time_s = self._gauges.get(names.CHECKPOINT_STEP), self._gauges.get(names.CHECKPOINT_TIME)
+        return None if step is None or time_s is None else (int(step), time_s)
+
     def reported(self) -> dict[str, float]:
         """Return the newest values reported by the script."""
         with self._lock:

@@ -32,13 +32,7 @@ NEWS_S = 2.0
 
 
 class MemberGroup(Collectives):
-    """The ranks of one member; see the module's docstring.
-
-    Attributes:
-        on_wait: called with the name of an operation before it is waited for, and with an empty text afterwards.
-        flag: of the formation; raised before an abort.
-        is_formation_over: returns whether the formation has ended in which the member trains.
-    """
+    """The ranks of one member; see the module's docstring."""
 
     def __init__(
         self,
@@ -59,11 +53,10 @@ class MemberGroup(Collectives):
                 from each of their senders.
         """
         super().__init__(rank, world_size)
-        self.on_wait: Callable[[str], None] = lambda _what: None
         self._check_open = check_open
         self.flag = AbortFlag()
-        self.is_formation_over: Callable[[], bool] = lambda: False
         self._on_received = on_received
+        self.leave_formation()
         self._lock = threading.Lock()
         self._cut = "the member's ranks are not connected"
         self._group: Any = None
@@ -73,6 +66,20 @@ class MemberGroup(Collectives):
         self._sockets: frozenset[OpenSocket] = frozenset()
         self._addresses: frozenset[str] = frozenset()
         self._excluded_ports: frozenset[int] = frozenset()
+
+    def enter_formation(self, on_wait: Callable[[str], None], is_over: Callable[[], bool], flag: AbortFlag) -> None:
+        """Train in a formation.
+
+        Args:
+            on_wait: called with the name of an operation before it is waited for, and with an empty text afterwards.
+            is_over: returns whether the formation has ended.
+            flag: of the formation; raised before an abort.
+        """
+        self._on_wait, self._is_formation_over, self.flag = on_wait, is_over, flag
+
+    def leave_formation(self) -> None:
+        """Train in no formation."""
+        self._on_wait, self._is_formation_over = (lambda _what: None), (lambda: False)
 
     @property
     def group_name(self) -> Any:
@@ -151,7 +158,7 @@ class MemberGroup(Collectives):
         """Return whether the connections have been cut, here or by another rank, or the formation is over."""
         if not self._cut and not all(map(is_open, self._sockets)):
             self.cut("a connection inside the member broke")  # gloo closes its own side of it
-        if not self._cut and self.is_formation_over():  # the other ranks have left the step, whoever told this one
+        if not self._cut and self._is_formation_over():  # the other ranks have left the step, whoever told this one
             self.cut("the formation is over")
         return bool(self._cut)
 
@@ -164,7 +171,7 @@ class MemberGroup(Collectives):
         self._check_open()
         if self._cut or self._group is None:
             raise PeerLost(self._cut)
-        self.on_wait(f"{method.strip('_')} inside the member")
+        self._on_wait(f"{method.strip('_')} inside the member")
         try:
             work: dist.Work = getattr(self._group, method)(*arguments, **options)
             if not self._is_nccl:
@@ -178,7 +185,7 @@ class MemberGroup(Collectives):
                 raise  # the script's own mistake
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
         finally:
-            self.on_wait("")
+            self._on_wait("")
         return work
 
     def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> BoundedWait:
@@ -240,14 +247,14 @@ class MemberGroup(Collectives):
         self._finish(wait, "send inside the member")
 
     def _finish(self, wait: BoundedWait, what: str) -> None:
-        self.on_wait(what)
+        self._on_wait(what)
         try:
             wait.wait()
         except RuntimeError as error:
             self.cut("a message inside the member failed")
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
         finally:
-            self.on_wait("")
+            self._on_wait("")
 
     def _breaks_soon(self) -> bool:
         """Return whether the connections turn out to be broken, after an operation has failed."""

@@ -177,8 +177,7 @@ class PlannedPart(Part):
             )  # fmt: skip
         training = self._training
         whole = is_whole(part.shapes, part.holding)
-        training.change_layout(part.model, part)
-        training.begin = lambda: self._model.begin(part)
+        training.change_layout(part.model, part, begin=lambda: self._model.begin(part))
         parameters = dict(part.named_parameters())
         for optimizer in self._optimizers:
             optimizer.move(parameters)
