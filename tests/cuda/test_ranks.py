@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from distributed.harness import Operator, Worker, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain.network.connection_setup import c10d, gloo_group
 from heterotrain.network.group import Group
 from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain_core.contract.outcome import Ending
+from support.lineage import lineage
 
 Operate = Callable[..., Operator]
 

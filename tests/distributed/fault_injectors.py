@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from distributed.network_cut import cut, refuse
-from heterotrain.checkpoints.manager import CheckpointManager, Reason
+from heterotrain.checkpoints.manager import CheckpointManager, WriteReason
 from heterotrain.errors import PeerLost
 from heterotrain.membership.consensus.election import Election
 from heterotrain.membership.peer_service import PeerService
@@ -197,8 +197,8 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
         visit(HAND_OVER_PLACE)
         return hand_over(*arguments, **named)
 
-    def written(self: CheckpointManager, reason: Reason, *arguments: Any, **named: Any) -> None:
-        if reason is Reason.END:
+    def written(self: CheckpointManager, reason: WriteReason, *arguments: Any, **named: Any) -> None:
+        if reason is WriteReason.END:
             visit(LAST_PLACE)
         write(self, reason, *arguments, **named)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
+from support.lineage import lineage
 
 Operate = Callable[..., Operator]
 

@@ -11,8 +11,8 @@ from distributed.collective_scripts import contrast, towers
 from distributed.harness import Operator, Worker, assert_same_weights, reference
 from distributed.scripts import optimizer_of, problem
 from heterotrain.data.order import permutation
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
+from support.lineage import lineage
 
 Operate = Callable[..., Operator]
 

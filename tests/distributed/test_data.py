@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from distributed.data_scripts import SAMPLES, shards, stream_order
 from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Boundary, BoundaryKind
+from support.lineage import lineage
 
 SCRIPT = "distributed.data_scripts:train"
 ORDERS: dict[str, Any] = {"stream": stream_order, "shards": lambda epoch: shards().ids(epoch, 0, SAMPLES)}

@@ -9,7 +9,7 @@ import pytest
 from distributed.fault_injectors import PHASE_PLACES
 from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.test_sharded_jobs import SCRIPT, plan_pods, reference, weights_of
-from heterotrain.data.sample_log import lineage
+from support.lineage import lineage
 from support.ports import free_ports
 from support.repeat import part_of
 

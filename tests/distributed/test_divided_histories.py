@@ -29,8 +29,8 @@ from distributed.test_pipeline_jobs import (
     start,
 )
 from heterotrain.data.order import permutation
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.plan import Layout, LayoutKind
+from support.lineage import lineage
 
 EPOCHS = 3
 STEPS = EPOCHS * -(-SAMPLES // BATCH)

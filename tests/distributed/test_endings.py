@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from distributed.harness import Operator, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
+from support.lineage import lineage
 
 SCRIPT = "distributed.ending_scripts:train"
 

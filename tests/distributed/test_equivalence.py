@@ -15,9 +15,9 @@ from distributed.drawn_trainings import DrawnTraining, drawn_trainings
 from distributed.harness import Operator, Worker
 from distributed.setups import distance, twin
 from distributed.training_setup import TrainingSetup
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 from hypothesis import HealthCheck, Phase, given, settings
+from support.lineage import lineage
 from support.repeat import times
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")

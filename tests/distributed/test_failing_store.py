@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from distributed.harness import Gate, Operator, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.outcome import Ending
+from support.lineage import lineage
 
 EPOCHS = 10
 FAILS_AT, BACK_AT = 6, 30

@@ -18,8 +18,8 @@ import pytest
 from distributed.drawn_histories import VARIABLE, Draws, faults_of, in_own_folder, seeds
 from distributed.fault_scenario import FAULTS, PLACES, FaultScenario, possible
 from distributed.harness import Operator, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
+from support.lineage import lineage
 
 ASKED = os.environ.get(VARIABLE, "")
 EPOCHS = 3

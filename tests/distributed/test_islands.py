@@ -6,8 +6,8 @@ import signal
 from collections.abc import Callable
 
 from distributed.harness import Operator, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
+from support.lineage import lineage
 
 
 def test_a_head_a_rank_on_a_cpu_and_a_rank_of_an_island_are_lost(operate: Callable[..., Operator]) -> None:

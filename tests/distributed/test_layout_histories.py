@@ -35,8 +35,8 @@ from distributed.test_divided_histories import LATE_S, members_of
 from distributed.test_pipeline_jobs import BATCH, SAMPLES, SCRIPT, check_evaluations, plan_members, reference
 from distributed.test_sharded_histories import plan, start
 from heterotrain.data.order import permutation
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
+from support.lineage import lineage
 from support.waiting import wait_until
 
 EPOCHS = 3

@@ -11,9 +11,9 @@ import urllib.request
 from collections.abc import Callable, Sequence
 
 from distributed.harness import JOB_UID, Gate, Operator, Worker, assert_same_weights, deliver, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
+from support.lineage import lineage
 
 Operate = Callable[..., Operator]
 

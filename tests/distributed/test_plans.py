@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from distributed.harness import Operator, Worker, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.plan import Boundary, BoundaryKind
+from support.lineage import lineage
 
 Operate = Callable[..., Operator]
 

@@ -29,7 +29,7 @@ from distributed.fault_injectors import FORMING_PLACES, LAST_PLACE, PHASE_PLACES
 from distributed.harness import Operator
 from distributed.test_sharded_jobs import SCRIPT, plan_pods, reference
 from heterotrain.data.order import permutation
-from heterotrain.data.sample_log import lineage
+from support.lineage import lineage
 from support.ports import free_ports
 
 EPOCHS, SAMPLES, BATCH = 2, 96, 17

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.codec import encode_plan
+from support.lineage import lineage
 
 Operate = Callable[..., Operator]
 LISTENS = "0A"

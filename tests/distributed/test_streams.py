@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from distributed.data_scripts import SAMPLES, stream_order
 from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
+from support.lineage import lineage
 
 SCRIPT = "distributed.data_scripts:train"
 BATCH = 16

@@ -10,7 +10,6 @@ from typing import Any
 
 import lab.cluster
 import pytest
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract import env
 from lab import spot_node
 from lab.cluster import REPOSITORY, Cluster, wait_for
@@ -18,6 +17,7 @@ from lab.install import install, this_cluster
 from lab.jobs import Job, committed_steps, example, fresh_folder, script
 from local_cluster import control
 from support import patience
+from support.lineage import lineage
 from support.on_cluster import OF_POOL, OTHER_IMAGE, diagnostics, remove_namespace
 
 EPOCH_SAMPLES = 1792

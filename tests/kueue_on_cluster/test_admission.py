@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract import env
 from lab.cluster import Cluster, wait_for
 from lab.jobs import Job, committed_steps, example, fresh_folder, script
 from support.kueue import GATE, GROUP, QUEUE, VERSION
 from support.kueue_on_cluster import cluster_queue
+from support.lineage import lineage
 from support.on_cluster import diagnostics
 
 NAME, EPOCHS, EPOCH_SAMPLES = "queued", 3, 1792

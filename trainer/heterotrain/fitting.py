@@ -73,10 +73,8 @@ def fit(
         with step:
             for batch in step.micro_batches():
                 value = loss(model, batch)
-                if isinstance(value, tuple) and len(value) == 2:  # noqa: PLR2004  # (sum, weight)
-                    step.backward(*value)
-                else:
-                    step.backward(value)
+                is_pair = isinstance(value, tuple) and len(value) == 2  # noqa: PLR2004  # (sum, weight)
+                step.backward(*(value if is_pair else (value,)))
             result = step.apply(stepper, clip_norm=clip_norm, clip_value=clip_value)
         if on_step is not None and step.committed:
             on_step(step, result)

@@ -62,7 +62,8 @@ from heterotrain.stop_signals import StopSignals
 from heterotrain.telemetry import gpu
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.progress import ProgressDisplay
-from heterotrain.telemetry.report import RankMetrics, serve
+from heterotrain.telemetry.report import RankMetrics
+from heterotrain.telemetry.serving import serve
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
 
@@ -101,9 +102,12 @@ class Job:
         self._report.look_up(links=speeds.links)
         self._hooks = Hooks(self._training, self._report, self._leadership, epochs=config.epochs)
         termination_message = TerminationMessage(
-            identity.termination_path, where=self._where, metrics=self._report.reported,
-            checkpoint=self._report.checkpoint, on_failure=self._abandon,
-        )  # fmt: skip
+            identity.termination_path,
+            where=self._where,
+            metrics=self._report.reported,
+            checkpoint=self._report.checkpoint,
+            on_failure=self._abandon,
+        )
         termination_message.install()
         self._termination_message = termination_message
         self._server = serve(self._report, identity)

@@ -8,7 +8,7 @@ import pytest
 from heterotrain import error_output
 from heterotrain.membership import peer_service
 from heterotrain.network import connection_setup, heartbeat
-from heterotrain.telemetry import report, tensorboard
+from heterotrain.telemetry import serving, tensorboard
 from heterotrain.torchrun import peers
 from support.waiting import UNLIMITED_S
 from support.zygote import Zygote
@@ -16,7 +16,7 @@ from support.zygote import Zygote
 LIMITS = (
     (connection_setup, "SETUP_S"), (connection_setup, "CONNECT_S"), (heartbeat, "CONNECT_S"),
     (heartbeat, "RECONNECT_S"), (peer_service, "CLOSE_S"), (peers, "_CLOSE_S"), (peers, "_QUESTION_S"),
-    (error_output, "JOIN_S"), (tensorboard, "CLOSE_S"), (report, "SIBLING_S"),
+    (error_output, "JOIN_S"), (tensorboard, "CLOSE_S"), (serving, "SIBLING_S"),
 )  # fmt: skip
 
 

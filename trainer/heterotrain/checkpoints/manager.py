@@ -44,7 +44,7 @@ PREPARE_FROM_BYTES = 64 * 1024 * 1024
 """For smaller states, the first copy takes no longer than a later one."""
 
 
-class Reason(Enum):
+class WriteReason(Enum):
     """Why a checkpoint is written."""
 
     DUE = "the interval is over, or a checkpoint was requested"
@@ -56,7 +56,7 @@ class Reason(Enum):
     LEFT_ALONE = "this rank ends by itself"
 
 
-LAST = (Reason.ALL_LEAVE, Reason.END, Reason.LEFT_ALONE)
+LAST = (WriteReason.ALL_LEAVE, WriteReason.END, WriteReason.LEFT_ALONE)
 """After these nothing else is written: ``write`` returns when the checkpoint is complete, or no time is left."""
 
 
@@ -149,7 +149,7 @@ class CheckpointManager:
 
     def write(
         self,
-        reason: Reason,
+        reason: WriteReason,
         training: TrainState,
         at: ActiveGroup | int,
         *,
@@ -176,17 +176,17 @@ class CheckpointManager:
         writer, formation = self._writer, at if isinstance(at, ActiveGroup) else None
         if writer is None or not training.has_state:
             return
-        if reason is Reason.DUE and formation is not None and not self._is_due_after(writer, formation, training):
+        if reason is WriteReason.DUE and formation is not None and not self._is_due_after(writer, formation, training):
             return
-        if reason is Reason.END and formation is not None:
+        if reason is WriteReason.END and formation is not None:
             mark = self._agreed_mark(formation, training)
         request = self._request(reason, training, at, mark)
         if request is None:
             return
         if reason in LAST:
             self._write_last(reason, writer, training, request, left_s)
-            if reason is Reason.END and request.count > 1 and request.completes:
-                self.write(Reason.LEFT_ALONE, training, request.label.generation)  # if parts of others are missing
+            if reason is WriteReason.END and request.count > 1 and request.completes:
+                self.write(WriteReason.LEFT_ALONE, training, request.label.generation)  # if parts of others are missing
         elif self._is_wanted(reason, writer, training, left_s=left_s or 0.0, step_left_s=step_left_s):
             self._start(writer, training, request, buffers)
 
@@ -199,18 +199,18 @@ class CheckpointManager:
         return self._is_due()
 
     def _is_wanted(
-        self, reason: Reason, writer: CheckpointWriter, training: TrainState, *, left_s: float, step_left_s: float
+        self, reason: WriteReason, writer: CheckpointWriter, training: TrainState, *, left_s: float, step_left_s: float
     ) -> bool:
         """Return whether a write is to begin while training goes on; at most a part waits for one that still runs."""
         order, step = training.progress.order, training.progress.steps
-        if reason is Reason.VOTED:
+        if reason is WriteReason.VOTED:
             if writer.wait(OWN_PART_S):
                 return True
             _log.error("this rank leaves out its part of step %d: an earlier one is not written", step)
             return False
-        if writer.running_s is not None or (reason is not Reason.DUE and order == self.kept.order):
+        if writer.running_s is not None or (reason is not WriteReason.DUE and order == self.kept.order):
             return False
-        if reason is Reason.SLOW_STEP:
+        if reason is WriteReason.SLOW_STEP:
             estimate = self._estimate(training, left_s=left_s, parts=1)
             if order == self._early or not must_start_now(estimate, left_s=left_s, step_left_s=step_left_s):
                 return False
@@ -219,10 +219,15 @@ class CheckpointManager:
         return True
 
     def _write_last(
-        self, why: Reason, writer: CheckpointWriter, training: TrainState, request: WriteRequest, left_s: float | None
+        self,
+        why: WriteReason,
+        writer: CheckpointWriter,
+        training: TrainState,
+        request: WriteRequest,
+        left_s: float | None,
     ) -> None:
         """Write a checkpoint after which nothing else is written, as far as there is time."""
-        reserve_s = EXIT_RESERVE_S if why is Reason.ALL_LEAVE else 0.0
+        reserve_s = EXIT_RESERVE_S if why is WriteReason.ALL_LEAVE else 0.0
         end_s = None if left_s is None else self._clock() + left_s - reserve_s
 
         def rest_s() -> float | None:
@@ -230,7 +235,7 @@ class CheckpointManager:
 
         if not self.wait(rest_s()):
             return
-        if why is Reason.ALL_LEAVE:
+        if why is WriteReason.ALL_LEAVE:
             estimate = self._estimate(training, left_s=(rest_s() or 0.0) + reserve_s, parts=request.count)
             if not estimate.fits and self._early[0] >= 0:
                 _log.warning(
@@ -262,10 +267,12 @@ class CheckpointManager:
         rows = formation.group.gather_now([own, float(self._in_parts(formation, training))])
         return int(rows[roster.plan_ranks.index(writer)][0]) if all(in_parts for _, in_parts in rows) else 0
 
-    def _request(self, reason: Reason, training: TrainState, at: ActiveGroup | int, mark: int) -> WriteRequest | None:
+    def _request(
+        self, reason: WriteReason, training: TrainState, at: ActiveGroup | int, mark: int
+    ) -> WriteRequest | None:
         """Return this rank's part of a checkpoint; ``None`` if it has none. A whole state is the part of one rank."""
         formation = at if isinstance(at, ActiveGroup) else None
-        if reason in (Reason.VOTED, Reason.END):  # all ranks have agreed on it
+        if reason in (WriteReason.VOTED, WriteReason.END):  # all ranks have agreed on it
             in_parts = bool(mark)
         else:
             in_parts = formation is not None and self._in_parts(formation, training)
@@ -351,9 +358,12 @@ class CheckpointManager:
         return estimate_write(size_bytes=size_bytes, speed_bytes_per_s=self._speed_bytes_per_s, left_s=left_s)
 
     def _start(
-        self, writer: CheckpointWriter, training: TrainState, request: WriteRequest,
+        self,
+        writer: CheckpointWriter,
+        training: TrainState,
+        request: WriteRequest,
         buffers: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if self._is_usable(training):
             pause_s = writer.start(training.capture(buffers), request)
             self._schedule.started(time.monotonic())

@@ -12,13 +12,13 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 
 from heterotrain.data.progress import Progress
 from heterotrain.errors import StateLost, UsageError
-from heterotrain.membership.late import finish_late
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
 from heterotrain.state.holdings import Extent, Holding
 from heterotrain.state.layout import checksum, sizes_of
+from heterotrain.state.prepared import Confirmation, LastSteps, decide_late
 from heterotrain.state.training import TrainState
 from heterotrain.state.transfer import Roles, StateSummary
 
@@ -85,7 +85,7 @@ def agree_on_state(
         UsageError: the state belongs to another model or script; or ranks with parts of a model have different ones.
         StateLost: a part of the state is lost after the first step, and there is no checkpoint.
     """
-    finish_late(group, training)  # with the parts of the formation before
+    _finish_late(group, training)  # with the parts of the formation before
     place()
     rank = group.rank if group is not None else 0
     summaries = _summaries(group, training, checkpoints)
@@ -97,16 +97,7 @@ def agree_on_state(
         training.has_state, training.earlier = False, None
         summaries = _summaries(group, training, checkpoints)
         roles = transfer.assign_roles(summaries, sizes)
-        if summaries[roles.leader].checkpoint_step >= 0:
-            _log.warning("living ranks do not hold the whole training state any more: all continue from a checkpoint")
-        elif steps == 0:  # nothing is lost: initial weights follow from the seed
-            _log.warning("living ranks do not hold all initial weights any more: all begin again")
-        else:
-            raise StateLost(
-                f"the ranks that are left do not hold the whole training state of step {steps} together, and there is "
-                "no checkpoint yet, so training has to begin again: set spec.checkpoint, or a shorter "
-                "spec.checkpoint.interval, or train with more members"
-            )
+        _check_beginning(steps, has_checkpoint=summaries[roles.leader].checkpoint_step >= 0)
     if roles.cold_start:
         if rank in roles.donors:
             _begin(training, checkpoints)
@@ -131,6 +122,51 @@ def agree_on_state(
         newest = summaries[roles.leader].steps
         stopped = any(summary.stopped for summary in summaries if summary.steps == newest)
         training.progress = replace(training.progress, stopped=stopped)
+
+
+def _check_beginning(steps: int, *, has_checkpoint: bool) -> None:
+    """Say from where ranks continue that do not hold the whole state of so many steps any more.
+
+    Raises:
+        StateLost: there is nothing to continue from.
+    """
+    if has_checkpoint:
+        _log.warning("living ranks do not hold the whole training state any more: all continue from a checkpoint")
+    elif steps == 0:  # nothing is lost: initial weights follow from the seed
+        _log.warning("living ranks do not hold all initial weights any more: all begin again")
+    else:
+        raise StateLost(
+            f"the ranks that are left do not hold the whole training state of step {steps} together, and there is "
+            "no checkpoint yet, so training has to begin again: set spec.checkpoint, or a shorter "
+            "spec.checkpoint.interval, or train with more members"
+        )
+
+
+def _finish_late(group: Group | None, training: TrainState) -> None:
+    """Apply the step of a divided model that this rank is prepared for, if another rank has; otherwise undo it.
+
+    Raises:
+        PeerLost: the group broke meanwhile; the step stays prepared.
+    """
+    prepared = training.prepared
+    number, confirmation = training.confirmed or (-1, Confirmation(0.0, is_finite=True))
+    own = [
+        float(training.progress.steps if training.has_state else -1),
+        float(-1 if prepared is None else prepared.number), float(number),
+        confirmation.squared, float(confirmation.is_finite),
+    ]  # fmt: skip
+    rows = [own] if group is None else group.gather_now(own)
+    found = decide_late([
+        LastSteps(int(row[0]), int(row[1]), int(row[2]), Confirmation(row[3], is_finite=row[4] == 1.0)) for row in rows
+    ])  # fmt: skip
+    training.prepared = None
+    if prepared is None:
+        return
+    newest = max(int(row[1]) for row in rows)
+    if found is not None and prepared.number == newest:
+        prepared.finish(found)
+    else:
+        prepared.drop()
 
 
 def _summaries(group: Group | None, training: TrainState, checkpoints: Checkpoints) -> list[StateSummary]:

@@ -81,12 +81,8 @@ class Elastic:
         self._group: Group | None = None
         self._ranks: list[Rank] = []
         self._watch: HangWatch | None = None
-        self._source = PlanSource(
-            identity.plan_dir,
-            job_uid=identity.job_uid,
-            on_change=self._on_plan,
-            on_read=self._on_own_plan,
-        )
+        directory, uid = identity.plan_dir, identity.job_uid
+        self._source = PlanSource(directory, job_uid=uid, on_change=self._on_plan, on_read=self._on_own_plan)
         self._credentials = Credentials(secret=identity.secret)
         self._peers = PeerService(
             identity, self._source, timeout_s=timeout_s, credentials=self._credentials, clock=clock

@@ -13,7 +13,6 @@ from heterotrain.data.order import UNSHUFFLED, is_same_order
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
 from heterotrain.state import groups
-from heterotrain.state.earlier import Earlier, holding_in
 from heterotrain.state.holdings import Extent, Holding
 from heterotrain.state.layout import Layout, WholeModel, is_whole, sizes_of
 from heterotrain.state.parts import sizes_bytes
@@ -25,6 +24,19 @@ _log = logging.getLogger(__name__)
 MAX_NAMES_SHOWN = 3
 """Parameters listed in a message at most."""
 SAME_SCRIPT = "run the same script on every worker and in every resumed run, or start with another checkpoint folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a rank holds of the state between two layouts, while parts of it are sent and received.
+
+    Attributes:
+        flat: the state; its tensors are those of the earlier part of the model, or were received since.
+        holding: its parameters and buffers; ``None`` for all of the model's.
+    """
+
+    flat: Flat
+    holding: Holding | None
 
 
 @dataclass(slots=True)
@@ -248,6 +260,11 @@ class TrainState:
         if self.model is None:
             raise UsageError("call model = job.wrap(model) before job.steps")
         return self.model
+
+
+def holding_in(flat: Flat) -> Holding:
+    """Return which parameters and buffers a state has."""
+    return {held.entry.of: held.extent for held in flat.held if held.entry.name.startswith("model.")}
 
 
 def holding_of(layout: Layout) -> Holding | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.plan import Layout, Rank
 
-from heterotrain.checkpoints.manager import CheckpointManager, Reason
+from heterotrain.checkpoints.manager import CheckpointManager, WriteReason
 from heterotrain.errors import PeerLost
 from heterotrain.membership.formation import FormationMembership, first_membership
 from heterotrain.membership.interface import ActiveGroup, Membership
@@ -155,7 +155,7 @@ class Formations:
         leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.ranks[rank].worker in pods)
         all_leave = len(leaving) == len(roster.plan_ranks)
         if decision.checkpoint and not all_leave:
-            self._checkpoints.write(Reason.VOTED, self._training, active_group, mark=decision.mark)
+            self._checkpoints.write(WriteReason.VOTED, self._training, active_group, mark=decision.mark)
         if not leaving and (not newer or self._continues(active_group)):
             return
         if not all_leave:

@@ -13,7 +13,7 @@ import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
-from heterotrain.checkpoints.manager import CheckpointManager, Reason
+from heterotrain.checkpoints.manager import CheckpointManager, WriteReason
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.clock import Clock
 from heterotrain.data.loader_process import Workers
@@ -185,7 +185,7 @@ class Loop:
                 if self._phase.is_past(self._training.progress) and self._joined is not active_group:
                     return  # a rank that resumes or joins goes on to its phase
                 if self.is_between_phases:
-                    self._checkpoints.write(Reason.END, self._training, active_group)
+                    self._checkpoints.write(WriteReason.END, self._training, active_group)
                     return
                 self._join(active_group)
                 self._call_hooks(active_group)
@@ -197,7 +197,7 @@ class Loop:
                     self.shutdown.conclude(active_group, loss=self._numerics.losses.last_finite)
                     self._is_over = True
                     return
-                self._checkpoints.write(Reason.DUE, self._training, active_group)
+                self._checkpoints.write(WriteReason.DUE, self._training, active_group)
                 step = self._prepare(active_group, self._require_loader())
             except PeerLost as lost:
                 self._leave_broken(lost)
@@ -243,7 +243,7 @@ class Loop:
         if self._replicas.resync(active_group):
             self.records.expect_schedules()
         if self._hooks_follow(self._training.progress):
-            self._checkpoints.write(Reason.HOOKS, self._training, active_group)
+            self._checkpoints.write(WriteReason.HOOKS, self._training, active_group)
         if self._hooks.finish_step(self):
             self._observer.evaluated()
         if self._hooks.finish_epoch(self):
@@ -336,7 +336,7 @@ class Loop:
     def _repeat(self, step: Step) -> None:
         """Undo an attempt; the next iteration of the loop yields the same step again."""
         self._repeating = step.number
-        if self._training.prepared is None:  # else it may still be finished, by ``membership.late``
+        if self._training.prepared is None:  # else it may still be finished, by the next formation's members
             self._attempts.undo()
         if isinstance(step.failure, PeerLost):
             self._uncommitted, self._end.all_end = step, False
@@ -414,7 +414,7 @@ class Loop:
         if left_s is not None and self.active_group is not None:
             # Only buffers have changed since the last committed step, and ``Attempts`` holds their earlier values.
             self._checkpoints.write(
-                Reason.SLOW_STEP,
+                WriteReason.SLOW_STEP,
                 self._training,
                 self.active_group,
                 buffers=self._attempts.kept,

@@ -10,7 +10,7 @@ from typing import NoReturn
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
-from heterotrain.checkpoints.manager import CheckpointManager, Reason
+from heterotrain.checkpoints.manager import CheckpointManager, WriteReason
 from heterotrain.clock import Clock
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup, Membership
@@ -101,11 +101,8 @@ class Shutdown:
 
     def write_on_shutdown(self, active_group: ActiveGroup, *, mark: int) -> None:
         """Write a checkpoint because all ranks leave together; without it the job could not continue."""
-        left_s = self.left_s
-        self._checkpoints.write(
-            Reason.ALL_LEAVE, self._training, active_group, mark=mark,
-            left_s=self._grace_s if left_s is None else left_s,
-        )  # fmt: skip
+        left_s = self._grace_s if self.left_s is None else self.left_s
+        self._checkpoints.write(WriteReason.ALL_LEAVE, self._training, active_group, mark=mark, left_s=left_s)
 
     def leave(self, last_membership: FormationMembership | None) -> NoReturn:
         """End this rank after a signal or an announced leave.
@@ -116,7 +113,7 @@ class Shutdown:
             # The signal came too late for the last vote, or while this rank waited for others. All other ranks may be
             # leaving in the same way, each expected to stay by the others.
             generation = last_membership.formation.generation
-            self._checkpoints.write(Reason.LEFT_ALONE, self._training, generation, left_s=self.left_s)
+            self._checkpoints.write(WriteReason.LEFT_ALONE, self._training, generation, left_s=self.left_s)
         self._checkpoints.wait(self.left_s)
         self._termination_message.write(
             Ending.LEFT,
@@ -139,7 +136,7 @@ class Shutdown:
 
         ``generation`` is that of the last formation.
         """
-        self._checkpoints.write(Reason.LEFT_ALONE, self._training, generation)
+        self._checkpoints.write(WriteReason.LEFT_ALONE, self._training, generation)
         steps = self._training.progress.steps
         how = self._checkpoints.kept.how_to_continue(steps)
         _log.warning("the script has left the training early, after %d steps: %s", steps, how)
@@ -155,7 +152,7 @@ class Shutdown:
             PeerLost: a peer left meanwhile; the remaining ranks may still need this rank's state.
         """
         self._membership.everything_committed()
-        self._checkpoints.write(Reason.END, self._training, active_group)
+        self._checkpoints.write(WriteReason.END, self._training, active_group)
         missing = self._checkpoints.missing(self._training, active_group)
         if active_group.group is not None:
             reason = self.reason.encode()
@@ -182,7 +179,7 @@ class Shutdown:
         """End a rank that has committed everything and that no other rank needs any more."""
         missing = ""
         if last_membership is not None:
-            self._checkpoints.write(Reason.LEFT_ALONE, self._training, last_membership.formation.generation)
+            self._checkpoints.write(WriteReason.LEFT_ALONE, self._training, last_membership.formation.generation)
             missing = self._checkpoints.missing(self._training)
         self._end(missing)
 

@@ -29,17 +29,7 @@ def report_units(
     Raises:
         UsageError: the model has more units, or the profile more sizes of micro-batches, than a rank exports.
     """
-    if len(profiles) > names.MAX_PROFILED_UNITS:
-        raise UsageError(
-            f"the model has {len(profiles)} units, and stages are planned for at most {names.MAX_PROFILED_UNITS}: make "
-            "each unit of several layers"
-        )
-    sizes = {point.micro_batch_samples for unit in profiles for point in unit.seconds[kind]}
-    if len(sizes) > names.MAX_PROFILED_SIZES:
-        raise UsageError(
-            f"the units were measured with {len(sizes)} sizes of micro-batches, and at most "
-            f"{names.MAX_PROFILED_SIZES} are exported: measure fewer sizes"
-        )
+    _check_exported(profiles, kind)
     seconds = [
         ((str(index), name, str(point.micro_batch_samples)), value)
         for index, unit in enumerate(profiles)
@@ -73,3 +63,17 @@ def report_units(
             **({} if update_s_per_byte is None else {names.UPDATE_SECONDS_PER_BYTE: update_s_per_byte}),
         },
     )
+
+
+def _check_exported(profiles: Sequence[UnitProfile], kind: str) -> None:
+    if len(profiles) > names.MAX_PROFILED_UNITS:
+        raise UsageError(
+            f"the model has {len(profiles)} units, and stages are planned for at most {names.MAX_PROFILED_UNITS}: make "
+            "each unit of several layers"
+        )
+    sizes = {point.micro_batch_samples for unit in profiles for point in unit.seconds[kind]}
+    if len(sizes) > names.MAX_PROFILED_SIZES:
+        raise UsageError(
+            f"the units were measured with {len(sizes)} sizes of micro-batches, and at most "
+            f"{names.MAX_PROFILED_SIZES} are exported: measure fewer sizes"
+        )

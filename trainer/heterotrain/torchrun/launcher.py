@@ -27,7 +27,8 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, read_config, read_identity
 from heterotrain.membership.plan_source import PlanSource
 from heterotrain.telemetry.logs import set_up_logs
-from heterotrain.telemetry.report import RankMetrics, serve
+from heterotrain.telemetry.report import RankMetrics
+from heterotrain.telemetry.serving import serve
 from heterotrain.torchrun.peers import LauncherState, StateServer, absent, tell_finished
 from heterotrain.torchrun.processes import Processes
 from heterotrain.torchrun.world import World, commands, world_of

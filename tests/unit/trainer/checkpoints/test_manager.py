@@ -16,7 +16,7 @@ import pytest
 import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.grace import estimate_write, must_start_now
-from heterotrain.checkpoints.manager import CheckpointManager, Reason
+from heterotrain.checkpoints.manager import CheckpointManager, WriteReason
 from heterotrain.checkpoints.storage import Storage
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
@@ -319,10 +319,10 @@ def test_a_rank_with_a_part_of_the_model_writes_no_whole_checkpoint() -> None:
     training.holdings = (half, rest)
     identity = Identity(mode=Mode.ALONE)
     manager = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=RankMetrics(identity))
-    manager.write(Reason.LEFT_ALONE, training, 1)
+    manager.write(WriteReason.LEFT_ALONE, training, 1)
     assert manager.best() == (-1, -1)
     training = training_of(full(), seed=1, steps=2)
-    manager.write(Reason.LEFT_ALONE, training, 1)
+    manager.write(WriteReason.LEFT_ALONE, training, 1)
     assert manager.best() == (1, 2)
 
 
@@ -330,7 +330,7 @@ def test_the_restored_checkpoint_is_reported_until_there_is_a_newer_one() -> Non
     """After a suspend the operator learns of the last checkpoint from the next workers, if it missed the outcomes."""
     identity = Identity(mode=Mode.ALONE)
     first = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=RankMetrics(identity))
-    first.write(Reason.LEFT_ALONE, training_of(full(), seed=1, steps=2), 1)
+    first.write(WriteReason.LEFT_ALONE, training_of(full(), seed=1, steps=2), 1)
     assert first.kept.newest is not None
     assert first.kept.newest[0] == 2
     report = RankMetrics(identity)
@@ -341,5 +341,5 @@ def test_the_restored_checkpoint_is_reported_until_there_is_a_newer_one() -> Non
     assert manager.kept.newest == first.kept.newest
     gauges = report.current()
     assert (gauges[metrics.CHECKPOINT_STEP], gauges[metrics.CHECKPOINT_TIME]) == first.kept.newest
-    manager.write(Reason.LEFT_ALONE, training_of(full(), seed=1, steps=3), 1)
+    manager.write(WriteReason.LEFT_ALONE, training_of(full(), seed=1, steps=3), 1)
     assert report.current()[metrics.CHECKPOINT_STEP] == 3

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heterotrain.data.sample_log import SampleLog, lineage
+from heterotrain.data.sample_log import SampleLog
+from support.lineage import lineage
 
 
 def a_line(step: int, rank: int, *, formation: int = 0, generation: int = 1, **fields: Any) -> dict[str, Any]:

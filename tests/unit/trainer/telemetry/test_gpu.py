@@ -15,7 +15,8 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.telemetry import gpu
 from heterotrain.telemetry.gpu import KEPT, STALE_S, GpuSamples
 from heterotrain.telemetry.nvml import Reading, open_gpu
-from heterotrain.telemetry.report import RankMetrics, serve
+from heterotrain.telemetry.report import RankMetrics
+from heterotrain.telemetry.serving import serve
 from heterotrain_core.contract import metrics as names
 from support.ports import free_port
 from support.waiting import wait_until

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from heterotrain.identity import Identity, Mode
 from heterotrain.network.authentication import REFUSALS
-from heterotrain.telemetry.report import RankMetrics, StepTimes, serve
+from heterotrain.telemetry.report import RankMetrics, StepTimes
+from heterotrain.telemetry.serving import serve
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.plan import SCHEMA_VERSION
 from prometheus_client import generate_latest

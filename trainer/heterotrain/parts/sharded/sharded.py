@@ -130,13 +130,18 @@ def shard(
         fully_shard(model, reshard_after_forward=False, ignored_params=whole, **settings)
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise UsageError(f"torch cannot divide this model among the ranks of a worker: {error}") from error
+    _use_member(model, group)
+    _check_extents(model)
+    return model
+
+
+def _use_member(model: torch.nn.Module, group: MemberGroup) -> None:
+    """Let a divided model gather parameters and add up gradients, without dividing them, over the member's group."""
     for layer in _divided_layers(model):
         layer.set_gradient_divide_factor(1.0)
         layer.set_force_sum_reduction_for_comms(True)
         layer.set_custom_all_gather(_AllGather(group))
         layer.set_custom_reduce_scatter(_ReduceScatter(group))
-    _check_extents(model)
-    return model
 
 
 def uses_of(model: torch.nn.Module) -> set[str] | None:
