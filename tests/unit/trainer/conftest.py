@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -30,6 +31,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hasattr(module, limit), limit
         monkeypatch.setattr(module, limit, UNLIMITED_S)
     monkeypatch.setattr(heartbeat, "FROZEN_FACTOR", UNLIMITED_S)  # of a second, the services' limit in these tests
+
+
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo the changes of ``init`` to the process after a test that trains in it."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,15 +21,7 @@ X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(20, 2)
 DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)
 
 
-@pytest.fixture(autouse=True)
-def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo the changes of ``init`` to the process after each test."""
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("own_process")
 
 
 def a_job(**settings: Any) -> tuple[Job, torch.nn.Module, torch.optim.Optimizer]:

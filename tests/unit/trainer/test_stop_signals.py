@@ -21,11 +21,8 @@ DATA = torch.utils.data.TensorDataset(torch.ones(24, 1))
 
 
 @pytest.fixture(autouse=True)
-def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _tidy(own_process: None) -> Iterator[None]:
     """Undo the changes of ``init`` to the process after each test."""
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

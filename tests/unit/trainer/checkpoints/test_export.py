@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import heterotrain
@@ -37,15 +36,7 @@ class Tied(torch.nn.Module):
         return self.out(torch.tanh(self.embed(x)))  # type: ignore[no-any-return]  # torch leaves it untyped
 
 
-@pytest.fixture(autouse=True)
-def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo the changes of ``init`` to the process after each test."""
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("own_process")
 
 
 def trained(folder: Path, *, epochs: int = 2) -> torch.nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import heterotrain
@@ -22,15 +22,7 @@ from support.waiting import wait_until
 DATA = torch.utils.data.TensorDataset(torch.ones(24, 1))
 
 
-@pytest.fixture(autouse=True)
-def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo the changes of ``init`` to the process after each test."""
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("own_process")
 
 
 class Best:

@@ -65,16 +65,11 @@ class Counting(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _tidy(monkeypatch: pytest.MonkeyPatch, own_process: None) -> Iterator[None]:
     """Isolate other tests from the effects of ``init`` on the process, and from the store's content."""
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
     monkeypatch.setattr("heterotrain.checkpoints.storage.PAUSES_S", (0.0,))
     fsspec.filesystem("memory").store.clear()
-    before = signal.getsignal(signal.SIGTERM)
     yield
-    signal.signal(signal.SIGTERM, before)
     fsspec.filesystem("memory").store.clear()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.state.training import TrainState
 
-
-@pytest.fixture(autouse=True)
-def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo the changes of ``init`` to the process after each test."""
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("own_process")
 
 
 def train(
