@@ -184,11 +184,11 @@ class CheckpointManager:
         if request is None:
             return
         if reason in LAST:
-            self._write_last(reason, writer, training, request, left_s)
+            self._write_last(reason, training, request, left_s)
             if reason is WriteReason.END and request.count > 1 and request.completes:
                 self.write(WriteReason.LEFT_ALONE, training, request.label.generation)  # if parts of others are missing
         elif self._is_wanted(reason, writer, training, left_s=left_s or 0.0, step_left_s=step_left_s):
-            self._start(writer, training, request, buffers)
+            self._start(training, request, buffers)
 
     def _is_due_after(self, writer: CheckpointWriter, formation: ActiveGroup, training: TrainState) -> bool:
         """Look after the writer between two steps; return whether the interval is over, or there is a request."""
@@ -219,15 +219,10 @@ class CheckpointManager:
         return True
 
     def _write_last(
-        self,
-        why: WriteReason,
-        writer: CheckpointWriter,
-        training: TrainState,
-        request: WriteRequest,
-        left_s: float | None,
+        self, reason: WriteReason, training: TrainState, request: WriteRequest, left_s: float | None
     ) -> None:
         """Write a checkpoint after which nothing else is written, as far as there is time."""
-        reserve_s = EXIT_RESERVE_S if why is WriteReason.ALL_LEAVE else 0.0
+        reserve_s = EXIT_RESERVE_S if reason is WriteReason.ALL_LEAVE else 0.0
         end_s = None if left_s is None else self._clock() + left_s - reserve_s
 
         def rest_s() -> float | None:
@@ -235,7 +230,7 @@ class CheckpointManager:
 
         if not self.wait(rest_s()):
             return
-        if why is WriteReason.ALL_LEAVE:
+        if reason is WriteReason.ALL_LEAVE:
             estimate = self._estimate(training, left_s=(rest_s() or 0.0) + reserve_s, parts=request.count)
             if not estimate.fits and self._early[0] >= 0:
                 _log.warning(
@@ -248,7 +243,7 @@ class CheckpointManager:
                 anyway = "writing it anyway, but the job may continue from an older checkpoint"
                 _log.warning("all ranks leave: %s; %s", estimate.reason, anyway)
         if request.count > 1 or not self.kept.has(training.progress.order, within_s=rest_s()):
-            self._start(writer, training, request)
+            self._start(training, request)
             self.wait(rest_s())
 
     def _agreed_mark(self, formation: ActiveGroup, training: TrainState) -> int:
@@ -358,14 +353,10 @@ class CheckpointManager:
         return estimate_write(size_bytes=size_bytes, speed_bytes_per_s=self._speed_bytes_per_s, left_s=left_s)
 
     def _start(
-        self,
-        writer: CheckpointWriter,
-        training: TrainState,
-        request: WriteRequest,
-        buffers: Mapping[str, torch.Tensor] | None = None,
+        self, training: TrainState, request: WriteRequest, buffers: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        if self._is_usable(training):
-            pause_s = writer.start(training.capture(buffers), request)
+        if self._writer is not None and self._is_usable(training):
+            pause_s = self._writer.start(training.capture(buffers), request)
             self._schedule.started(time.monotonic())
             self._report.gauges({names.CHECKPOINT_PAUSE: pause_s})
 

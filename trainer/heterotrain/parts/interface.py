@@ -174,11 +174,7 @@ class Part(ABC):
         """
 
     def wants(self, plan: Plan, plan_rank: int) -> Collection[str]:  # noqa: ARG002  # of parts that plans assign
-        """Return the parameters and buffers that a plan gives a rank whole; none where it needs a part of each.
-
-        Raises:
-            UsageError: the model cannot be divided as the plan says.
-        """
+        """Return the parameters and buffers that a plan gives a rank whole; none where it needs a part of each."""
         return ()
 
     def room_bytes(self) -> int:
@@ -227,12 +223,7 @@ class Part(ABC):
 
     @abstractmethod
     def forward(self, step: int, start: int, inputs: Any) -> Any:
-        """Return the model's output for a micro-batch.
-
-        Args:
-            step: number of the step.
-            start: samples of the step before the micro-batch's first one.
-            inputs: as in ``step.compute``.
+        """Return the model's output for a micro-batch, which begins at the step's sample ``start``.
 
         Raises:
             PeerLost: another rank of the member is lost or has left the pass.

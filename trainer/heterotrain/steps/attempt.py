@@ -15,7 +15,7 @@ from heterotrain.errors import OutOfMemory
 from heterotrain.forward_state.state import ForwardState
 from heterotrain.state.layers import Layers
 from heterotrain.state.weight_copies import WeightCopies
-from heterotrain.steps.step import Step
+from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
@@ -65,6 +65,11 @@ class Attempts:
             buffers, state = self._layers.buffers(), self._forward_state
             self._copies.renew(chain(buffers, state.frozen()) if state.is_active else buffers)
 
+    def keep_weights(self) -> None:
+        """Keep the weights, which the script may change before the step ends."""
+        if self._model is not None:
+            self.weights.keep_weights(self._model)
+
     @property
     def kept(self) -> dict[str, torch.Tensor]:
         """The model's buffers and frozen parameters that may change, before the current attempt, by name."""
@@ -76,17 +81,18 @@ class Attempts:
         if self._layers is not None:
             self._copies.restore(chain(self._layers.buffers(), self._forward_state.frozen()))
 
-    def use_less_memory(self, step: Step, spare: Callable[[], bool]) -> None:
+    def use_less_memory(self, task: Task, failure: Exception, spare: Callable[[], bool]) -> None:
         """Halve the largest micro-batch after an out-of-memory error; where it is one sample, keep no activations.
 
         Args:
-            step: the step that ran out of memory.
+            task: of the step that ran out of memory.
+            failure: the error.
             spare: lets the model compute activations again; returns ``False`` if it cannot, or does so already.
 
         Raises:
             OutOfMemory: not even a single sample fits.
         """
-        largest = max(step.task.micro_batches, default=1)
+        largest = max(task.micro_batches, default=1)
         if largest > 1:
             self.cap_samples = largest // 2
             self._tell_cap()
@@ -101,7 +107,7 @@ class Attempts:
                 "a single sample does not fit into memory. Use a smaller model or smaller samples, checkpoint "
                 "activations (job.wrap(…, units=…, checkpoint_units=True)) unless that is done already, or leave out "
                 "pools whose accelerators have too little memory."
-            ) from step.failure
+            ) from failure
         self._report.count(names.OUT_OF_MEMORY)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()

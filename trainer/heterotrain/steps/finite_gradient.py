@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 from heterotrain.errors import NonFinite
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.gate import Gate, PassedGate
+from heterotrain.numerics.gradients import Gradients
+from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.non_finite import Action, describe, remedy
-
-if TYPE_CHECKING:
-    from heterotrain.steps.step import Step
 
 OVERFLOWED = "the gradient overflowed in fp16"
 
@@ -30,24 +29,33 @@ def read_gate(gate: Gate, group: Group | None) -> PassedGate:
     return passed
 
 
-def reason_to_skip(step: Step, decision: StepDecision) -> str:
+def reason_to_skip(
+    numerics: Numerics, gradients: Gradients, decision: StepDecision, *, step: int, note: Callable[[str, Action], None]
+) -> str:
     """Return why a step that is not finite is skipped; empty if it is applied nevertheless.
+
+    Args:
+        numerics: of the job.
+        gradients: the step's.
+        decision: of all ranks.
+        step: its number.
+        note: gets what is not finite, and what becomes of it.
 
     Raises:
         NonFinite: the training ends here.
     """
-    action = step.numerics.non_finite_action()
+    action = numerics.non_finite_action()
     what = describe(
-        step=step.number,
+        step=step,
         ranks=decision.non_finite,
-        gradient_of=None if decision.non_finite else step.reducer.first_non_finite() or "a part on another rank",
-        history=step.numerics.losses,
+        gradient_of=None if decision.non_finite else gradients.first_non_finite() or "a part on another rank",
+        history=numerics.losses,
     )
-    step.context.non_finite(what, action)
+    note(what, action)
     if action is Action.FAIL:
-        scale = step.numerics.loss_scale if step.numerics.precision.scales_loss else None
-        advice = remedy(loss_scale=scale, skipped=step.numerics.losses.skipped)
-        step.context.fail(NonFinite(f"{what}. {advice}"))
+        scale = numerics.loss_scale if numerics.precision.scales_loss else None
+        advice = remedy(loss_scale=scale, skipped=numerics.losses.skipped)
+        raise NonFinite(f"{what}. {advice}")
     if action is Action.APPLY:
         return ""
-    return OVERFLOWED if step.numerics.loss_scale > 1.0 else what
+    return OVERFLOWED if numerics.loss_scale > 1.0 else what

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, cast
 
@@ -328,6 +328,7 @@ class Loop:
             numerics=self._numerics,
             group=active_group.group,
             context=self,
+            attempts=self._attempts,
             is_retry=self._repeating == task.number,
             lockstep=self._lockstep,
             summed=self._summed,
@@ -342,7 +343,7 @@ class Loop:
             self._uncommitted, self._end.all_end = step, False
             self._leave_broken(step.failure)
         elif isinstance(step.failure, torch.OutOfMemoryError):
-            self._attempts.use_less_memory(step, self._wrapped.part.spare_memory)
+            self._attempts.use_less_memory(step.task, step.failure, self._wrapped.part.spare_memory)
             self._observer.forget()
             if step.group is not None and (step.is_awaited or step.task.is_joint):
                 # The others may have committed it, and have the state then; or wait for the script's next exchange. The
@@ -379,34 +380,15 @@ class Loop:
             refuse_update(self._open.number)
 
     def enter(self, step: Step) -> None:
-        """Prepare for a step's forward passes: random numbers, and copies of what a failed attempt has to restore."""
-        self._open = step
-        seed_step(self._require_loader().seed_of(step.task), self._device)
-        self._attempts.begin(self._training.model)
-
-    def another_pass(self, step: Step) -> None:
-        """Prepare for another pass over the micro-batches of a step, with other random numbers."""
+        """Prepare for a pass: its random numbers and, before the first one, copies for another attempt."""
         seed_step((self._require_loader().seed_of(step.task) + step.passes) % SEEDS, self._device)
-
-    def keep_weights(self) -> None:
-        """Keep the weights, which the script may change before the step ends."""
-        if self._training.model is not None:
-            self._attempts.weights.keep_weights(self._training.model)
-
-    def keep_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Keep the states of optimizers that take a step before the step ends."""
-        self._attempts.weights.keep_optimizers(optimizers)
+        if not step.passes:
+            self._open = step
+            self._attempts.begin(self._training.model)
 
     def measure(self, step: Step) -> Measurement | None:
         """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
         return self._observer.begin(step.reducer, step.task, alone=step.group is None)
-
-    def reduced(self) -> None:
-        """Give all ranks the same random numbers, now that they have the same gradients.
-
-        So code of the script that adds noise to them, or an optimizer that draws numbers, does the same on every rank.
-        """
-        self.seed_alike("update")
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
@@ -426,10 +408,6 @@ class Loop:
     def look_ahead(self, task: Task) -> bool:
         """Load samples of the next step while the device computes; return whether any were loaded."""
         return self.shutdown.left_s is None and self._require_loader().look_ahead(task)
-
-    def is_broken(self) -> bool:
-        """Return whether the formation is broken."""
-        return self._formations.is_broken
 
     def leave_pass(self, reason: str) -> None:
         """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""
@@ -468,6 +446,9 @@ class Loop:
         self._formations.agreed(active_group, held)
         self._end.voted(decision, more=step.more)
         if decision.committed:
+            # Code of the script that adds noise to gradients, or an optimizer that draws numbers, does the same
+            # on every rank.
+            self.seed_alike("update")
             try:
                 self._replicas.judge(decision.fingerprints, active_group)
             except Diverged as error:

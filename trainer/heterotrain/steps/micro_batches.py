@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,11 +15,10 @@ from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.timeline import Timestamp
 from heterotrain.steps.clock import Clock, Phase
-from heterotrain.steps.step_context import StepContext
 from heterotrain.steps.task import Task
 
-if TYPE_CHECKING:
-    from heterotrain.steps.step import Step
+Fetch = Callable[[Task, int, int], Any]
+"""Returns so many samples of a task, from an offset on, as a batch on the device."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class MicroBatches:
         task: this rank's part of the step.
         group: the formation's connections; ``None`` for a process without peers.
         numerics: of the job.
-        context: fetches samples.
+        fetch: see ``Fetch``.
         lockstep: whether every rank gets the same number of micro-batches.
         handed_out: micro-batches of this pass that the script has got.
         backwards: those of which it has run the backward pass.
@@ -43,7 +42,7 @@ class MicroBatches:
     task: Task
     group: Group | None
     numerics: Numerics
-    context: StepContext
+    fetch: Fetch
     lockstep: bool
     handed_out: int = 0
     backwards: int = 0
@@ -78,32 +77,30 @@ class MicroBatches:
         self.handed_out = self.backwards = 0
         self.mark, self.is_listed = None, False
 
-    def hand_out(self, task: Task, start: int, size: int, *, clock: Clock, again: bool, keep: bool) -> Any:
+    def hand_out(self, task: Task, start: int, size: int, *, begun: BegunPass) -> Any:
         """Return a micro-batch and enter its forward pass.
 
         Args:
             task: where its samples come from.
             start: its first sample in the task.
             size: samples.
-            clock: of the step.
-            again: whether this is another pass, which gets the batches that the first one kept.
-            keep: whether another pass follows.
+            begun: the pass.
 
         Raises:
             PeerLost: the formation is broken.
         """
-        if self.context.is_broken():
+        if self.group is not None and self.group.is_over():
             raise PeerLost("the formation broke during the step")
-        began = clock.now()
-        if again:
+        began = begun.clock.now()
+        if begun.again:
             batch = self._kept[self.handed_out]
         else:
-            batch = self.context.fetch(task, start, size)
-            if keep:
+            batch = self.fetch(task, start, size)
+            if begun.keep:
                 self._kept.append(batch)
         self.handed_out += 1
         self.anchors.clear()
-        self.mark = clock.spent(Phase.LOAD, began)
+        self.mark = begun.clock.spent(Phase.LOAD, began)
         self._forward = self.numerics.precision.autocast()
         self._forward.__enter__()
         return batch
@@ -133,6 +130,20 @@ class MicroBatches:
         return int(max(row[0] for row in self.group.gather_now([float(max(own, rounds))], Purpose.ROUNDS))) - own
 
 
+class BegunPass(NamedTuple):
+    """A pass over the micro-batches of a step.
+
+    Attributes:
+        clock: of the step.
+        again: whether it is not the first one, so that it gets the batches which that one kept.
+        keep: whether another one follows.
+    """
+
+    clock: Clock
+    again: bool
+    keep: bool
+
+
 class MicroBatchLoop(Iterator[Any]):
     """One pass of a script over the micro-batches.
 
@@ -142,18 +153,16 @@ class MicroBatchLoop(Iterator[Any]):
     ask for the length first, which loops do not.
     """
 
-    def __init__(
-        self, step: Step, counts: MicroBatches, *, begin: Callable[[], None], reduce: Callable[[], object]
-    ) -> None:
+    def __init__(self, counts: MicroBatches, *, begin: Callable[[], BegunPass], reduce: Callable[[], object]) -> None:
         """Describe a pass that begins with the first micro-batch.
 
         Args:
-            step: the step.
             counts: its micro-batches.
             begin: begins the pass.
             reduce: ends it, as soon as all backward passes have run.
         """
-        self._step, self._counts, self._begin, self._reduce = step, counts, begin, reduce
+        self._counts, self._begin, self._reduce = counts, begin, reduce
+        self._pass: BegunPass | None = None
         self._place = -1
         self._start = 0
         self._is_listed = False
@@ -165,19 +174,19 @@ class MicroBatchLoop(Iterator[Any]):
 
     def __next__(self) -> Any:
         """Return the next micro-batch, in its forward pass."""
-        step, counts = self._step, self._counts
-        sizes = step.task.micro_batches
-        if self._place < 0:
-            self._begin()
+        counts = self._counts
+        task, sizes = counts.task, counts.sizes
+        if self._pass is None:
+            self._pass = self._begin()
             counts.padding = counts.missing()
         else:
             counts.leave_forward()
         self._place += 1
         number = self._place - counts.padding
         if number < 0:
-            task, start, size = step.task.spare(), 0, 1
+            task, start, size = task.spare(), 0, 1
         elif number < len(sizes):
-            task, start, size = step.task, self._start, sizes[number]
+            start, size = self._start, sizes[number]
             self._start += size
         else:
             if number == len(sizes):  # and not asked once more
@@ -187,4 +196,4 @@ class MicroBatchLoop(Iterator[Any]):
                 elif not counts.is_listed and counts.backwards == counts.expected:
                     self._reduce()
             raise StopIteration
-        return counts.hand_out(task, start, size, clock=step.clock, again=bool(step.passes), keep=step.more)
+        return counts.hand_out(task, start, size, begun=self._pass)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from traceback import clear_frames
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 
-from heterotrain.errors import PeerLost, RepeatStep, UsageError, drop_frames
+from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError, drop_frames
 from heterotrain.network.control import BEFORE, StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.all_gather import Gathered, all_gather
@@ -27,22 +27,62 @@ from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.host_copy import HostCopy
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
+from heterotrain.numerics.non_finite import Action
 from heterotrain.numerics.out_of_memory import out_of_memory
 from heterotrain.parts.batches import LossFunction, check_loss_function, inputs_and_targets, loss_and_weight
-from heterotrain.parts.interface import Method, OwnSchedule, Part, Share
+from heterotrain.parts.interface import Method, OwnSchedule, Part, SecondPhase, Share
 from heterotrain.state.admission import check_loss, check_weight, plain_numbers
 from heterotrain.state.prepared import Confirmation
+from heterotrain.steps.attempt import Attempts
 from heterotrain.steps.clipping import ClipLimits, clip
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.finite_gradient import read_gate, reason_to_skip
-from heterotrain.steps.micro_batches import MicroBatches, MicroBatchLoop
+from heterotrain.steps.micro_batches import BegunPass, MicroBatches, MicroBatchLoop
 from heterotrain.steps.result import GradientNorm, StepResult
-from heterotrain.steps.step_context import StepContext
 from heterotrain.steps.summed_loss import SummedLosses, check_alike
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import check_another_pass, check_apply, check_backward, check_same_pass
 
 _log = logging.getLogger(__name__)
+
+
+class StepContext(Protocol):
+    """What a step needs of the loop around it (``steps.loop``)."""
+
+    def enter(self, step: Step) -> None:
+        """Prepare for a pass: its random numbers and, before the first one, copies for another attempt."""
+
+    def measure(self, step: Step) -> Measurement | None:
+        """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
+
+    def fetch(self, task: Task, offset: int, size: int) -> Any:
+        """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
+
+    def look_ahead(self, task: Task) -> bool:
+        """Load samples of the next step while the device computes; return whether any were loaded."""
+
+    def vote(self, step: Step, *, ok: bool) -> StepDecision:
+        """Exchange the control vectors and wait for the buckets; raises ``PeerLost``."""
+
+    def confirm(
+        self, step: Step, second: SecondPhase, decision: StepDecision, finish: Callable[[Confirmation], None] | None
+    ) -> Confirmation:
+        """Run the second phase; ``finish`` may end the step later if its result is unknown. Raises ``PeerLost``."""
+
+    def commit(self, step: Step, decision: StepDecision) -> None:
+        """Record a step that all ranks finished."""
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise an error that all ranks have found in the same step, when all of them have."""
+
+    def non_finite(self, what: str, action: Action) -> None:
+        """Report a step whose loss or gradient is not finite."""
+
+    def open_exchanges(self, *, are_open: bool) -> None:
+        """Allow or refuse exchanges of the script with other ranks."""
+
+    def leave_pass(self, reason: str) -> None:
+        """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""
 
 
 @dataclass(slots=True)
@@ -66,6 +106,7 @@ class Step:
     numerics: Numerics
     group: Group | None
     context: StepContext
+    attempts: Attempts
     part: Part
     is_retry: bool = False
     lockstep: bool = False
@@ -96,7 +137,7 @@ class Step:
     def __post_init__(self) -> None:
         self.clock = Clock(self.reducer.timeline)
         self._counts = MicroBatches(
-            task=self.task, group=self.group, numerics=self.numerics, context=self.context, lockstep=self.lockstep
+            task=self.task, group=self.group, numerics=self.numerics, fetch=self.context.fetch, lockstep=self.lockstep
         )
 
     @property
@@ -152,7 +193,7 @@ class Step:
 
     def _loop(self, *, more: bool = False) -> Iterator[Any]:
         """Return the loop over the micro-batches; see ``micro_batches``."""
-        return MicroBatchLoop(self, self._counts, begin=partial(self._begin_pass, more=more), reduce=self._reduce)
+        return MicroBatchLoop(self._counts, begin=partial(self._begin_pass, more=more), reduce=self._reduce)
 
     def compute(self, loss_fn: LossFunction) -> None:
         """Run forward and backward passes of this rank's share, in micro-batches and whatever layout there is.
@@ -385,7 +426,7 @@ class Step:
         self.numerics.forward_state.finish()
         norm = clip(self.reducer, self._squared, limits)
         if self.more:
-            self.context.keep_optimizers(optimizers)
+            self.attempts.weights.keep_optimizers(optimizers)
         self.updates = True
         return norm, self.numerics.update(optimizers, global_batch_samples=batch_samples)
 
@@ -434,9 +475,20 @@ class Step:
         # Ranks of a divided model know their own parts only; they compare them in the second phase.
         is_tested = is_open or self.skipped or bool(decision.non_finite) or self.part.second_phase is not None
         if not (is_tested or self.reducer.is_finite()):
-            self._skip_reason = reason_to_skip(self, decision)
+            self._skip_reason = self._reason_to_skip(decision)
         self.skipped = bool(self._skip_reason)
         return is_open
+
+    def _reason_to_skip(self, decision: StepDecision) -> str:
+        """Return why this step, which is not finite, is skipped; empty if it is applied nevertheless.
+
+        Raises:
+            NonFinite: the job is to fail then.
+        """
+        try:
+            return reason_to_skip(self.numerics, self.reducer, decision, step=self.number, note=self.context.non_finite)
+        except NonFinite as error:
+            self.context.fail(error)
 
     def _accept(self, confirmation: Confirmation, decision: StepDecision) -> None:
         """Take over what all ranks know of the gradient of a divided model.
@@ -445,7 +497,7 @@ class Step:
             NonFinite: the gradient is not finite, and the job is to fail then.
         """
         if not confirmation.is_finite and not self._skip_reason:
-            self._skip_reason = reason_to_skip(self, decision)
+            self._skip_reason = self._reason_to_skip(decision)
             self.skipped = bool(self._skip_reason)
 
     def _finish_late(
@@ -512,7 +564,7 @@ class Step:
             drop_frames(error)
             self.failure = memory
             self._vote_to_repeat()
-        elif isinstance(error, RuntimeError) and self.context.is_broken():
+        elif isinstance(error, RuntimeError) and self._is_broken:
             self.failure = PeerLost(str(error))  # a collective inside the model failed with the formation
         else:
             return False
@@ -533,7 +585,7 @@ class Step:
             UsageError: as in ``compute``.
         """
         self._begin_pass(more=False)
-        if self.context.is_broken():
+        if self._is_broken:
             raise PeerLost("the formation broke during the step")
         task, sizes = self.task, self._counts.sizes
         if sizes:
@@ -591,6 +643,10 @@ class Step:
         """Whether the script has exchanged data with other ranks since the step began."""
         return self.group is not None and self.group.script_exchanges != self._exchanges_before
 
+    @property
+    def _is_broken(self) -> bool:
+        return self.group is not None and self.group.is_over()
+
     def _vote(self, *, ok: bool) -> StepDecision:
         self.voted = ok
         return self.context.vote(self, ok=ok)
@@ -616,7 +672,7 @@ class Step:
         if not counts.sizes and counts.backwards == counts.padding:
             self._reduce_nothing()
 
-    def _begin_pass(self, *, more: bool) -> None:
+    def _begin_pass(self, *, more: bool) -> BegunPass:
         """Begin a pass over the micro-batches.
 
         Raises:
@@ -632,9 +688,10 @@ class Step:
             self._counts.begin_again()
             self.weight = self.loss_sum = 0.0
             self._decision = self._squared = None
-            self.context.another_pass(self)
+            self.context.enter(self)
         self.more = more
         self._begin()
+        return BegunPass(self.clock, again=bool(self.passes), keep=more)
 
     def _begin(self) -> None:
         """Begin with the gradients; until now the script may freeze, unfreeze and replace parameters."""
@@ -671,9 +728,8 @@ class Step:
         if not decision.committed:
             self.is_undone = decision.ends == BEFORE
             raise RepeatStep("another rank could not finish its part")
-        self.context.reduced()
         if self.more:
-            self.context.keep_weights()
+            self.attempts.keep_weights()
         self._examine(decision)
         self.reducer.remember()
         if (hooks := self.reducer.script_hooks).resting:
@@ -693,7 +749,7 @@ class Step:
             NonFinite: loss or gradient is not finite, and the job is to fail then.
         """
         if decision.non_finite and not self._skip_reason:  # a step is skipped as a whole
-            self._skip_reason = reason_to_skip(self, decision)
+            self._skip_reason = self._reason_to_skip(decision)
         self.skipped = bool(self._skip_reason)
         if not self.skipped:
             factor = self.task.batch_samples / decision.weight if decision.weight > 0 else 0.0
