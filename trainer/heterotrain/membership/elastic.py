@@ -81,8 +81,7 @@ class Elastic:
         self._group: Group | None = None
         self._ranks: list[Rank] = []
         self._watch: HangWatch | None = None
-        directory, uid = identity.plan_dir, identity.job_uid
-        self._source = PlanSource(directory, job_uid=uid, on_change=self._on_plan, on_read=self._on_own_plan)
+        self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._credentials = Credentials(secret=identity.secret)
         self._peers = PeerService(
             identity, self._source, timeout_s=timeout_s, credentials=self._credentials, clock=clock
@@ -238,12 +237,6 @@ class Elastic:
 
     async def _on_activity(self, _message: dict[str, Any]) -> dict[str, Any]:
         return to_reply(self._watch.activity()) if self._watch is not None else {}
-
-    def _on_plan(self) -> None:
-        self._peers.notify()
-
-    def _on_own_plan(self) -> None:
-        self._peers.spread()
 
     def _on_broken(self, reason: str) -> None:
         if self._group is not None:

@@ -57,7 +57,7 @@ class PeerService:
 
         Args:
             identity: this rank.
-            source: the plans. The owner calls ``notify`` with a new one, and ``spread`` with one from the mount.
+            source: the plans; a new one wakes all waits, and one from the mount goes to the peers at once.
             timeout_s: silence of a host after which its ranks count as lost.
             credentials: of the job.
             clock: measures all limits in the service's loop.
@@ -85,6 +85,7 @@ class PeerService:
         self._tables: dict[int, KeyTable] = {}
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
+        source.subscribe(self.notify, self.spread)
 
     # -- from other threads ------------------------------------------------------------------------------------------
 

@@ -55,31 +55,23 @@ def _size_and_checksum(text: str) -> tuple[int, int]:
 class PlanSource:
     """The newest plan that this process has received, from its mount or from a peer. Safe to use from any thread."""
 
-    def __init__(
-        self,
-        directory: Path | str | None,
-        *,
-        job_uid: str,
-        on_change: Callable[[], None] = lambda: None,
-        on_read: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Hold no plan yet.
-
-        Args:
-            directory: the mount; ``None`` for none.
-            job_uid: plans of other jobs are refused.
-            on_change: called with each newer plan.
-            on_read: called after a newer plan was read from the mount: few ranks' kubelets deliver it at once.
-        """
+    def __init__(self, directory: Path | str | None, *, job_uid: str) -> None:
         self._path = Path(directory) / keys.PLAN_KEY if directory else None
         self._job_uid = job_uid
-        self._on_change, self._on_read = on_change, on_read
+        self.subscribe(lambda: None, lambda: None)
         self._lock = threading.Lock()
         self._held: HeldPlan | None = None
         self._last_stat: tuple[int, int, int] | None = None
         self._refusal = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heterotrain-plan", daemon=True)
+
+    def subscribe(self, on_change: Callable[[], None], on_read: Callable[[], None]) -> None:
+        """Call a function with each newer plan, and one after a newer plan was read from the mount.
+
+        Few ranks' kubelets deliver a plan at once: the others get it from this one.
+        """
+        self._on_change, self._on_read = on_change, on_read
 
     def start(self) -> None:
         """Start watching the mount."""

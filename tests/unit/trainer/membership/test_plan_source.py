@@ -29,7 +29,8 @@ def mount(folder: Path, text: str, version: str) -> None:
 def test_a_swap_is_seen(tmp_path: Path) -> None:
     """Absent, first and second plan; the callback runs for each."""
     changes: list[HeldPlan | None] = []
-    source = PlanSource(str(tmp_path), job_uid="j", on_change=lambda: changes.append(source.newest))
+    source = PlanSource(str(tmp_path), job_uid="j")
+    source.subscribe(lambda: changes.append(source.newest), lambda: None)
     source.poll()
     assert source.newest is None
     for revision in (1, 2):
@@ -43,7 +44,8 @@ def test_a_swap_is_seen(tmp_path: Path) -> None:
 
 def test_only_what_is_read_from_the_mount_and_newer_is_spread(tmp_path: Path) -> None:
     reads: list[HeldPlan | None] = []
-    source = PlanSource(str(tmp_path), job_uid="j", on_read=lambda: reads.append(source.newest))
+    source = PlanSource(str(tmp_path), job_uid="j")
+    source.subscribe(lambda: None, lambda: reads.append(source.newest))
     source.offer(text_of(2))
     mount(tmp_path, text_of(2), "v2")
     source.poll()
@@ -57,7 +59,8 @@ def test_only_what_is_read_from_the_mount_and_newer_is_spread(tmp_path: Path) ->
 def test_what_is_refused_leaves_the_plan_alone(tmp_path: Path) -> None:
     """Older, foreign and broken plans, and the same one again, change nothing and trigger no callback."""
     changes: list[None] = []
-    source = PlanSource(str(tmp_path), job_uid="j", on_change=lambda: changes.append(None))
+    source = PlanSource(str(tmp_path), job_uid="j")
+    source.subscribe(lambda: changes.append(None), lambda: None)
     source.offer(text_of(5))
     changes.clear()
     for text in (text_of(4), text_of(6, job_uid="k"), text_of(6)[:-5]):
