@@ -137,6 +137,9 @@ CASES = {
     "HeteroTrainNotFinite": Case(
         series=by_rank("non_finite_steps_total", "0x5 1x80", CONSTANT), fires_min=6, over_min=40, labels=BY_RANKS
     ),
+    "HeteroTrainConnectionsRefused": Case(
+        series=by_rank("refused_connections_total", "0x5 20x90", "7x90"), fires_min=6, over_min=70, labels=BY_RANKS,
+    ),
     "HeteroTrainDiverging": Case(
         series=by_job({"diverging": "0x4 1x90"}, {"diverging": "1x8 0x90"}), fires_min=15, labels=BY_JOB,
     ),
@@ -364,9 +367,8 @@ def test_everything_that_operating_says_to_watch_has_an_alert() -> None:
     for watched, alert, _ in rows:
         (metric,) = re.findall(r"^`(\w+)`", watched)
         assert metric in alerts()[alert.strip("`")]["expr"], watched
-    named = {alert.strip("`") for _, alert, _ in rows}
-    queried = {name for name, rule in alerts().items() if re.search("Operator(Behind|Memory)|Late|Slow", name)}
-    assert named == queried - {"HeteroTrainDeadlineAtRisk"}
+    queried = " ".join(rule["expr"] for rule in alerts().values())
+    assert [each for each in re.findall(r"`((?:heterotrain|process)_\w+)`", guide) if each not in queried] == []
 
 
 @pytest.mark.parametrize(
