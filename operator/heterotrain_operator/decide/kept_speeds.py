@@ -104,6 +104,9 @@ def _key(job: ValidJob, pool: WorkerPool, image: str) -> str:
     for container in pod["containers"]:
         if container["name"] == name:
             container["image"] = image  # a tag may be moved, and two tags may name one image
+        for mount in container.get("volumeMounts") or ():
+            mount.pop("subPath", None)
+    pod["volumes"] = [_without_place(volume) for volume in pod.get("volumes") or ()]
     training = job.spec.training
     said = [
         pod,
@@ -113,6 +116,11 @@ def _key(job: ValidJob, pool: WorkerPool, image: str) -> str:
     ]
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), default=str)
     return f"{pool.name}.{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]}"
+
+
+def _without_place(volume: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a volume without the folder or claim that it is: each job may have its own. A script is in a ConfigMap."""
+    return {key: value if key in ("name", "configMap") else "" for key, value in volume.items()}
 
 
 def read_entries(data: Mapping[str, str]) -> tuple[dict[str, KeptEntry], str]:

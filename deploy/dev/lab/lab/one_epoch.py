@@ -28,6 +28,7 @@ def measure_one_epoch(cluster: Cluster, shares: str) -> tuple[float, float]:
     """
     name = f"one-epoch-{shares}"
     folder = fresh_folder(name)
+    cluster.kubectl("delete", "configmap", "heterotrain-speeds", "--ignore-not-found")  # of an earlier measurement
     cluster.apply(
         example(
             name,

@@ -58,11 +58,23 @@ def with_main(**fields: Any) -> Body:
     return {"spec": {"containers": [{**TEMPLATE["spec"]["containers"][0], **fields}]}}
 
 
+def with_volume(**source: Any) -> Body:
+    """Return a template with a volume of this source."""
+    return {"spec": {**TEMPLATE["spec"], "volumes": [{"name": "volume", **source}]}}
+
+
+def test_scripts_in_config_maps_are_programs() -> None:
+    scripts = [keys_of(started(template=with_volume(configMap={"name": name}))) for name in "xy"]
+    assert not set(scripts[0].values()) & set(scripts[1].values())
+
+
 def test_the_same_program_has_the_same_keys_whatever_its_batch_length_and_seed() -> None:
     keys = keys_of(started())
     assert set(keys) == {"a", "b"}
     assert keys == keys_of(started(spec={"training": {"globalBatchSize": 120, "seed": 3, "epochs": 7}}))
     assert keys == keys_of(started(template=with_main(image="image:latest"), tags={"image:latest": "image"}))
+    folders = [keys_of(started(template=with_volume(hostPath={"path": f"/data/{name}"}))) for name in "xy"]
+    assert folders[0] == folders[1]
     assert keys_of(started(pool("a")))["a"] == keys["a"], "other pools do not change a pool's speed"
     assert len(set(keys.values())) == 2
 

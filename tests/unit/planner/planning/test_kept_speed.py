@@ -25,7 +25,6 @@ from heterotrain_planner.planning.kept_speed import (
     is_refuted,
     kept_speed,
     middle_speed,
-    speed_near,
 )
 from heterotrain_planner.planning.shares import SharesDecision, SharesRequest, decide_shares
 from support.exported_counters import SimulatedMembers
@@ -52,7 +51,7 @@ class Job:
         self, members: SimulatedMembers, pools: Sequence[str], batch: int, earlier: dict[str, KeptSpeed] | None = None
     ) -> None:
         self.members, self.pools, self.batch = members, tuple(pools), batch
-        self.earlier = earlier or {}
+        self.earlier = dict(earlier or {})
         self.observations: list[list[Observation]] = [[] for _ in pools]
         self.first = self.decide(None, probe=True)
         self.shares, self.probes = self.first.division.shares, len(self.first.division.probe)
@@ -79,15 +78,9 @@ class Job:
             if done % SCRAPE_STEPS == 0:
                 for each in self.members.scrape():
                     self.observations[int(each.member[1:-2])].append(each)
-                self.earlier = {
-                    pool: speed
-                    for pool, speed in self.earlier.items()
-                    if not any(
-                        is_refuted(speed, seen)
-                        for of, seen in zip(self.pools, self.observations, strict=True)
-                        if of == pool
-                    )
-                }
+                for pool, seen in zip(self.pools, self.observations, strict=True):
+                    if pool in self.earlier and is_refuted(self.earlier[pool], seen):
+                        del self.earlier[pool]
             if done % 10 == 0:
                 self.shares = self.decide(self.shares, probe=False).division.shares
 
@@ -250,10 +243,3 @@ def test_ten_steps_refute_a_speed_that_is_far_off(ratio: float, refuted: bool) -
     assert not is_refuted(kept, [replace(each, steps=4) for each in seen])
     assert not is_refuted(kept, [replace(each, warm_up=True) for each in seen])
     assert not is_refuted(kept, ())
-
-
-def test_a_share_alone_gives_a_line_near_it() -> None:
-    found = as_model(speed_near(line(0.002), 50), "w")
-    assert found.compute is not None
-    assert found.compute.per_sample_s == pytest.approx(line(0.002).per_sample_s, rel=0.02)
-    assert as_model(speed_near(line(0.002), 1), "w").compute is not None
