@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
+from heterotrain_core.contract.hiccups import Hiccups
 from heterotrain_core.contract.plan import ComputeTime, Prediction
 from heterotrain_core.split.member import SplitMember
 from heterotrain_planner.allocate.noise import noise_ceilings
 from heterotrain_planner.allocate.problem import JobDemand, JobPool
-from heterotrain_planner.allocate.unlisted import most_net_score
 from heterotrain_planner.allocate.value import rates
 from heterotrain_planner.perf.counters import MeanVariance, Observation
 from heterotrain_planner.perf.expected_maximum import balanced_ceiling, common_variation
@@ -243,17 +242,3 @@ def test_the_allocation_expects_the_rate_of_drawn_steps(seed: int) -> None:
     times += (long - job.hiccups.rate) * (job.hiccups.ratio * own_s + job.hiccups.pause_s)
     found = float(rates(job, np.array([[members]]))[0])
     assert found == pytest.approx(job.batch_samples / float(times.max(axis=1).mean()), rel=0.02)
-
-
-@pytest.mark.parametrize("seed", range(times(gate=6, every=60)))
-def test_the_bound_of_unlisted_options_holds_with_long_steps(seed: int) -> None:
-    """So many workers that options are bounded, not counted; random ones of them are never beyond the bound."""
-    rng = np.random.default_rng(seed)
-    job = demand(rng, 4, 40)
-    slots = [40] * 4
-    bound = most_net_score(job, {}, slots, np.zeros(4), listed=-math.inf)
-    counts_OP = rng.integers(0, 41, (400, 4))
-    counts_OP = counts_OP[counts_OP.sum(axis=1) > 0]
-    assert math.log(float(rates(job, counts_OP).max())) <= bound + 1e-9
-    quiet = replace(job, hiccups=NO_HICCUPS)
-    assert most_net_score(quiet, {}, slots, np.zeros(4), listed=-math.inf) >= bound - 1e-9
