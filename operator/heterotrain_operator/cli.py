@@ -19,7 +19,6 @@ from heterotrain_core.version import __version__
 from heterotrain_operator.cluster_state.worker_defaults import worker_defaults
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
-from heterotrain_operator.engine.native_memory import return_freed_memory
 from heterotrain_operator.handlers import register
 from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.client import KubeClient, use_small_tls_buffers
@@ -128,7 +127,6 @@ def check(**options: Any) -> None:
 
 async def _run(settings: Settings) -> list[BaseException]:
     use_small_tls_buffers()
-    return_freed_memory()
     kube = KubeClient(await load_configuration(settings.kubeconfig), requests_per_s=settings.api_rate)
     await _reachable(kube)
     source, threads = settings.prometheus, Threads.few()

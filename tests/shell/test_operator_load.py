@@ -161,7 +161,7 @@ async def test_the_echo_of_new_numbers_in_a_status_costs_no_pass() -> None:
     memory = load.app.reconciler._memory_of(job)
     for change, passes in (({"samples": 1234}, 0), ({"restarts": job.status.restarts + 1}, 1)):
         job = load.app.store.jobs.all()[key]
-        await load.app.actor.write_status(job, job.status.model_copy(update=change), memory)
+        await load.app.statuses.write(job, job.status.model_copy(update=change), memory)
         load._watch()
         assert len(load.app.queue) == passes
 
@@ -318,7 +318,7 @@ async def test_a_change_of_the_status_sends_only_what_differs() -> None:
 
     load.kube.merge = noted  # type: ignore[method-assign]  # to see the patch
     memory = load.app.reconciler._memory_of(job)
-    await load.app.actor.write_status(job, job.status.model_copy(update={"step": 7}), memory)
+    await load.app.statuses.write(job, job.status.model_copy(update={"step": 7}), memory)
     assert [each["status"] for each in sent] == [{"step": 7}]
     assert load.kube.objects["heterotrainjobs", key.namespace, key.name]["status"]["plan"]["desiredGeneration"] == 1
 

@@ -152,7 +152,7 @@ async def costs(jobs: int, *, more_nodes: int = 0) -> Counter[str]:
     await load.settle()
     telemetry, app = Telemetry(load), load.app
     load.kube.calls.clear()
-    app.actor._status_interval_s = Settings().status_interval_s
+    app.statuses.interval_s = Settings().status_interval_s
     load.read_from(telemetry)
     tasks = [
         asyncio.create_task(each) for each in (app.poller.run(), app.learner.run(), app.reconciler.work(app.queue.get))

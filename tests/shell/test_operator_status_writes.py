@@ -11,9 +11,9 @@ from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.parse import (
     parse_job,
 )
-from heterotrain_operator.engine.act import NUMBERS_PER_S
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
+from heterotrain_operator.engine.status_writer import NUMBERS_PER_S
 from support.fake_cluster import FakeCluster
 from support.fakes import FakeKube
 from support.operator_app import KEY, an_app, without_competition
@@ -38,21 +38,21 @@ async def test_numbers_are_written_at_intervals_and_changes_at_once() -> None:
     first = writes()
     await asyncio.sleep(1)
     numbers = replace_status(job, step=5)
-    assert await app.actor.write_status(job, numbers, memory) == pytest.approx(4.0)
+    assert await app.statuses.write(job, numbers, memory) == pytest.approx(4.0)
     assert writes() == first
     conditions = as_body(job.status)["conditions"]
     reworded = replace_status(
         job, conditions=[{**each, "message": "the same with newer numbers"} for each in conditions]
     )
-    assert await app.actor.write_status(job, reworded, memory) == pytest.approx(4.0)
+    assert await app.statuses.write(job, reworded, memory) == pytest.approx(4.0)
     assert writes() == first
     change = replace_status(job, step=5, restarts=1)
-    assert await app.actor.write_status(job, change, memory) is None
+    assert await app.statuses.write(job, change, memory) is None
     assert writes() == first + 1
     await asyncio.sleep(6)
     job = app.store.jobs.get(KEY)
     assert job is not None
-    assert await app.actor.write_status(job, reworded, memory) is None
+    assert await app.statuses.write(job, reworded, memory) is None
     assert writes() == first + 2, "late, but written"
 
 
@@ -73,7 +73,7 @@ async def test_jobs_take_turns_to_write_numbers_and_a_change_takes_none() -> Non
         for key, memory in zip([job.key for job in jobs], memories, strict=True):
             job = app.store.jobs.get(key)
             assert job is not None
-            found.append(await app.actor.write_status(job, replace_status(job, **fields), memory))
+            found.append(await app.statuses.write(job, replace_status(job, **fields), memory))
         return found
 
     turn_s = 1 / NUMBERS_PER_S

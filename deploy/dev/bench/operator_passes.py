@@ -126,7 +126,7 @@ class Bench:
         self.prom = client.PromClient(url, threads=app.threads, timeout_s=10.0)
         load.read_from(self.prom)
         app.allocator._telemetry_of = app.poller.telemetry_of
-        app.actor._status_interval_s = Settings().status_interval_s
+        app.statuses.interval_s = Settings().status_interval_s
         vars(reconcile)["decide"] = self.costs.timed("deciding", vars(reconcile)["decide"])
         vars(learner)["learn"] = self.costs.timed("learning", vars(learner)["learn"])
         vars(client)["parse_answer"] = self.costs.timed("parsing an answer", vars(client)["parse_answer"])

@@ -22,8 +22,7 @@ from typing import Any
 import structlog
 from heterotrain_core.contract import keys
 
-from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
-from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_object, parse_pod
+from heterotrain_operator.cluster_state.parse import parse_plan_object, parse_pod
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.decision import Decision
@@ -36,25 +35,11 @@ from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.owned import controls, has_all, left_by_predecessor, name_in_use, without_label
 from heterotrain_operator.engine.publisher import Publisher
+from heterotrain_operator.engine.status_writer import StatusWriter
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected
-from heterotrain_operator.kube.merge_patch import merge_patch
 from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, PODS, SECRETS, Resource, resource_of
 from heterotrain_operator.kube.verbs import Kube
 
-# These fields of the status change with every step: they alone are written at most every ``status_interval_s``.
-_FAST = frozenset(
-    {
-        *("reason", "step", "samples", "loss", "metrics", "samplesPerSecond", "stepSeconds", "efficiency"),
-        *("prediction", "batchReason", "noiseScaleSamples", "progress", "progressPercentage"),
-        *("estimatedRemainingSeconds", "workers", "cost", "costPerStep"),
-    }
-)
-
-EARLY_S = 0.001
-"""A timer may fire this much too early: then the pass does its work, instead of asking for another one."""
-NUMBERS_PER_S = 20.0
-"""Status updates a second that only bring new numbers, over all jobs: a thousand jobs write theirs each 50 s. Each goes
-to all who watch jobs, and more would keep a small API server busy for nothing."""
 _RELEASED = ""
 """Stands for the digest of an object that was deleted."""
 FIRST_BATCH, LARGEST_BATCH = 8, 32
@@ -69,7 +54,7 @@ class Actor:
     """Carries out decisions.
 
     Args:
-        status_interval_s: least seconds between two status updates that only bring new numbers.
+        statuses: writes statuses.
         network_policy: whether each job gets a NetworkPolicy.
         egress: what its workers may reach besides each other and DNS; ``None`` for everything.
     """
@@ -81,22 +66,18 @@ class Actor:
         metrics: OperatorMetrics,
         publisher: Publisher,
         *,
+        statuses: StatusWriter,
         clocks: Clocks,
-        status_interval_s: float,
         network_policy: bool = False,
         egress: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self._kube = kube
         self._store = store
         self._publisher = publisher
+        self._statuses = statuses
         self._metrics = metrics
         self._clocks = clocks
-        self._status_interval_s = status_interval_s
         self._network_policy, self._egress = network_policy, egress
-        self._numbers_free_s = float("-inf")
-        """When the next job may reserve its turn to write numbers."""
-        self._undeclared: frozenset[str] = frozenset()
-        """Fields of the status that the API server's definition of jobs lacks."""
 
     async def act(self, job: JobView, decision: Decision, memory: JobMemory) -> float | None:
         """Carry out a decision.
@@ -138,7 +119,7 @@ class Actor:
         except KubeError as error:  # the status has to show what is the case, whatever else fails
             failures.append(error)
         # 3. Update the status; only then the rest.
-        memory.numbers_wait_s = await self.write_status(job, decision.status, memory)
+        memory.numbers_wait_s = await self._statuses.write(job, decision.status, memory)
         if failures:
             raise failures[0]
         if decision.plan is not None or decision.create or decision.remove or decision.touch:
@@ -153,7 +134,7 @@ class Actor:
         if decision.delete_job:
             await self._kube.delete(JOBS, job.key.namespace, job.key.name, uid=job.uid)
         refused = {step: refusal.message for step, refusal in memory.refusals.items()}
-        report_s = self._status_interval_s if refused != before else None
+        report_s = self._statuses.interval_s if refused != before else None
         return min((each for each in (report_s, decision.again_s) if each is not None), default=None)
 
     async def _deliver(
@@ -336,63 +317,6 @@ class Actor:
             self._store.pods.put(view)
             self._metrics.pods_created.inc()
 
-    def forget_undeclared(self) -> None:
-        """Try all fields of the status again: the definition of jobs may have been updated."""
-        self._undeclared = frozenset()
-
-    def _note_undeclared(self, sent: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-        """Note the fields of a status that the API server stored otherwise: its definition of jobs lacks parts of them.
-
-        They are left out from then on. Otherwise each pass would send them again.
-        """
-        stored = answer.get("status") or {}
-        if missing := {name for name, value in sent.items() if stored.get(name) != value}:
-            self._undeclared |= missing
-            log.warning(
-                "the definition of jobs is older than this operator: the status lacks fields",
-                fields=sorted(self._undeclared),
-                hint="install crds/heterotrain.dev_heterotrainjobs.yaml of the operator's version",
-            )
-
-    async def write_status(self, job: JobView, status: HeteroTrainJobStatus | None, memory: JobMemory) -> float | None:
-        """Write the status if it differs; return the seconds until delayed numbers may be written."""
-        if status is None:
-            return None
-        desired, stored = as_body(status), job.status_body
-        changed = {name for name in {*desired, *stored} if desired.get(name) != stored.get(name)}
-        changed -= self._undeclared
-        if not changed:
-            return None
-        if _without_messages(desired) == _without_messages(stored):
-            changed.discard("conditions")  # only numbers in messages differ
-        if changed <= _FAST and (left_s := self._numbers_wait_s(memory)) > EARLY_S:
-            return left_s
-        memory.numbers_slot_s = None
-        before, desired = (
-            {name: value for name, value in each.items() if name not in self._undeclared} for each in (stored, desired)
-        )
-        # The uid and the resourceVersion protect a recreated or changed job from an outdated status.
-        metadata = {"uid": job.uid, "resourceVersion": job.resource_version}
-        patch = {"metadata": metadata, "status": merge_patch(before, desired)}
-        answer = await self._kube.merge(JOBS, job.key.namespace, job.key.name, patch, subresource="status")
-        self._note_undeclared(desired, answer)
-        memory.status_written_s = self._clocks.monotonic()
-        if changed <= _FAST:
-            memory.numbers_version = answer["metadata"]["resourceVersion"]
-        self._metrics.failures.inc(max(0, status.restarts - job.status.restarts))
-        self._metrics.disruptions.inc(max(0, status.disruptions - job.status.disruptions))
-        if (known := self._store.jobs.get(job.key)) is not None:
-            self._store.jobs.put(parse_job(answer, known, self._store.defaults))
-        return None
-
-    def _numbers_wait_s(self, memory: JobMemory) -> float:
-        """Return the seconds until the job may write new numbers; it keeps its turn among all jobs."""
-        now_s = self._clocks.monotonic()
-        if memory.numbers_slot_s is None:
-            memory.numbers_slot_s = max(now_s, self._numbers_free_s)
-            self._numbers_free_s = memory.numbers_slot_s + 1 / NUMBERS_PER_S
-        return max(memory.numbers_slot_s, memory.status_written_s + self._status_interval_s) - now_s
-
     async def edit(self, edits: Sequence[PodEdit]) -> None:
         """Change pods as plugins need it, of a job that is gone.
 
@@ -423,8 +347,3 @@ class Actor:
 
 async def _nothing_to_do() -> bool:
     return True
-
-
-def _without_messages(status: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the conditions without their messages."""
-    return [{key: value for key, value in each.items() if key != "message"} for each in status.get("conditions", ())]

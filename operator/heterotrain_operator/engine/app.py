@@ -28,8 +28,7 @@ from heterotrain_operator.cluster_state.unanswered import unanswered
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PodView
 from heterotrain_operator.cluster_state.worker_defaults import worker_defaults
 from heterotrain_operator.decide.allocation.competition import takes_part
-from heterotrain_operator.decide.node_interest import wants_one_of
-from heterotrain_operator.decide.objects.pods import selector_keys
+from heterotrain_operator.decide.node_interest import changes_decisions, wants_one_of
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.allocator import Allocator, wait_at_most
@@ -47,6 +46,7 @@ from heterotrain_operator.engine.responsiveness import keep_responsive
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.engine.serve import METRICS_PATH
 from heterotrain_operator.engine.speed_keeper import SpeedKeeper
+from heterotrain_operator.engine.status_writer import StatusWriter
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
 from heterotrain_operator.kube.resources import JOBS
@@ -84,13 +84,16 @@ class App:
             monotonic=clocks.monotonic,
         )
         self.publisher = Publisher(kube, clocks=clocks)
+        self.statuses = StatusWriter(
+            kube, self.store, self.metrics, clocks=clocks, interval_s=settings.status_interval_s
+        )
         self.actor = Actor(
             kube,
             self.store,
             self.metrics,
             self.publisher,
+            statuses=self.statuses,
             clocks=clocks,
-            status_interval_s=settings.status_interval_s,
             network_policy=settings.network_policy,
             egress=egress_rules(settings.egress),
         )
@@ -137,20 +140,14 @@ class App:
             self.actor,
             self.metrics,
             sources=sources,
+            statuses=self.statuses,
             more_requests=self.devices.requests_of,
             clocks=clocks,
         )
         self.metrics_access = MetricsAccess(kube, path=METRICS_PATH, monotonic=clocks.monotonic)
         self.elector: Elector | None = None
         if settings.leader_election:
-            lease = LeaseSettings(
-                namespace=settings.namespace,
-                name=settings.lease_name,
-                identity=settings.identity,
-                duration_s=settings.lease_duration_s,
-                renew_s=settings.lease_duration_s / 5,
-                deadline_s=settings.lease_duration_s * 0.9,
-            )
+            lease = _lease(settings)
             self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(clocks.wall()), clock=clocks.monotonic)
             self.elector.notes = lambda: {keys.ANNOTATION_NODE_LOSSES: self.store.nodes.losses()}
         self._clocks = clocks
@@ -262,7 +259,7 @@ class App:
         else:
             self.store.nodes.put(view)
         stored = self.store.nodes.get(view.name) or view  # with its hold, if it flaps
-        if deleted or before is None or self._changes_decisions(before, stored):
+        if deleted or before is None or changes_decisions(before, stored, self.store.jobs.all().values()):
             self._nodes_changed([each for each in (before, stored) if each is not None])
         self.metrics.held_nodes.set(len(self.store.nodes.held))
 
@@ -291,18 +288,6 @@ class App:
             log.info("nodes are used again", nodes=sorted(names))
             self._nodes_changed([node for name in names if (node := self.store.nodes.get(name)) is not None])
         self.metrics.held_nodes.set(len(self.store.nodes.held))
-
-    def _changes_decisions(self, before: NodeView, after: NodeView) -> bool:
-        """Return whether a node changed in a way that decisions depend on: its labels do where a job selects by them.
-
-        Heartbeats change nothing, and programs that discover features rewrite labels that no job asks for.
-        """
-        if _without_labels(before) != _without_labels(after):
-            return True
-        if before.labels == after.labels:
-            return False
-        changed = {name for name, _ in before.labels.items() ^ after.labels.items()}
-        return any(not changed.isdisjoint(selector_keys(job)) for job in self.store.jobs.all().values())
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
@@ -423,6 +408,13 @@ def _trains(pod: PodView) -> bool:
     return pod.ready and not pod.deleting and not pod.phase_ended
 
 
-def _without_labels(node: NodeView) -> tuple[object, ...]:
-    """Return what decisions depend on, besides labels."""
-    return (node.taints, node.announced, node.readiness, node.cordoned, node.allocatable, node.hold)
+def _lease(settings: Settings) -> LeaseSettings:
+    duration_s = settings.lease_duration_s
+    return LeaseSettings(
+        namespace=settings.namespace,
+        name=settings.lease_name,
+        identity=settings.identity,
+        duration_s=duration_s,
+        renew_s=duration_s / 5,
+        deadline_s=duration_s * 0.9,
+    )

@@ -22,11 +22,11 @@ from heterotrain_operator.decide.faults import Fault
 from heterotrain_operator.decide.learn.job_model import JobModel, known_from, learn, starting_with
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
-from heterotrain_operator.engine.act import EARLY_S
 from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.engine.status_writer import EARLY_S
 from heterotrain_operator.threads import Threads
 
 PART = 0.4

@@ -36,6 +36,7 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.slot_index import SlotIndex
 from heterotrain_operator.engine.speed_keeper import SpeedKeeper
+from heterotrain_operator.engine.status_writer import StatusWriter
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
 from heterotrain_operator.kube.verbs import Body, Kube
@@ -90,6 +91,7 @@ class Reconciler:
         metrics: OperatorMetrics,
         *,
         sources: JobInputSources,
+        statuses: StatusWriter,
         more_requests: Callable[[str, Body], Awaitable[Mapping[str, float]]],
         clocks: Clocks,
     ) -> None:
@@ -99,6 +101,7 @@ class Reconciler:
         self._actor = actor
         self._metrics = metrics
         self._sources = sources
+        self._statuses = statuses
         self._clocks = clocks
         self._memories: dict[JobKey, JobMemory] = {}
         self._slots = SlotIndex(store)
@@ -130,7 +133,7 @@ class Reconciler:
 
     def reapply(self) -> None:
         """Forget the applied objects, so that the next pass over each job repairs edited and deleted ones."""
-        self._actor.forget_undeclared()
+        self._statuses.forget_undeclared()
         for memory in self._memories.values():
             memory.applied.clear()
             memory.taken_indices.clear()
@@ -180,7 +183,7 @@ class Reconciler:
         now = rfc3339(self._clocks.wall())
         status = with_fault(job.status, fault.sentence, generation=job.generation, now=now)
         try:
-            await self._actor.write_status(job, status, memory)
+            await self._statuses.write(job, status, memory)
         except Exception as second:  # noqa: BLE001  # it is reported already, and the next pass tries again
             log.warning("status not written", job=key.name, namespace=key.namespace, error=str(second))
 
