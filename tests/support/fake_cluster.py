@@ -131,6 +131,7 @@ class FakeCluster:
         self.node_kind = NodeKind(Sequence(), lambda: self.now_s, NodeChanges())
         self._version = 1
         self._job_read: tuple[str, JobView | None] = ("", None)
+        self._plan_read: tuple[str, PlanObject | None] = ("", None)
         self._pods_read: dict[str, PodView | None] = {}
 
     def with_nodes(self, *names: str, **fields: Any) -> FakeCluster:
@@ -174,7 +175,11 @@ class FakeCluster:
 
     @property
     def plan_view(self) -> PlanObject | None:
-        return parse_plan_object(self.plan) if self.plan else None
+        """The plan's ConfigMap; as in the operator, an unchanged one is not decoded again."""
+        text = json.dumps(self.plan)
+        if text != self._plan_read[0]:
+            self._plan_read = (text, parse_plan_object(self.plan) if self.plan else None)
+        return self._plan_read[1]
 
     @property
     def plan_json(self) -> Body:

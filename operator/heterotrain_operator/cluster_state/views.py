@@ -7,9 +7,12 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from heterotrain_core.contract import keys
+from heterotrain_core.contract.codec import Refused, decode_plan
+from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
@@ -222,7 +225,7 @@ class Departed(NamedTuple):
     pool: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, so that a plan is decoded once
 class PlanObject:
     """The plan's ConfigMap in the cluster.
 
@@ -239,3 +242,8 @@ class PlanObject:
     resource_version: str
     text: str
     departed: tuple[Departed, ...] = ()
+
+    @cached_property
+    def plan(self) -> Plan | Refused:
+        """The plan, or why it is refused. Decoding checks every value, which takes as long as half a pass."""
+        return decode_plan(self.text, job_uid=self.owner_uid)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from heterotrain_operator.kube.server_clock import ServerClock
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,11 @@ class Clocks:
         By the clock, work takes the longer the more others want the processor. A budget by the clock would then shrink.
         """
         return time.thread_time if self.monotonic is time.monotonic else self.monotonic
+
+    def timed(self, call: Callable[[], T]) -> tuple[T, float]:
+        """Return what a call returns, and the seconds of processor time that it took in this thread."""
+        began_s = self.processor()
+        return call(), self.processor() - began_s
 
     @classmethod
     def by(cls, server: ServerClock) -> Clocks:

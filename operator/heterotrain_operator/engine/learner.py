@@ -131,19 +131,17 @@ class Learner:
         plan, telemetry, before = read_plan(job, self._store.plans.get(job.key)).plan, known.telemetry, known.model
         now_s = self._clocks.monotonic()
 
-        def timed() -> tuple[JobModel | Exception, float]:
-            began_s = self._clocks.processor()
-            found: JobModel | Exception
+        def attempt() -> JobModel | Exception:
             try:
-                found = learn(job, plan, telemetry, before)
+                return learn(job, plan, telemetry, before)
             except Exception as error:  # noqa: BLE001  # reported below; it must not end the operator
-                found = error
-            return found, self._clocks.processor() - began_s
+                return error
 
         found, took_s = await self._threads.run(timed)
         if known.model is not before:  # meanwhile, the speeds of an earlier job were found
             self._waiting.setdefault(job.key)
             return took_s
+        found, took_s = await self._threads.run(self._clocks.timed, attempt)
         known.model = self._failed(job, telemetry, before, found) if isinstance(found, Exception) else found
         if known.model.shares is not None and known.model.shares.changed:
             known.revisions = known.revisions.spent(now_s)

@@ -6,7 +6,7 @@ Training never waits for this: while Prometheus is unavailable, the last good pl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import structlog
 from heterotrain_core.contract.codec import Refused
 from heterotrain_planner.planning.kept_speed import KeptSpeed, speed_near
+from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.parse import seconds
@@ -22,7 +23,6 @@ from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.learn.persisted import compute_time
-from heterotrain_operator.decide.plan.decoded import decoded
 from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.learner import Learner
@@ -116,8 +116,6 @@ class Poller:
         """By job, the number of ``scrapes_of`` before its last good read."""
         self._slot_s, self._take_s, self._reserved_s = 0.0, 0.0, 0.0
         """When the next read may begin, seconds that taking the last answer took, and those reserved in this round."""
-        self._members: dict[str, tuple[str, dict[str, str]]] = {}
-        """By job, the resource version of its plan and the plan's workers."""
 
     def telemetry_of(self, job: JobView) -> Telemetry:
         """Return a job's telemetry as of the newest read."""
@@ -158,7 +156,6 @@ class Poller:
             self._readers = {uid: reader for uid, reader in self._readers.items() if uid in existing}
             self._good_s = {uid: good_s for uid, good_s in self._good_s.items() if uid in existing}
             self._scrapes = {uid: number for uid, number in self._scrapes.items() if uid in existing}
-            self._members = {uid: members for uid, members in self._members.items() if uid in existing}
             self.busy.rest()
             took_s = self._clocks.monotonic() - started_s
             hurried_s = max(0.0, took_s - self._reserved_s)
@@ -217,7 +214,7 @@ class Poller:
                     latest_s=self._clocks.wall() + FORGET_S,
                     recut=needs_profiles(job),
                 )
-                timed = partial(_timed, take, self._clocks.processor)
+                timed = partial(self._clocks.timed, take)
                 in_thread = len(answer.values) > ROWS_AT_ONCE
                 taken, took_s = await self._threads.run(timed) if in_thread else timed()
                 self._take_s = min(MOST_TAKE_S, took_s)
@@ -267,11 +264,8 @@ class Poller:
     def _workers_of(self, job: JobView) -> dict[str, str]:
         """Return the names of the job's own workers by uid: its pods, and the members of its plan."""
         found = self._store.plans.get(job.key)
-        known, members = self._members.get(job.uid, ("", {}))
-        if found is not None and found.resource_version != known:
-            plan = decoded(found.text, job_uid=job.uid)
-            members = {} if isinstance(plan, Refused) else {rank.worker_uid: rank.worker for rank in plan.ranks}
-            self._members[job.uid] = (found.resource_version, members)
+        plan = found.plan if found is not None else None
+        members = {rank.worker_uid: rank.worker for rank in plan.ranks} if isinstance(plan, Plan) else {}
         return members | {pod.uid: pod.name for pod in self._store.pods.of_job(job.key) if pod.owner_uid == job.uid}
 
     def _history_of(self, job: JobView) -> TelemetryHistory:
@@ -309,12 +303,6 @@ class _Taken(NamedTuple):
     scraped: bool
     """Whether a scrape has taken place since the answer before."""
     news: bool
-
-
-def _timed(take: Callable[[], _Taken], processor_s: Callable[[], float]) -> tuple[_Taken, float]:
-    """Take an answer; also return the seconds of processor time that it took in this thread."""
-    began_s = processor_s()
-    return take(), processor_s() - began_s
 
 
 def _take(

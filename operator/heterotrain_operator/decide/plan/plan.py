@@ -13,7 +13,6 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, PlanObject
 from heterotrain_operator.decide.plan.braking import NEXT_STEP
-from heterotrain_operator.decide.plan.decoded import decoded
 from heterotrain_operator.decide.plan.membership import MembershipDecision
 from heterotrain_operator.decide.plan.revision import next_boundary
 from heterotrain_operator.decide.plan.shares import Shares
@@ -37,7 +36,7 @@ def read_plan(job: JobView, found: PlanObject | None) -> PlanInForce:
     mirrored = (job.status.plan.desired_generation, job.status.plan.desired_revision)
     if found is None:
         return PlanInForce(plan=None, problem="there is no plan" if mirrored != (0, 0) else "", newest=mirrored)
-    plan = decoded(found.text, job_uid=job.uid)
+    plan = found.plan if found.owner_uid == job.uid else Refused("the plan is of another job")
     if isinstance(plan, Refused):
         return PlanInForce(plan=None, problem=plan.reason, newest=mirrored)
     newest = (max(plan.generation, mirrored[0]), max(plan.revision, mirrored[1]))
