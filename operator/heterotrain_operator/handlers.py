@@ -70,7 +70,7 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
         metadata = event["object"]["metadata"]
         # Each watched namespace has a stream of its own, which begins with a list of its own.
         stream = f"{kind} of {metadata['namespace']}" if app.settings.watched and "namespace" in metadata else kind
-        app.note_event(stream, event["type"], metadata["uid"])
+        app.gaps.note(stream, event["type"], metadata["uid"])
 
     @kopf.on.event(keys.GROUP, keys.VERSION, keys.PLURAL, registry=registry)
     async def on_job(event: kopf.RawEvent, **_: Any) -> None:

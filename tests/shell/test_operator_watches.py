@@ -84,11 +84,11 @@ async def test_a_deletion_during_a_gap_of_the_watch_is_noticed_when_the_watch_li
         async with asyncio.timeout(30):
             await app._synced.wait()
             for event_type in (None, *between):
-                app.note_event("nodes", event_type, "uid-b")
+                app.gaps.note("nodes", event_type, "uid-b")
             del kube.objects["nodes", "", "a"]
             await asyncio.sleep(0)
             assert set(app.store.nodes.all()) == {"a", "b"}, "no event reports the deletion"
-            app.note_event("nodes", None, "uid-b")
+            app.gaps.note("nodes", None, "uid-b")
             while set(app.store.nodes.all()) != {"b"}:  # noqa: ASYNC110  # the store signals nothing
                 await asyncio.sleep(0)
     finally:

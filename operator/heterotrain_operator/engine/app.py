@@ -47,6 +47,7 @@ from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.engine.serve import METRICS_PATH
 from heterotrain_operator.engine.speed_keeper import SpeedKeeper
 from heterotrain_operator.engine.status_writer import StatusWriter
+from heterotrain_operator.engine.watch_gaps import WatchGaps
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
 from heterotrain_operator.kube.resources import JOBS
@@ -157,10 +158,7 @@ class App:
         self.metrics.listed_age.set_function(lambda: clocks.monotonic() - self._listed_s)
         self.metrics.clock_skew.set_function(clocks.skew_s)
         self._synced = asyncio.Event()
-        self._streaming: set[str] = set()
-        self._listed: dict[str, set[str]] = {}
-        """By kind, the uids of the objects in the list with which its watch started."""
-        self._watch_gap = asyncio.Event()
+        self.gaps = WatchGaps()
 
     # --- watch events ------------------------------------------------------------------------------------------------
 
@@ -178,23 +176,6 @@ class App:
         """Queue jobs first that wait for an answer to a change which no event reported."""
         for key in unanswered(self.store):
             self._enqueue(key, urgent=True)
-
-    def note_event(self, kind: str, event_type: str | None, uid: str) -> None:
-        """Note an event of a kind; type ``None`` comes from the list with which a watch starts.
-
-        A second such list means that the watch was interrupted: it names an object a second time, or follows other
-        events. No event reports deletions during the gap, so everything is listed again. An empty second list causes
-        no event; objects that are gone are then noticed by the next regular list, or when a write finds them missing.
-        """
-        if event_type is not None:
-            self._streaming.add(kind)
-            return
-        listed = self._listed.setdefault(kind, set())
-        if kind in self._streaming or uid in listed:
-            self._streaming.discard(kind)
-            listed.clear()
-            self._watch_gap.set()
-        listed.add(uid)
 
     def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Store the newest state of a job."""
@@ -345,7 +326,7 @@ class App:
 
     async def _observe(self) -> None:
         while True:
-            self._watch_gap.clear()
+            self.gaps.found.clear()
             try:
                 known = await relist(self.kube, self.store, self.settings.watched, announcements=self._announcements)
                 if not self._synced.is_set():
@@ -362,7 +343,7 @@ class App:
             self.reconciler.reapply()
             self._enqueue_later(known)
             self._enqueue_unanswered()
-            await wait_at_most(self._watch_gap, self.settings.relist_s)
+            await wait_at_most(self.gaps.found, self.settings.relist_s)
 
     async def _list_foreign_pods(self) -> None:
         await self._synced.wait()

@@ -118,7 +118,7 @@ class Replica:
         free_s: dict[str, float] = {}
 
         def take(kind_of_event: str | None, body: Body) -> None:
-            app.note_event(kind, kind_of_event, body["metadata"]["uid"])
+            app.gaps.note(kind, kind_of_event, body["metadata"]["uid"])
             deliver(body, deleted=kind_of_event == "DELETED")
 
         async for event, body in self.link.watch(plural):
