@@ -183,6 +183,11 @@ class PodView:
         return self.ended is not None or self.phase_ended
 
     @property
+    def can_train(self) -> bool:
+        """Whether the worker can be a member of its job."""
+        return self.ready and not self.deleting and not self.phase_ended
+
+    @property
     def phase_ended(self) -> bool:
         """Whether the whole pod has ended, sidecars included."""
         return self.phase in ("Succeeded", "Failed")

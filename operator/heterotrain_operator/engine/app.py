@@ -25,7 +25,7 @@ from heterotrain_operator.cluster_state.parse import (
 )
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.unanswered import unanswered
-from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PodView
+from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
 from heterotrain_operator.cluster_state.worker_defaults import worker_defaults
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.decide.node_interest import changes_decisions, wants_one_of
@@ -214,7 +214,7 @@ class App:
                 self.reconciler.note_gone(view)
         else:
             self.store.pods.put(view)
-        self._enqueue(view.key, urgent=before is not None and _trains(before) and (deleted or not _trains(view)))
+        self._enqueue(view.key, urgent=before is not None and before.can_train and (deleted or not view.can_train))
         self.allocator.changed()
 
     def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
@@ -382,11 +382,6 @@ async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:
 def _demand(job: JobView) -> tuple[object, ...]:
     """Return what the allocation between jobs depends on; numbers in a status are not part of it."""
     return (job.uid, job.generation, takes_part(job))
-
-
-def _trains(pod: PodView) -> bool:
-    """Return whether a worker can be a member of its job."""
-    return pod.ready and not pod.deleting and not pod.phase_ended
 
 
 def _lease(settings: Settings) -> LeaseSettings:

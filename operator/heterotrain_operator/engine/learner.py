@@ -137,11 +137,10 @@ class Learner:
             except Exception as error:  # noqa: BLE001  # reported below; it must not end the operator
                 return error
 
-        found, took_s = await self._threads.run(timed)
+        found, took_s = await self._threads.run(self._clocks.timed, attempt)
         if known.model is not before:  # meanwhile, the speeds of an earlier job were found
             self._waiting.setdefault(job.key)
             return took_s
-        found, took_s = await self._threads.run(self._clocks.timed, attempt)
         known.model = self._failed(job, telemetry, before, found) if isinstance(found, Exception) else found
         if known.model.shares is not None and known.model.shares.changed:
             known.revisions = known.revisions.spent(now_s)

@@ -12,9 +12,8 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import structlog
-from heterotrain_core.contract.codec import Refused
-from heterotrain_planner.planning.kept_speed import KeptSpeed, speed_near
 from heterotrain_core.contract.plan import Plan
+from heterotrain_planner.planning.kept_speed import KeptSpeed, speed_near
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.parse import seconds
