@@ -64,24 +64,14 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
+class Located(Span):
     """Elements of a tensor in a part.
 
     Attributes:
-        name: of the tensor in the state.
-        dtype: its format, as torch calls it.
-        shape: its whole shape.
-        start: first element.
-        stop: the element after the last one.
         part: number of the part.
         at: place of the first byte in the part's file.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
     part: int
     at: int
 
@@ -247,10 +237,7 @@ def _located(raw: dict[str, Any], parts: int) -> Located:
     span, part = _span(raw), _count(raw["part"])
     if part >= parts:
         raise ValueError("a tensor is in a part that does not exist")
-    return Located(
-        name=span.name, dtype=span.dtype, shape=span.shape, start=span.start, stop=span.stop, part=part,
-        at=_count(raw["at"]),
-    )  # fmt: skip
+    return Located(**asdict(span), part=part, at=_count(raw["at"]))
 
 
 def _text(raw: object) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from heterotrain.state.balance import Supply, shared
+from heterotrain.state.balance import shared
 from heterotrain.state.holdings import Extent, Holding, pieces_of, whole
 from heterotrain.state.layout import sizes_of
 from heterotrain.state.parts import ByteRange, bounds, pack
@@ -175,9 +175,8 @@ def writers(
     by_owners: dict[tuple[int, ...], list[tuple[str, Extent]]] = {}
     for piece in pieces_of(sizes, parameters):
         by_owners.setdefault(piece.owners, []).append((piece.name, piece.extent))
-    amounts = shared([
-        Supply(sum(extent.elements for _, extent in pieces), owners) for owners, pieces in by_owners.items()
-    ])  # fmt: skip
+    sizes_by_owners = ((sum(extent.elements for _, extent in pieces), owners) for owners, pieces in by_owners.items())
+    amounts = shared(list(sizes_by_owners))
     found: dict[tuple[int, str], list[Extent]] = {}
     for given, pieces in zip(amounts, by_owners.values(), strict=True):
         begin = 0  # of the piece, among all elements with these owners

@@ -14,7 +14,7 @@ from heterotrain.checkpoints.manifest import Manifest
 from heterotrain.checkpoints.predecessor import predecessor
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.state.lacks import extent_in
+from heterotrain.state.loads import extent_in
 from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)

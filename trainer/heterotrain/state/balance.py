@@ -8,27 +8,22 @@ computes the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 PRECISION = 64
 """The maximum is at most this fraction (1 in 64) above the least possible one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """Something of ``size`` units that each of ``sources`` (at least one) can give all or any part of."""
-
-    size: int
-    sources: tuple[int, ...]
+Supply = tuple[int, tuple[int, ...]]
+"""So many units, and the sources (at least one) that can each give all or any part of them."""
 
 
 def shared(supplies: Sequence[Supply]) -> list[dict[int, int]]:
     """Return for each supply how much each of its sources gives; sources that give nothing are left out."""
-    ranks = {rank for supply in supplies for rank in supply.sources}
-    total = sum(supply.size for supply in supplies)
+    ranks = {rank for _, sources in supplies for rank in sources}
+    total = sum(size for size, _ in supplies)
     if not total:
         return [{} for _ in supplies]
-    low = max(-(-total // len(ranks)), *(-(-supply.size // len(supply.sources)) for supply in supplies), 1)
+    low = max(-(-total // len(ranks)), *(-(-size // len(sources)) for size, sources in supplies), 1)
     found = _within(supplies, low)
     if found is not None:
         return found
@@ -45,11 +40,10 @@ def shared(supplies: Sequence[Supply]) -> list[dict[int, int]]:
 
 def _within(supplies: Sequence[Supply], level: int) -> list[dict[int, int]] | None:
     """Return a division in which no source gives more than ``level``; ``None`` if there is none."""
-    free: dict[int, int] = {rank: level for supply in supplies for rank in supply.sources}
+    free: dict[int, int] = {rank: level for _, sources in supplies for rank in sources}
     given: list[dict[int, int]] = [{} for _ in supplies]
-    for number in sorted(range(len(supplies)), key=lambda index: (len(supplies[index].sources), index)):
-        sources = supplies[number].sources
-        left = supplies[number].size
+    for number in sorted(range(len(supplies)), key=lambda index: (len(supplies[index][1]), index)):
+        left, sources = supplies[number]
         for position, rank in enumerate(sources):  # evenly, as far as there is room
             amount = min(-(-left // (len(sources) - position)), free[rank])
             _give(given[number], rank, amount)
@@ -70,7 +64,7 @@ def _make_room(
     came: dict[int, tuple[int, int | None]] = {}  # rank -> (the supply that it would give more of, who gives less)
     queue: list[tuple[int, int | None]] = [(number, None)]
     for supply, before in queue:  # grows meanwhile
-        for rank in supplies[supply].sources:
+        for rank in supplies[supply][1]:
             if rank in came:
                 continue
             came[rank] = (supply, before)

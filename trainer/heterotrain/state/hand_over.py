@@ -18,7 +18,7 @@ from heterotrain.state.training import TrainState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class HandOverReport:
     """What one rank tells the others before a part of the state is handed over.
 
     Attributes:
@@ -50,20 +50,20 @@ def orphans(holdings: Sequence[Holding | None], staying: Collection[int]) -> dic
 
 
 def heirs(
-    alone: Collection[str], outlooks: Mapping[int, Outlook], sizes_bytes: Mapping[str, int]
+    alone: Collection[str], reports: Mapping[int, HandOverReport], sizes_bytes: Mapping[str, int]
 ) -> dict[int, tuple[str, ...]] | None:
     """Return what each staying rank takes over, or ``None`` if they have no room for it.
 
     Args:
         alone: parameters and buffers that only leaving ranks hold.
-        outlooks: of the staying ranks.
+        reports: of the staying ranks.
         sizes_bytes: of the state of each of these parameters and buffers.
     """
-    taken: dict[int, list[str]] = {rank: [] for rank in outlooks}
-    room = {rank: outlook.room_bytes for rank, outlook in outlooks.items()}
+    taken: dict[int, list[str]] = {rank: [] for rank in reports}
+    room = {rank: report.room_bytes for rank, report in reports.items()}
     unwanted = []
     for name in sorted(alone, key=lambda name: (-sizes_bytes.get(name, 0), name)):
-        wanting = [rank for rank, outlook in outlooks.items() if name in outlook.wants]
+        wanting = [rank for rank, report in reports.items() if name in report.wants]
         for rank in wanting:
             taken[rank].append(name)
             room[rank] -= sizes_bytes.get(name, 0)
@@ -105,12 +105,12 @@ def hand_over(
         if held.entry.of in alone:
             own[held.entry.of] = own.get(held.entry.of, 0) + held.entry.size_bytes
     wanted = sorted(alone.keys() & set(wants))
-    outlooks = _exchanged(group, Outlook(wants=wanted, room_bytes=room_bytes, sizes_bytes=own))
+    reports = _exchanged(group, HandOverReport(wants=wanted, room_bytes=room_bytes, sizes_bytes=own))
     sizes: dict[str, int] = {}
-    for outlook in outlooks:
-        for name, size in outlook.sizes_bytes.items():
+    for report in reports:
+        for name, size in report.sizes_bytes.items():
             sizes[name] = max(size, sizes.get(name, 0))
-    taken = heirs(alone.keys(), {rank: outlooks[rank] for rank in sorted(staying)}, sizes)
+    taken = heirs(alone.keys(), {rank: reports[rank] for rank in sorted(staying)}, sizes)
     if taken is None:
         return False
     after = [
@@ -127,11 +127,11 @@ def hand_over(
     return True
 
 
-def _exchanged(group: Group, outlook: Outlook) -> list[Outlook]:
-    """Return every rank's outlook, by rank."""
-    text = json.dumps([list(outlook.wants), outlook.room_bytes, dict(outlook.sizes_bytes)]).encode()
+def _exchanged(group: Group, report: HandOverReport) -> list[HandOverReport]:
+    """Return every rank's report, by rank."""
+    text = json.dumps([list(report.wants), report.room_bytes, dict(report.sizes_bytes)]).encode()
     longest = int(max(row[0] for row in group.gather_now([float(len(text))])))
     gathering = group.gather(text.ljust(longest))
     group.wait(gathering, "what ranks can take over")
     rows = [json.loads(row) for row in gathering.rows]
-    return [Outlook(wants=set(wants), room_bytes=int(room), sizes_bytes=sizes) for wants, room, sizes in rows]
+    return [HandOverReport(wants=set(wants), room_bytes=int(room), sizes_bytes=sizes) for wants, room, sizes in rows]

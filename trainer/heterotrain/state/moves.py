@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heterotrain.state.lacks import Place, extent_in
+from heterotrain.state.loads import Holdings, extent_in
 from heterotrain.state.tensors import Entry
 
 BATCH_BYTES = 32 << 20
@@ -20,12 +20,12 @@ MAX_BATCHES = 256
 Batch = tuple[Entry, ...]
 
 
-def releases(places: Sequence[Place]) -> bool:
+def releases(places: Sequence[Holdings]) -> bool:
     """Return whether some rank has something that it does not need any more."""
     return any(place.is_donor and place.has != place.needs for place in places)
 
 
-def batches(entries: Sequence[Entry], places: Sequence[Place], batch_bytes: int | None = None) -> tuple[Batch, ...]:
+def batches(entries: Sequence[Entry], places: Sequence[Holdings], batch_bytes: int | None = None) -> tuple[Batch, ...]:
     """Return all entries in the order of their move; those that belong to no parameter come first.
 
     All entries of a parameter are in the same batch.
@@ -58,7 +58,7 @@ def batches(entries: Sequence[Entry], places: Sequence[Place], batch_bytes: int 
     return tuple(ordered)
 
 
-def _queues(groups: Sequence[Sequence[Entry]], places: Sequence[Place], batch_bytes: int) -> list[list[Batch]]:
+def _queues(groups: Sequence[Sequence[Entry]], places: Sequence[Holdings], batch_bytes: int) -> list[list[Batch]]:
     """Return batches of parameters that the same ranks have and need."""
     patterns: dict[tuple[object, ...], list[list[Entry]]] = {}
     for group in groups:
@@ -69,7 +69,7 @@ def _queues(groups: Sequence[Sequence[Entry]], places: Sequence[Place], batch_by
     return [[tuple(batch) for batch in found] for found in patterns.values()]
 
 
-def _pattern(entry: Entry, places: Sequence[Place]) -> tuple[object, ...]:
+def _pattern(entry: Entry, places: Sequence[Holdings]) -> tuple[object, ...]:
     def share(extent: object) -> object:
         return extent if extent is None or extent != entry.whole else "whole"
 
@@ -79,7 +79,7 @@ def _pattern(entry: Entry, places: Sequence[Place]) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _changes(batch: Batch, places: Sequence[Place]) -> list[tuple[int, int]]:
+def _changes(batch: Batch, places: Sequence[Holdings]) -> list[tuple[int, int]]:
     """Return the bytes that each rank receives, and those that it can release afterwards."""
     found = []
     for place in places:
@@ -98,11 +98,11 @@ def _growth(changes: Sequence[tuple[int, int]]) -> int:
     return sum(received - left for received, left in changes)
 
 
-def _part_bytes(entries: Sequence[Entry], place: Place, *, needed: bool) -> int:
+def _part_bytes(entries: Sequence[Entry], place: Holdings, *, needed: bool) -> int:
     return sum(_bytes(entry, place, needed=needed) for entry in entries)
 
 
-def _bytes(entry: Entry, place: Place, *, needed: bool) -> int:
+def _bytes(entry: Entry, place: Holdings, *, needed: bool) -> int:
     if not needed and not place.is_donor:
         return 0
     extent = extent_in(entry, place.needs if needed else place.has)

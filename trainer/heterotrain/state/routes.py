@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from heterotrain.state.balance import Supply, shared
+from heterotrain.state.balance import shared
 from heterotrain.state.parts import bounds
 
 
@@ -47,7 +47,7 @@ def rounds(loads: Sequence[Load]) -> tuple[Round, ...]:
     load, each of D donors sends a D-th.
     """
     copies = [1 if load.is_relayed else len(load.receivers) for load in loads]
-    supplies = [Supply(load.size_bytes * number, load.donors) for load, number in zip(loads, copies, strict=True)]
+    supplies = [(load.size_bytes * number, load.donors) for load, number in zip(loads, copies, strict=True)]
     first: list[Route] = []
     second: list[Route] = []
     for number, (load, amounts) in enumerate(zip(loads, shared(supplies), strict=True)):

@@ -27,7 +27,7 @@ SAME_SCRIPT = "run the same script on every worker and in every resumed run, or 
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class HeldState:
     """What a rank holds of the state between two layouts, while parts of it are sent and received.
 
     Attributes:
@@ -68,7 +68,7 @@ class TrainState:
     prepared: PreparedStep | None = None
     confirmed: tuple[int, Confirmation] | None = None
     holdings: tuple[Holding | None, ...] = ()
-    earlier: Earlier | None = None
+    earlier: HeldState | None = None
     joined: int = -1
     _begin: Callable[[], None] = lambda: None
     _is_past: Callable[[Progress], bool] = lambda _progress: False
@@ -102,7 +102,7 @@ class TrainState:
             begin: gives it its initial values, where it was made without any.
         """
         if self.has_state and self.earlier is None:
-            self.earlier = Earlier(self.flat(), self.needs)
+            self.earlier = HeldState(self.flat(), self.needs)
         self.model, self.own_layout, self._begin = model, layout, begin
 
     def begin(self) -> None:
@@ -123,7 +123,7 @@ class TrainState:
         """
         if self.earlier is None or self.earlier.flat.skeleton is not flat.skeleton:  # the first part
             self.progress = Progress(**unpacked(flat.skeleton)["progress"])
-        self.has_state, self.earlier = True, Earlier(flat, holding_in(flat))
+        self.has_state, self.earlier = True, HeldState(flat, holding_in(flat))
 
     def capture(self, buffers: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
         """Return everything that a joiner or a checkpoint needs; the tensors are the live ones, not copies.
@@ -179,7 +179,7 @@ class TrainState:
         """
         progress = Progress(**state["progress"])
         if self._is_past(progress):
-            self.earlier, self.progress, self.has_state = Earlier(flatten(state), None), progress, True
+            self.earlier, self.progress, self.has_state = HeldState(flatten(state), None), progress, True
             return
         self._check_order(state)
         if self.own_layout is None:

@@ -15,7 +15,7 @@ import torch
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload
 from heterotrain.state.holdings import Extent, Holding, overlap
-from heterotrain.state.lacks import ByteSpan, Place, covering, extent_in, loads_of
+from heterotrain.state.loads import EntryBytes, Holdings, covering, extent_in, loads_of
 from heterotrain.state.moves import batches, releases
 from heterotrain.state.parts import byte_ranges, byte_view, memory_of
 from heterotrain.state.routes import Route, rounds
@@ -109,10 +109,10 @@ def assign_roles(summaries: Sequence[StateSummary], sizes: Mapping[str, int] | N
     return Roles(leader=donors[0], donors=donors, receivers=others, describers=donors, cold_start=not lost, lost=lost)
 
 
-def places_of(roles: Roles, summaries: Sequence[StateSummary]) -> tuple[Place, ...]:
+def places_of(roles: Roles, summaries: Sequence[StateSummary]) -> tuple[Holdings, ...]:
     """Return what each rank has and needs, by rank."""
     return tuple(
-        Place(
+        Holdings(
             has=summary.needs if roles.cold_start else summary.has, needs=summary.needs, is_donor=rank in roles.donors
         )
         for rank, summary in enumerate(summaries)
@@ -130,7 +130,7 @@ def exchange(
     group: Group,
     roles: Roles,
     own: Callable[[], Flat],
-    places: Sequence[Place] | None = None,
+    places: Sequence[Holdings] | None = None,
     *,
     hold: Callable[[Flat], None] = lambda _flat: None,
 ) -> Flat | None:
@@ -152,7 +152,7 @@ def exchange(
     if not roles.receivers:
         return None
     if places is None:
-        places = tuple(Place(is_donor=rank in roles.donors) for rank in range(group.world_size))
+        places = tuple(Holdings(is_donor=rank in roles.donors) for rank in range(group.world_size))
     mine = own() if group.rank in roles.donors else None
     skeleton = _described(group, roles, mine)
     had = {} if mine is None else dict(mine.by_name)
@@ -178,7 +178,9 @@ def exchange(
     return Flat(skeleton, list(into.values())) if changes else None
 
 
-def _move(group: Group, batch: Sequence[Entry], states: Sequence[Mapping[str, Held]], places: Sequence[Place]) -> None:
+def _move(
+    group: Group, batch: Sequence[Entry], states: Sequence[Mapping[str, Held]], places: Sequence[Holdings]
+) -> None:
     """Send and receive the entries of a batch.
 
     Args:
@@ -257,7 +259,7 @@ def _by_peer(pairs: Iterable[tuple[int, Route]]) -> dict[int, list[Route]]:
 
 
 def _payload(
-    states: Sequence[Mapping[str, Held]], spans: Sequence[Sequence[ByteSpan]], routes: Sequence[Route]
+    states: Sequence[Mapping[str, Held]], spans: Sequence[Sequence[EntryBytes]], routes: Sequence[Route]
 ) -> Payload:
     """Return the memory of the bytes of some routes, in the order of the routes.
 
@@ -274,13 +276,11 @@ def _payload(
     )
 
 
-def _views(states: Sequence[Mapping[str, Held]], spans: Sequence[ByteSpan], route: Route) -> Iterator[memoryview]:
-    for part in byte_ranges([span.stop - span.start for span in spans], route.start, route.stop):
-        span = spans[part.tensor]
-        start, stop = span.start + part.start, span.start + part.stop
-        held = next(
-            held for state in states if (held := state.get(span.entry.name)) is not None and _has(held, start, stop)
-        )
+def _views(states: Sequence[Mapping[str, Held]], spans: Sequence[EntryBytes], route: Route) -> Iterator[memoryview]:
+    for part in byte_ranges([of.elements for _, of in spans], route.start, route.stop):
+        entry, of = spans[part.tensor]
+        start, stop = of.start + part.start, of.start + part.stop
+        held = next(held for state in states if (held := state.get(entry.name)) is not None and _has(held, start, stop))
         first = held.start_byte
         yield memory_of(byte_view(held.values)[start - first : stop - first].cpu())
 

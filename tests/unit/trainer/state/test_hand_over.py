@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain.state.hand_over import Outlook, heirs, orphans
+from heterotrain.state.hand_over import HandOverReport, heirs, orphans
 from heterotrain.state.holdings import Extent
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,22 +30,22 @@ def test_shards_of_a_parameter_are_passed_on_whole_if_all_their_ranks_leave() ->
     assert orphans([*held, {"b": Extent(2, 5)}], {0, 1, 3}) == {}
 
 
-def outlook(wants: str = "", room_bytes: int = 0) -> Outlook:
-    return Outlook(wants=set(wants), room_bytes=room_bytes, sizes_bytes={})
+def report(wants: str = "", room_bytes: int = 0) -> HandOverReport:
+    return HandOverReport(wants=set(wants), room_bytes=room_bytes, sizes_bytes={})
 
 
 def test_who_needs_a_part_next_takes_it() -> None:
     """Also without room for other parts: the next layout was planned for its memory."""
     sizes = dict.fromkeys(NAMES, 10)
-    found = heirs("abc", {0: outlook("ab"), 1: outlook("bc")}, sizes)
+    found = heirs("abc", {0: report("ab"), 1: report("bc")}, sizes)
     assert found == {0: ("a", "b"), 1: ("b", "c")}
 
 
 def test_what_only_joiners_need_goes_where_there_is_room() -> None:
     sizes = {"a": 30, "b": 20, "c": 10}
-    assert heirs("abc", {0: outlook(room_bytes=35), 1: outlook(room_bytes=30)}, sizes) == {0: ("a",), 1: ("b", "c")}
-    assert heirs("abc", {0: outlook(room_bytes=35), 1: outlook(room_bytes=29)}, sizes) is None
-    assert heirs("abc", {0: outlook("a", room_bytes=35), 1: outlook(room_bytes=24)}, sizes) is None
+    assert heirs("abc", {0: report(room_bytes=35), 1: report(room_bytes=30)}, sizes) == {0: ("a",), 1: ("b", "c")}
+    assert heirs("abc", {0: report(room_bytes=35), 1: report(room_bytes=29)}, sizes) is None
+    assert heirs("abc", {0: report("a", room_bytes=35), 1: report(room_bytes=24)}, sizes) is None
 
 
 @given(st.data())
@@ -54,7 +54,7 @@ def test_every_part_finds_an_heir_and_nobody_takes_more_than_it_has_room_for(dat
     sizes = data.draw(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 50), min_size=1))
     ranks = data.draw(st.integers(1, 4))
     given_ = {
-        rank: outlook("".join(data.draw(st.sets(st.sampled_from(NAMES)))), data.draw(st.integers(0, 200)))
+        rank: report("".join(data.draw(st.sets(st.sampled_from(NAMES)))), data.draw(st.integers(0, 200)))
         for rank in range(ranks)
     }
     found = heirs(sizes, given_, sizes)

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from heterotrain.state.holdings import Extent, Holding
-from heterotrain.state.lacks import Place
+from heterotrain.state.loads import Holdings
 from heterotrain.state.moves import batches, releases
 from heterotrain.state.tensors import Entry
 from support.repeat import times
@@ -42,7 +42,7 @@ def test_no_rank_needs_more_room_than_for_its_larger_part_and_two_units(seed: in
         [rng.choice([UNIT, UNIT, rng.randint(1, UNIT)]) for _ in range(rng.randint(1, 20))],
     )
     before, after = stages(rng, sizes, ranks), stages(rng, sizes, ranks)
-    places = [Place(has=has, needs=needs) for has, needs in zip(before, after, strict=True)]
+    places = [Holdings(has=has, needs=needs) for has, needs in zip(before, after, strict=True)]
     ordered = batches(entries_of(sizes), places, batch_bytes=1)
     assert sorted(entry.name for batch in ordered for entry in batch) == sorted(e.name for e in entries_of(sizes))
     assert ordered[0][0].name == "extras.a"
@@ -60,5 +60,5 @@ def test_no_rank_needs_more_room_than_for_its_larger_part_and_two_units(seed: in
 def test_parameters_of_one_move_share_a_batch_up_to_its_size() -> None:
     sizes = [UNIT] * 6
     has = {f"{unit}": Extent(0, UNIT) for unit in range(6)}
-    places = [Place(has=has, needs={}), Place(needs=has, is_donor=False)]
+    places = [Holdings(has=has, needs={}), Holdings(needs=has, is_donor=False)]
     assert [len(batch) for batch in batches(entries_of(sizes), places, batch_bytes=4 * UNIT * 8)] == [1, 4, 4, 4]

@@ -1,4 +1,4 @@
-"""Buckets of a divided model: stretches of gradients that have the same owners, and are summed over them.
+"""Buckets of a divided model: ranges of gradients that have the same owners, and are summed over them.
 
 Each rank makes the same list of its own buckets as every other owner of them does: it depends only on the pieces, and
 on the format of the parameters. Pieces are taken in the reverse of the model's order, because backward reaches the
@@ -17,7 +17,7 @@ from heterotrain.state.holdings import Holding, Piece
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class BucketRange:
     """Elements ``[start, stop)`` of this rank's part of a parameter, and their place in a bucket.
 
     Attributes:
@@ -40,25 +40,25 @@ class PieceBucket:
     Attributes:
         owners: the ranks, ascending; this rank is one of them.
         flat: the buffer, one dimension.
-        stretches: in their order in the buffer.
+        ranges: in their order in the buffer.
         missing: parameters without a gradient so far in the current backward pass.
         work: its all-reduce.
     """
 
     owners: tuple[int, ...]
     flat: torch.Tensor
-    stretches: tuple[Stretch, ...]
+    ranges: tuple[BucketRange, ...]
     missing: int = 0
     work: Reduction | None = None
 
     @property
     def names(self) -> frozenset[str]:
         """Names of its parameters."""
-        return frozenset(stretch.name for stretch in self.stretches)
+        return frozenset(piece.name for piece in self.ranges)
 
-    def part(self, stretch: Stretch) -> torch.Tensor:
-        """Return the stretch's place in the buffer."""
-        return self.flat[stretch.offset : stretch.offset + stretch.stop - stretch.start]
+    def part(self, piece: BucketRange) -> torch.Tensor:
+        """Return the range's place in the buffer."""
+        return self.flat[piece.offset : piece.offset + piece.stop - piece.start]
 
 
 def piece_buckets(
@@ -93,10 +93,10 @@ def piece_buckets(
 
 
 def _bucket(run: Sequence[Piece], parameters: Mapping[str, torch.Tensor], holding: Holding) -> PieceBucket:
-    first, offset, stretches = parameters[run[0].name], 0, []
+    first, offset, ranges = parameters[run[0].name], 0, []
     for piece in run:
         begin = holding[piece.name].start
-        stretches.append(Stretch(piece.name, piece.start - begin, piece.stop - begin, offset))
+        ranges.append(BucketRange(piece.name, piece.start - begin, piece.stop - begin, offset))
         offset += piece.extent.elements
     flat = torch.zeros(offset, dtype=first.dtype, device=first.device)
-    return PieceBucket(owners=run[0].owners, flat=flat, stretches=tuple(stretches))
+    return PieceBucket(owners=run[0].owners, flat=flat, ranges=tuple(ranges))

@@ -11,7 +11,6 @@ ranks, such as the bits of unused parameters, is numbered by them.
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -26,90 +25,17 @@ from heterotrain.numerics.reducer import CHANGED, CLEARED, TWICE
 from heterotrain.numerics.script_hooks import ScriptHooks
 from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
 from heterotrain.numerics.transfers import ReductionTimestamps
+from heterotrain.parts.pieces.division import PieceDivision
 from heterotrain.parts.pieces.piece_buckets import PieceBucket, piece_buckets
 from heterotrain.state.finite import all_finite
-from heterotrain.state.holdings import Extent, Holding, Piece, pieces_of
-from heterotrain.state.layout import Layout, checksum, sizes_of
+from heterotrain.state.holdings import Extent
+from heterotrain.state.layout import Layout
 from heterotrain.state.local import gradient, local, set_gradient
 
-MOST_HOLDING_BYTES = 64 * 1024 * 1024
-"""Limit for what a rank says of its parts, before memory is allocated for it; a parameter takes about 60 bytes."""
 REFROZEN = (
     "parameters of a divided model were frozen, unfrozen or replaced while the job trains, and other ranks do not hold "
     "them: do this before job.steps"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PieceDivision:
-    """The pieces of the model in one formation.
-
-    Attributes:
-        names: of all trainable parameters of the whole model, in its order.
-        pieces: of these parameters.
-        holding: what this rank holds of them.
-    """
-
-    names: tuple[str, ...]
-    pieces: tuple[Piece, ...]
-    holding: Holding
-
-
-def is_divided(layout: Layout) -> bool:
-    """Return whether this rank holds less than the whole model."""
-    sizes, held = sizes_of(layout.shapes), layout.holding
-    return any(held.get(name, Extent(0, 0)).elements < size for name, size in sizes.items())
-
-
-def divide(group: Group, layout: Layout) -> PieceDivision | None:
-    """Return the pieces of the model among the ranks of a new formation; ``None`` if each rank holds everything.
-
-    Every rank has to call this at the same point.
-
-    Raises:
-        PeerLost: the group broke meanwhile.
-        UsageError: ranks have different models, or train different parameters; or nobody holds some of them.
-    """
-    if not any(row[0] for row in group.gather_now([float(is_divided(layout))])):
-        return None
-    sizes = sizes_of(layout.shapes)
-    trained = {name for name, parameter in layout.named_parameters() if parameter.requires_grad}
-    own = json.dumps({
-        "model": checksum(layout.shapes),
-        "held": {name: [extent.start, extent.stop, name in trained] for name, extent in layout.holding.items()},
-    }).encode()  # fmt: skip
-    lengths = [row[0] for row in group.gather_now([float(len(own))])]
-    if not all(0 < length <= MOST_HOLDING_BYTES for length in lengths):
-        raise UsageError(
-            f"the list of what a rank holds takes {max(lengths):.0f} bytes, at most {MOST_HOLDING_BYTES} are possible: "
-            "divide the model into fewer parameters"
-        )
-    longest = int(max(lengths))
-    gathering = group.gather(own.ljust(longest))
-    group.wait(gathering, "what each rank holds of the model")
-    found = [json.loads(row) for row in gathering.rows]
-    for rank, other in enumerate(found):
-        if other["model"] != found[group.rank]["model"]:
-            raise UsageError(
-                f"rank {rank} has another model than rank {group.rank}: build the same model on every rank, with the "
-                "same names and shapes of parameters"
-            )
-    trains: dict[str, bool] = {}
-    for other in found:
-        for name, (_, _, is_trained) in other["held"].items():
-            if trains.setdefault(name, is_trained) != is_trained:
-                raise UsageError(f"parameter {name!r} is frozen on some ranks only: freeze it on all, or on none")
-    names = tuple(name for name in sizes if trains.get(name))
-    holdings = [
-        {name: Extent(start, stop) for name, (start, stop, _) in other["held"].items() if name in sizes}
-        for other in found
-    ]
-    pieces = tuple(piece for piece in pieces_of(sizes, holdings) if trains[piece.name])
-    division = PieceDivision(
-        names=names, pieces=pieces, holding={name: e for name, e in holdings[group.rank].items() if trains[name]}
-    )
-    group.connect_owners([piece.owners for piece in sorted(pieces, key=lambda piece: piece.owners)])
-    return division
 
 
 @dataclass(slots=True)
@@ -243,11 +169,11 @@ class PieceReducer:
         self._armed = False
         earlier = {name: part for name, part in self._gradients().items() if name not in self._arrived}
         for bucket in self._buckets[self._next :]:
-            for stretch in bucket.stretches:
-                if stretch.name in earlier:
-                    bucket.part(stretch).copy_(earlier[stretch.name].reshape(-1)[stretch.start : stretch.stop])
-                elif stretch.name not in self._arrived:
-                    bucket.part(stretch).zero_()
+            for piece in bucket.ranges:
+                if piece.name in earlier:
+                    bucket.part(piece).copy_(earlier[piece.name].reshape(-1)[piece.start : piece.stop])
+                elif piece.name not in self._arrived:
+                    bucket.part(piece).zero_()
         self._arrived |= earlier.keys()
         self.remember()
         while not self._held and self._next < len(self._buckets):
@@ -298,9 +224,9 @@ class PieceReducer:
             rows = part.contiguous()  # pieces count elements row by row, in whatever order they lie in memory
             flat = rows.view(-1)
             for bucket in self._in_buckets.get(name, ()):
-                for stretch in bucket.stretches:
-                    if stretch.name == name:
-                        flat[stretch.start : stretch.stop].copy_(bucket.part(stretch))
+                for piece in bucket.ranges:
+                    if piece.name == name:
+                        flat[piece.start : piece.stop].copy_(bucket.part(piece))
             if rows is not part:
                 part.copy_(rows)
         for bucket in self._buckets:
@@ -416,9 +342,9 @@ class PieceReducer:
         self._arrived.add(name)
         part = gradient(self._parameters[name])
         for bucket in self._in_buckets.get(name, ()):
-            for stretch in bucket.stretches:
-                if stretch.name == name and part is not None:
-                    bucket.part(stretch).copy_(part.reshape(-1)[stretch.start : stretch.stop])
+            for piece in bucket.ranges:
+                if piece.name == name and part is not None:
+                    bucket.part(piece).copy_(part.reshape(-1)[piece.start : piece.stop])
             bucket.missing -= 1
         while not self._held and self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             self._launch(self._buckets[self._next])

@@ -13,7 +13,8 @@ from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.reducer import Reducer
-from heterotrain.parts.pieces.piece_reducer import PieceReducer, divide
+from heterotrain.parts.pieces.division import divide
+from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.training import TrainState
 

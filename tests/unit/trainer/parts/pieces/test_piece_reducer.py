@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.parts.pieces.piece_reducer import PieceDivision, PieceReducer
+from heterotrain.parts.pieces.division import PieceDivision
+from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.state.holdings import Extent, Holding, pieces_of
 from support.repeat import times
 

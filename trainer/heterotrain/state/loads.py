@@ -1,4 +1,4 @@
-"""Who lacks which part of a state, and who has it: the loads of a transfer."""
+"""The loads of a transfer: the ranges of a state that ranks lack, and the ranks that can send them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heterotrain.state.tensors import Entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Holdings:
     """What one rank has and needs of parameters and buffers by name; ``None`` for everything.
 
     Attributes:
@@ -27,13 +27,8 @@ class Place:
     is_donor: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ByteSpan:
-    """Bytes ``[start, stop)`` of an entry of the state."""
-
-    entry: Entry
-    start: int
-    stop: int
+EntryBytes = tuple[Entry, Extent]
+"""Bytes of an entry of the state."""
 
 
 def extent_in(entry: Entry, holding: Holding | None) -> Extent | None:
@@ -49,14 +44,14 @@ def extent_in(entry: Entry, holding: Holding | None) -> Extent | None:
     return extent if entry.divided else entry.whole
 
 
-def loads_of(entries: Sequence[Entry], places: Sequence[Place]) -> dict[Load, tuple[ByteSpan, ...]]:
+def loads_of(entries: Sequence[Entry], places: Sequence[Holdings]) -> dict[Load, tuple[EntryBytes, ...]]:
     """Return what has to be sent, each load with its bytes in order.
 
     Raises:
         HeterotrainError: nobody has something that a rank lacks.
     """
     known: dict[str, list[tuple[Extent, tuple[int, ...], tuple[int, ...]]]] = {}
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[ByteSpan]] = {}
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[EntryBytes]] = {}
     for entry in entries:
         if not entry.elements:
             continue
@@ -70,14 +65,14 @@ def loads_of(entries: Sequence[Entry], places: Sequence[Place]) -> dict[Load, tu
         for extent, donors, receivers in parts:
             if not donors:
                 raise HeterotrainError(f"no rank holds {entry.name!r}, elements {extent.start} to {extent.stop}")
-            found.setdefault((donors, receivers), []).append(ByteSpan(entry, extent.start * size, extent.stop * size))
+            found.setdefault((donors, receivers), []).append((entry, Extent(extent.start * size, extent.stop * size)))
     return {
-        Load(sum(s.stop - s.start for s in spans), donors, receivers): tuple(spans)
+        Load(sum(bytes_of.elements for _, bytes_of in spans), donors, receivers): tuple(spans)
         for (donors, receivers), spans in found.items()
     }
 
 
-def _refined(entry: Entry, places: Sequence[Place]) -> list[tuple[Extent, tuple[int, ...], tuple[int, ...]]]:
+def _refined(entry: Entry, places: Sequence[Holdings]) -> list[tuple[Extent, tuple[int, ...], tuple[int, ...]]]:
     """Return spans of an entry that some ranks lack, in order, each with its donors and receivers."""
     has = [extent_in(entry, place.has) if place.is_donor else None for place in places]
     needs = [extent_in(entry, place.needs) for place in places]

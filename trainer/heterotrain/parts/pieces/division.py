@@ -1,0 +1,86 @@
+"""How the ranks of a formation agree on the pieces of a divided model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from heterotrain.errors import UsageError
+from heterotrain.network.group import Group
+from heterotrain.state.holdings import Extent, Holding, Piece, pieces_of
+from heterotrain.state.layout import Layout, checksum, sizes_of
+
+MOST_HOLDING_BYTES = 64 * 1024 * 1024
+"""Limit for what a rank says of its parts, before memory is allocated for it; a parameter takes about 60 bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceDivision:
+    """The pieces of the model in one formation.
+
+    Attributes:
+        names: of all trainable parameters of the whole model, in its order.
+        pieces: of these parameters.
+        holding: what this rank holds of them.
+    """
+
+    names: tuple[str, ...]
+    pieces: tuple[Piece, ...]
+    holding: Holding
+
+
+def is_divided(layout: Layout) -> bool:
+    """Return whether this rank holds less than the whole model."""
+    sizes, held = sizes_of(layout.shapes), layout.holding
+    return any(held.get(name, Extent(0, 0)).elements < size for name, size in sizes.items())
+
+
+def divide(group: Group, layout: Layout) -> PieceDivision | None:
+    """Return the pieces of the model among the ranks of a new formation; ``None`` if each rank holds everything.
+
+    Every rank has to call this at the same point.
+
+    Raises:
+        PeerLost: the group broke meanwhile.
+        UsageError: ranks have different models, or train different parameters; or nobody holds some of them.
+    """
+    if not any(row[0] for row in group.gather_now([float(is_divided(layout))])):
+        return None
+    sizes = sizes_of(layout.shapes)
+    trained = {name for name, parameter in layout.named_parameters() if parameter.requires_grad}
+    own = json.dumps({
+        "model": checksum(layout.shapes),
+        "held": {name: [extent.start, extent.stop, name in trained] for name, extent in layout.holding.items()},
+    }).encode()  # fmt: skip
+    lengths = [row[0] for row in group.gather_now([float(len(own))])]
+    if not all(0 < length <= MOST_HOLDING_BYTES for length in lengths):
+        raise UsageError(
+            f"the list of what a rank holds takes {max(lengths):.0f} bytes, at most {MOST_HOLDING_BYTES} are possible: "
+            "divide the model into fewer parameters"
+        )
+    longest = int(max(lengths))
+    gathering = group.gather(own.ljust(longest))
+    group.wait(gathering, "what each rank holds of the model")
+    found = [json.loads(row) for row in gathering.rows]
+    for rank, other in enumerate(found):
+        if other["model"] != found[group.rank]["model"]:
+            raise UsageError(
+                f"rank {rank} has another model than rank {group.rank}: build the same model on every rank, with the "
+                "same names and shapes of parameters"
+            )
+    trains: dict[str, bool] = {}
+    for other in found:
+        for name, (_, _, is_trained) in other["held"].items():
+            if trains.setdefault(name, is_trained) != is_trained:
+                raise UsageError(f"parameter {name!r} is frozen on some ranks only: freeze it on all, or on none")
+    names = tuple(name for name in sizes if trains.get(name))
+    holdings = [
+        {name: Extent(start, stop) for name, (start, stop, _) in other["held"].items() if name in sizes}
+        for other in found
+    ]
+    pieces = tuple(piece for piece in pieces_of(sizes, holdings) if trains[piece.name])
+    division = PieceDivision(
+        names=names, pieces=pieces, holding={name: e for name, e in holdings[group.rank].items() if trains[name]}
+    )
+    group.connect_owners([piece.owners for piece in sorted(pieces, key=lambda piece: piece.owners)])
+    return division
