@@ -106,7 +106,7 @@ async def test_a_decision_queues_the_jobs_that_it_changes_and_only_once() -> Non
 
 
 async def test_other_words_for_the_same_grant_come_after_all_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as the distance from the best allocation, which every grant states."""
+    """Such as the latest start of a waiting job, which moves with the predicted rates."""
     bench, one, two = two_competing_jobs()
     for job in (one, two):
         assert bench.limits(job) == "undecided"

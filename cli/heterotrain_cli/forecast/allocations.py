@@ -195,7 +195,7 @@ def _most_gains(
     cost = min(map(_cost, front)) if priced else None
     if exact:
         return 0.0, 0.0 if priced else None
-    best = best_possible(job, exchange, reached_per_s=rate, reached_cost=cost)
+    best = best_possible(job, exchange)
     speed_gain = max(0.0, best.samples_per_s / rate - 1.0)
     if cost is None or cost <= 0:
         return speed_gain, cost

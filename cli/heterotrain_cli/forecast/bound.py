@@ -9,8 +9,8 @@ latest of them is no earlier than the one with the largest noise, which is each 
     L  >=  T_u + max(0, T_o - (1 - gamma) P(b)) + (1 + v e_n) C(b)
 
 Accumulation is not convex, so it is replaced by convex curves below it. The least ``L`` at which the members take the
-whole batch is found by bisection; granularity is left out. Where there are too many allocations, the operator's bound
-of options that are not listed is taken without noise (``allocate/unlisted.py``), which is looser.
+whole batch is found by bisection; granularity is left out. Where there are too many allocations to list, no bound is
+stated.
 
 Legend: ``O`` allocations, ``P`` pools of known speed.
 """
@@ -21,13 +21,11 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from heterotrain_core.contract.choices import Objective
 from heterotrain_core.contract.hiccups import Hiccups
 from heterotrain_core.split.member import TableTime
 from heterotrain_core.split.step_time import Timing
 from heterotrain_planner.allocate.problem import JobDemand, JobPool
 from heterotrain_planner.allocate.thinning import combine
-from heterotrain_planner.allocate.unlisted import MOST_COUNTED, most_net_score
 from heterotrain_planner.allocate.value import MOST_VALUES, Floats, Ints, limits
 from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
 from heterotrain_planner.perf.expected_maximum import balanced_ceiling
@@ -35,6 +33,8 @@ from heterotrain_planner.perf.expected_maximum import balanced_ceiling
 from heterotrain_cli.forecast.job import JobInput, PoolInput
 
 _HOUR_S = 3600.0
+_MOST_COUNTED = 16_384
+"""Allocations up to which each one gets a bound."""
 _PRECISION = 1e-6
 """Relative width of the bracket of a step time at which the bisection ends; its lower end counts."""
 _MOST_HALVINGS = 60
@@ -55,32 +55,21 @@ class BestPossible:
     cost_per_million: float
 
 
-def best_possible(
-    job: JobInput, exchange: MeasuredExchange, *, reached_per_s: float, reached_cost: float | None
-) -> BestPossible:
+def best_possible(job: JobInput, exchange: MeasuredExchange) -> BestPossible:
     """Return the bound of all allocations that the job allows, of the pools with known speeds.
 
     Args:
         job: with the known speeds, variations and prices.
         exchange: as measured.
-        reached_per_s: the best rate found, in samples per second, positive.
-        reached_cost: the least price of a million samples found; ``None`` where prices are missing.
     """
     pools = [pool for pool in job.pools if pool.rank is not None and pool.most_workers > 0]
     demand = _demand(job, pools, exchange)
     slots = [pool.most_workers for pool in pools]
     axes, together = limits(demand, slots)
-    rows_OP = combine(axes, together, min(MOST_COUNTED, MOST_VALUES // max(1, len(pools))))
-    priced = reached_cost is not None and all(pool.price_per_hour is not None for pool in pools)
+    rows_OP = combine(axes, together, min(_MOST_COUNTED, MOST_VALUES // max(1, len(pools))))
+    priced = all(pool.price_per_hour is not None for pool in pools)
     if rows_OP is None:
-        none_P = np.zeros(len(pools))
-        log_rate = most_net_score(demand, {}, slots, none_P, listed=math.log(reached_per_s))
-        cost = 0.0
-        if priced and reached_cost and all(pool.price_per_hour for pool in pools):
-            by_cost = replace(demand, objective=Objective.COST)
-            listed = math.log(1e6 / _HOUR_S / reached_cost)
-            cost = 1e6 / _HOUR_S / math.exp(min(700.0, most_net_score(by_cost, {}, slots, none_P, listed=listed)))
-        return BestPossible(samples_per_s=math.exp(min(700.0, log_rate)), cost_per_million=cost)
+        return BestPossible(samples_per_s=math.inf, cost_per_million=0.0)
     step_O = _least_steps(job, pools, exchange, rows_OP)
     least_s = float(step_O.min(initial=math.inf))
     rate = job.batch_samples / least_s if least_s > 0 else math.inf

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from heterotrain_core.contract.plan import Prediction
 from heterotrain_operator.api.reading import SpecError, read_spec
-from heterotrain_planner.allocate.distance import Distance
 from rich.console import Console
 
 from heterotrain_cli.cluster.target import Target
@@ -24,6 +23,10 @@ from heterotrain_cli.profile import Profile
 from heterotrain_cli.terminal import plain_table, say
 
 _SHOWN_ALTERNATIVES = 8
+_EQUAL = 1e-6
+"""Gains below it are not stated: rates are known less exactly."""
+_WHOLE_TENTHS = 100
+"""Gains of so many tenths of a per cent are stated in whole per cent."""
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """A job's name; a file's name usually has a dot."""
 
@@ -220,7 +223,7 @@ class JobReport:
         known = [(which, gain) for which, gain in gains if gain is not None]
         if not any(gain for _, gain in known):
             return ""
-        return "; ".join(f"the {which} one: {Distance(gain=gain, proved=True).text}" for which, gain in known)
+        return "; ".join(f"the {which} one: {_from_best(gain)}" for which, gain in known)
 
 
 def report_from_profile(path: str, profile_path: str, *, batch: int | None, samples_per_epoch: int | None) -> JobReport:
@@ -293,6 +296,17 @@ def _bindings(pool: PoolForecast) -> str:
     if len(pool.bindings) == 1:
         return pool.bindings[0][0].value
     return ", ".join(f"{binding.value} {count}" for binding, count in pool.bindings)
+
+
+def _from_best(gain: float) -> str:
+    """Return how much better than a row any allocation can be, in words, rounded up."""
+    if gain < _EQUAL:
+        return "no allocation is better"
+    if gain > 1.0:
+        return "no useful bound on the best possible is known"
+    tenths = math.ceil(1000 * gain - 1e-9)
+    percent = f"{tenths / 10:.1f}" if tenths < _WHOLE_TENTHS else f"{math.ceil(tenths / 10)}"
+    return f"at most {percent} % from the best possible"
 
 
 def _stated(gain: float | None) -> float | None:

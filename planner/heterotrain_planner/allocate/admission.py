@@ -1,129 +1,148 @@
-"""Which jobs run: in order of admission, each job takes the first of its options that fits, smaller ones first."""
+"""Which jobs can run together: the first ones in an order, each with one of its options.
+
+A job is admitted if it fits next to all jobs admitted before it, whichever options these take. Three questions are
+asked, the cheap ones first: do its workers fit next to options that are known to fit together? Is there too little
+capacity even if every job takes as little as it can? If neither is the case, a programme decides about this job and
+those that follow.
+
+Legend: ``O`` options of a job, ``P`` its pools, ``R`` rows of pools, ``S`` sums that show what is too much.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
-from operator import le
+from collections.abc import Mapping, Sequence
 
-from heterotrain_planner.allocate.candidate import Candidate, difference
+import numpy as np
+
+from heterotrain_planner.allocate.candidate import Candidate, need_of
 from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_planner.allocate.chains import WorkerSpan, with_chains
-from heterotrain_planner.allocate.value import Option
+from heterotrain_planner.allocate.menus import Menu, PoolRows
+from heterotrain_planner.programme import Floats, Ints
 
-_ALTERNATIVES = 16
-"""Options of another job that are tried to make space for a job that does not fit."""
-_MOST_MOVES = 1000
-"""Such trials over all jobs: bounds the time where many jobs do not fit."""
-_MOST_VISITS = 40_000
-"""Jobs that are visited for such trials, over all jobs."""
+AT_ONCE = 16
+"""Jobs that one programme decides about."""
+_MOST_NODES = 500
+_ROUNDING = 1e-9
 
-
-TrialOrder = Callable[[Candidate], Iterable[Option]]
-"""Returns a job's options in the order in which they are tried."""
+Counts = tuple[int, ...]
+"""Workers of each pool of a job."""
 
 
-def smallest_first(candidate: Candidate) -> Iterable[Option]:
-    """Return the job's options with the fewest workers first."""
-    return candidate.smallest_first
-
-
-def admit(
-    candidates: Sequence[Candidate],
-    capacity: PoolCapacity,
-    *,
-    keep_running: bool,
-    trial_order: TrialOrder = smallest_first,
-) -> list[Option | None]:
-    """Return each job's first option that fits, in order of admission; ``None`` for a job that has to wait.
+class Admission:
+    """What can run together of the jobs of one allocation, by the rows of their pools.
 
     Args:
-        candidates: the jobs.
+        candidates: the jobs, in the order of admission.
         capacity: of the pools.
-        keep_running: whether running jobs keep their workers before any job is placed.
-        trial_order: the order in which a job's options are tried.
     """
-    occupancy = Occupancy(capacity)
-    chosen: list[Option | None] = [None] * len(candidates)
-    if keep_running:
-        for i, candidate in enumerate(candidates):
-            current = tuple(candidate.job.current.get(job_pool.key, 0) for job_pool in candidate.job.pools)
-            option = candidate.by_counts.get(current)
-            if option is not None and occupancy.fits(candidate.need(option)):
-                chosen[i] = option
-                occupancy.add(candidate.need(option))
-    moves, visits = _MOST_MOVES, _MOST_VISITS
-    spans: dict[int, WorkerSpan] = {}
-    for i in range(len(candidates)):
-        if chosen[i] is None and not _place(candidates, occupancy, chosen, i, trial_order) and visits > 0:
-            moves -= _place_by_moving_one(candidates, occupancy, chosen, i, trial_order=trial_order, most_moves=moves)
-            visits -= len(candidates)
-        if chosen[i] is None and visits > 0:
-            visits -= len(candidates)
-            rearranged = with_chains(candidates, capacity, chosen, i, spans)
-            if rearranged is not None:
-                for candidate, before, after in zip(candidates, chosen, rearranged, strict=True):
-                    if before is not after:
-                        occupancy.add(difference(candidate, before, after))
-                chosen = rearranged
-    return chosen
 
+    def __init__(self, candidates: Sequence[Candidate], capacity: PoolCapacity) -> None:
+        self._candidates, self._capacity = candidates, capacity
+        self.rows = PoolRows([candidate.job for candidate in candidates], capacity)
+        self._least = [_smallest(candidate.arrays[0], candidate.arrays[1]) for candidate in candidates]
+        need_KR, limit_R = self.rows.need_KR, np.maximum(self.rows.limit_R, 1.0)
+        # Any sum of rows is a limit, too: each row alone, and all rows, each relative to its limit.
+        self._limit_S = np.append(self.rows.limit_R / limit_R, float((self.rows.limit_R > 0).sum()))
+        least = []
+        for candidate, counts_OP in zip(candidates, self._least, strict=True):
+            part_OR = counts_OP @ self.rows.kinds_of(candidate.job) @ need_KR / limit_R
+            part_OS = np.hstack([part_OR, part_OR.sum(axis=1, keepdims=True)])
+            least.append(part_OS.min(axis=0, initial=np.inf))
+        self._least_S: Sequence[Floats] = least
 
-def _place(
-    candidates: Sequence[Candidate],
-    occupancy: Occupancy,
-    chosen: list[Option | None],
-    i: int,
-    trial_order: TrialOrder,
-) -> bool:
-    """Give the job its first option that fits; return whether there is one."""
-    candidate = candidates[i]
-    most = [occupancy.free_slots(each.pool, each.size, each.max_workers) for each in candidate.job.pools]
-    for option in trial_order(candidate) if any(most) else ():
-        if not all(map(le, option.counts, most)):
-            continue
-        need = candidate.need(option)
-        if occupancy.fits(need):
-            occupancy.add(need)
-            chosen[i] = option
-            return True
-    return False
+    def first(
+        self, base: Sequence[int], further: Sequence[int], preferred: Mapping[int, Counts] | None = None
+    ) -> dict[int, Counts] | None:
+        """Return options that fit together of all jobs of ``base`` and of those of ``further`` that are admitted.
 
+        Jobs are given by their position. ``None`` where those of ``base`` do not fit together.
 
-def _place_by_moving_one(
-    candidates: Sequence[Candidate],
-    occupancy: Occupancy,
-    chosen: list[Option | None],
-    i: int,
-    *,
-    trial_order: TrialOrder,
-    most_moves: int,
-) -> int:
-    """Give the job its first option that fits once one other job takes another option; the latest job moves first.
-
-    Return the number of options tried for other jobs.
-    """
-    moves = 0
-    if not candidates[i].options:
-        return moves
-    pools = {job_pool.pool for job_pool in candidates[i].job.pools}
-    for j in range(len(candidates) - 1, -1, -1):
-        now = chosen[j]
-        if now is None or j == i or pools.isdisjoint(pool for pool, _ in candidates[j].need(now)):
-            continue
-        occupancy.add(candidates[j].freed(now))
-        for other in islice(trial_order(candidates[j]), _ALTERNATIVES):
-            need = candidates[j].need(other)
-            if moves >= most_moves or not occupancy.fits(need):
+        Args:
+            base: jobs that come first, whatever the order.
+            further: jobs in the order in which they are admitted, none of ``base``.
+            preferred: options that are tried first, such as the current workers.
+        """
+        chosen: dict[int, Counts] = {}
+        occupancy = Occupancy(self._capacity)
+        used_S = np.zeros(len(self._limit_S))
+        refused: set[tuple[object, ...]] = set()
+        waiting = [*base, *further]
+        must = set(base)
+        while waiting:
+            i = waiting.pop(0)
+            own = self._place(i, occupancy, (preferred or {}).get(i))
+            if own is not None:
+                chosen[i] = own
+                used_S = used_S + self._least_S[i]
                 continue
-            moves += 1
-            occupancy.add(need)
-            chosen[j] = other
-            if _place(candidates, occupancy, chosen, i, trial_order):
-                return moves
-            occupancy.add(candidates[j].freed(other))
-        chosen[j] = now
-        occupancy.add(candidates[j].need(now))
-        if moves >= most_moves:
-            break
-    return moves
+            if self._key(i) in refused or (used_S + self._least_S[i] > self._limit_S + _ROUNDING).any():
+                if i in must:
+                    return None
+                refused.add(self._key(i))
+                continue
+            # The programme decides about all jobs of the base that are left, or about some further ones.
+            group = [i]
+            while waiting and (waiting[0] in must if i in must else len(group) < AT_ONCE):
+                group.append(waiting.pop(0))
+            found = self._decide(chosen, group, required=i in must)
+            if found is None:
+                if i in must:
+                    return None
+                found = chosen
+            refused |= {self._key(j) for j in group if j not in found}
+            chosen, occupancy, used_S = found, Occupancy(self._capacity), np.zeros(len(self._limit_S))
+            for j, counts in chosen.items():
+                occupancy.add(need_of(self._candidates[j].job, counts))
+                used_S = used_S + self._least_S[j]
+        return chosen
+
+    def _key(self, i: int) -> tuple[object, ...]:
+        """Return what decides whether a job fits: jobs with the same pools and options are alike."""
+        job = self._candidates[i].job
+        return (tuple((each.pool, each.size) for each in job.pools), self._least[i].tobytes())
+
+    def _place(self, i: int, occupancy: Occupancy, preferred: Counts | None) -> Counts | None:
+        """Place a job's preferred option or one of its smallest, if one fits next to those placed."""
+        job, counts_OP = self._candidates[i].job, self._least[i]
+        options = [tuple(row) for row in counts_OP.tolist()]
+        if preferred is not None and preferred in self._candidates[i].by_counts:
+            options.insert(0, preferred)
+        for counts in options:
+            need = need_of(job, counts)
+            if occupancy.fits(need):
+                occupancy.add(need)
+                return counts
+        return None
+
+    def _decide(
+        self, chosen: Mapping[int, Counts], group: Sequence[int], *, required: bool
+    ) -> dict[int, Counts] | None:
+        """Return options of the chosen jobs and of those of the group that are admitted, earlier ones first."""
+        menus, start, together = [], [], [*chosen, *group]
+        for position, i in enumerate(together):
+            counts_OP = self._least[i]
+            if i in chosen and not (counts_OP == chosen[i]).all(axis=1).any():
+                counts_OP = np.vstack([counts_OP, chosen[i]])
+            weight = 0.0 if i in chosen else 2.0 ** (len(together) - 1 - position)
+            menus.append(
+                Menu(self._candidates[i].job, counts_OP, np.full(len(counts_OP), weight), i in chosen or required)
+            )
+            start.append(int((counts_OP == chosen[i]).all(axis=1).argmax()) if i in chosen else None)
+        found = self.rows.pick(menus, start=None if required else start, gap=0.5, most_nodes=_MOST_NODES)
+        if found is None:
+            return None
+        return {
+            i: tuple(menu.counts_OP[option].tolist())
+            for i, menu, option in zip(together, menus, found.options, strict=True)
+            if option is not None
+        }
+
+
+def _smallest(counts_OP: Ints, score_O: Floats) -> Ints:
+    """Return the options that have no smaller one, the fewest workers first, then the best: others never fit sooner."""
+    rest = counts_OP[np.lexsort((-score_O, counts_OP.sum(axis=1)))]
+    found = []
+    while len(rest):
+        found.append(rest[0])
+        rest = rest[(rest < rest[0]).any(axis=1)]
+    return np.array(found, dtype=np.int64).reshape(len(found), counts_OP.shape[1])

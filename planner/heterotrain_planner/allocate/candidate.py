@@ -41,17 +41,9 @@ class Candidate:
         """Return the workers of an option by pool and size."""
         if option is None:
             return {}
-        found = self._needs.get(option.counts)
-        if found is None:
-            found = self._needs[option.counts] = {}
-            for job_pool, count in zip(self.job.pools, option.counts, strict=True):
-                if count:
-                    found[job_pool.pool, job_pool.size] = found.get((job_pool.pool, job_pool.size), 0) + count
-        return found
-
-    def freed(self, option: Option | None) -> dict[tuple[str, Size], int]:
-        """Return ``need`` as negative numbers: the capacity that becomes free without the option."""
-        return {key: -count for key, count in self.need(option).items()}
+        if option.counts not in self._needs:
+            self._needs[option.counts] = need_of(self.job, option.counts)
+        return self._needs[option.counts]
 
     @property
     def smallest_first(self) -> Sequence[Option]:
@@ -76,14 +68,15 @@ class Candidate:
             self._by_counts.update((option.counts, option) for option in self.options)
         return self._by_counts
 
-    def index_of(self, option: Option) -> int:
-        """Return the position of one of the job's options; only a few are ever looked up."""
-        return int((self.arrays[0] == option.counts).all(axis=1).argmax())
+    def index_of(self, counts: tuple[int, ...]) -> int:
+        """Return the position of the job's option with these workers; only a few are ever looked up."""
+        return int((self.arrays[0] == counts).all(axis=1).argmax())
 
 
-def difference(candidate: Candidate, before: Option | None, after: Option | None) -> dict[tuple[str, Size], int]:
-    """Return the change in workers, by pool and size, when a job goes from one option to another."""
-    step = dict(candidate.need(after))
-    for key, count in candidate.need(before).items():
-        step[key] = step.get(key, 0) - count
-    return {key: count for key, count in step.items() if count}
+def need_of(job: JobDemand, counts: Sequence[int]) -> dict[tuple[str, Size], int]:
+    """Return a job's workers by pool and size, from those by its pools."""
+    found: dict[tuple[str, Size], int] = {}
+    for job_pool, count in zip(job.pools, counts, strict=True):
+        if count:
+            found[job_pool.pool, job_pool.size] = found.get((job_pool.pool, job_pool.size), 0) + count
+    return found

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from heterotrain_planner.allocate.packing import Amounts, PackingTable, packing_table, times, work_of
+from heterotrain_planner.allocate.packing import Amounts, PackingTable, packing_table, patterns, times, work_of
 from heterotrain_planner.allocate.problem import Pool, Size
 
 MOST_WORK = 10_000_000
@@ -55,23 +55,36 @@ class PoolCapacity:
             self._slots[key] = sum(times(node, _amounts(size)) * count for node, count in nodes.items())
         return self._slots[key]
 
-    def slots_per_node(self, pool: str, size: Size) -> float:
-        """Return how many workers of this size an average node of the pool holds; 0 for an unknown pool."""
-        return self.slots(pool, size) / max(1, sum(self._nodes.get(pool, Counter[Amounts]()).values()))
+    def rows(self, pool: str, sizes: Sequence[Size]) -> list[tuple[dict[Size, int], int]]:
+        """Return limits that workers of these sizes keep if they fit together: a part of each worker, and the limit.
 
-    def parts(self, pool: str, sizes: Collection[Size]) -> dict[Size, float]:
-        """Return a part of the pool for one worker of each size: workers that fit together have parts of 1 at most.
-
-        With one size, parts are one slot's. Where sizes mix, slots of different sizes do not add up, so amounts are
-        compared instead, of the resource that these sizes need most.
+        For each size, a worker counts as the workers of this size that could stand in its place on a node. Where sizes
+        are multiples of each other, these limits are enough. Otherwise the amounts of each resource are limits as well.
         """
-        if len(sizes) == 1:
-            return {size: 1.0 / max(1, self.slots(pool, size)) for size in sizes}
-        nodes = self._nodes.get(pool, Counter[Amounts]())
-        totals = _sum(nodes)
         needs = {size: _amounts(size) for size in sizes}
-        found = [{size: need[r] / total for size, need in needs.items()} for r, total in enumerate(totals) if total > 0]
-        return max(found, key=lambda parts: sum(parts.values()), default=dict.fromkeys(sizes, 0.0))
+        found = [
+            ({size: part for size, need in needs.items() if (part := times(need, one))}, self.slots(pool, own))
+            for own, one in needs.items()
+        ]
+        if len(sizes) > 1:
+            totals = _sum(self._nodes.get(pool, Counter[Amounts]()))
+            found += [({size: need[r] for size, need in needs.items() if need[r]}, n) for r, n in enumerate(totals)]
+        return [(parts, limit) for parts, limit in found if parts]
+
+    def patterns(self, pool: str, sizes: Sequence[Size], most: int) -> list[tuple[int, list[tuple[int, ...]]]] | None:
+        """Return for each kind of node how many there are, and all sets of workers of these sizes that one holds.
+
+        Sets to which one more of the last size can be added are left out. ``None`` where more than ``most`` are left.
+        """
+        needs, limits = [_amounts(size) for size in sizes], [self.slots(pool, size) for size in sizes]
+        found = []
+        for node, count in self._nodes[pool].items():
+            own = list(islice(patterns(node, needs, limits), most + 1))
+            most -= len(own)
+            if most < 0:
+                return None
+            found.append((count, own))
+        return found
 
     def holds(self, pool: str, workers: Mapping[Size, int]) -> bool:
         """Return whether the empty pool holds these workers, as far as is known; see ``fit``."""

@@ -56,7 +56,7 @@ def work_of(nodes: Mapping[Amounts, int], needs: Sequence[Amounts], limits: Sequ
     entries = math.prod(limit + 1 for limit in limits[:-1])
     listed, work = 0, 0.0
     for node, count in nodes.items():
-        own = sum(1 for _ in islice(_patterns(node, needs, limits), _MOST_PATTERNS + 1 - listed))
+        own = sum(1 for _ in islice(patterns(node, needs, limits), _MOST_PATTERNS + 1 - listed))
         listed += own
         work += count * own * (entries + _OVERHEAD)
         if listed > _MOST_PATTERNS:
@@ -75,17 +75,17 @@ def packing_table(nodes: Mapping[Amounts, int], needs: Sequence[Amounts], limits
     last_T = np.full([limit + 1 for limit in limits[:-1]], _NOTHING, dtype=np.int64)
     last_T[(0,) * last_T.ndim] = 0
     for node, count in nodes.items():
-        patterns = list(_patterns(node, needs, limits))
+        own = list(patterns(node, needs, limits))
         for _ in range(count):
             after_T = last_T.copy()
-            for *others, last in patterns:
+            for *others, last in own:
                 to = after_T[tuple(slice(n, None) for n in others)]
                 np.maximum(to, last_T[tuple(slice(size) for size in to.shape)] + last, out=to)
             last_T = after_T
     return PackingTable(last_T, limits)
 
 
-def _patterns(node: Amounts, needs: Sequence[Amounts], limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def patterns(node: Amounts, needs: Sequence[Amounts], limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the sets of workers that a node holds, as many as possible of the last size."""
     need, most = needs[0], limits[0]
     fit = min(most, times(node, need))
@@ -94,7 +94,7 @@ def _patterns(node: Amounts, needs: Sequence[Amounts], limits: Sequence[int]) ->
         return
     for count in range(fit + 1):
         left = tuple(have - count * one for have, one in zip(node, need, strict=True))
-        for rest in _patterns(left, needs[1:], limits[1:]):
+        for rest in patterns(left, needs[1:], limits[1:]):
             yield (count, *rest)
 
 

@@ -10,7 +10,6 @@ from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.member import SplitMember
 
-from heterotrain_planner.allocate.distance import Distance
 from heterotrain_planner.layout.rates import LayoutRates
 from heterotrain_planner.perf.exchange_sizes import ExchangeSeen
 
@@ -124,7 +123,6 @@ class JobDemand:
         exponent: its exponent of the fair product; ``propose`` sets it.
         arrived_s: arrival time; earlier first. Only differences matter.
         waited_s: seconds since its arrival, for a job that waits; decides when nodes are kept for it.
-        least: workers by ``JobPool.key`` that it keeps in any case; ``propose`` sets it (see ``reservation``).
         current: current workers by ``JobPool.key``; empty when it does not run.
         granted: workers by ``JobPool.key`` that the last proposal gave it, while it has none yet.
         measured_soon: whether it has just begun, so that its first speeds are about to be measured.
@@ -155,7 +153,6 @@ class JobDemand:
     exponent: float = 1.0
     arrived_s: float = 0.0
     waited_s: float = 0.0
-    least: Mapping[str, int] = field(default_factory=dict)
     current: Mapping[str, int] = field(default_factory=dict)
     granted: Mapping[str, int] = field(default_factory=dict)
     measured_soon: bool = False
@@ -178,6 +175,8 @@ class Grant:
         changed: whether it differs from the current workers.
         kept_out: whether free nodes are kept for another job, so that it must not take any.
         kept_for: whether it waits, and nodes are kept for it.
+        starts_within_s: while nodes are kept for it, seconds after which it starts at the latest, at the predicted
+            rates and unless jobs of a larger weight come; ``None`` where run times are not known.
         reason: why, in one sentence.
     """
 
@@ -190,6 +189,7 @@ class Grant:
     changed: bool
     kept_out: bool = False
     kept_for: bool = False
+    starts_within_s: float | None = None
     reason: str
 
 
@@ -199,18 +199,13 @@ class Proposal:
 
     Attributes:
         grants: one for each job.
-        exact: whether it is proved that no allocation has a better score; otherwise it is the result of a search, or
-            there may be packings that were not found. Jobs that wait by the rules of sharing are not part of it.
-        distance: from the best allocation.
-        reason: how it was found, in one sentence.
+        exact: whether it is proved that no allocation of the jobs that run has a better score, beyond what a change has
+            to gain. Which jobs run follows from the order of admission.
+        most_gain: how much better the best of the listed numbers of workers may be for these jobs: 0.003 for 0.3 %.
+        reason: how many jobs run and how good their allocation is, in one sentence.
     """
 
     grants: tuple[Grant, ...]
     exact: bool
-    distance: Distance
+    most_gain: float
     reason: str
-
-    @property
-    def most_gain(self) -> float:
-        """How much better the best allocation for the jobs that run may be: 0.003 for 0.3 %; see ``bound``."""
-        return self.distance.gain

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-import numpy as np
-
-from heterotrain_planner.allocate.bound import most_gain
-from heterotrain_planner.allocate.branch_and_bound import best_choice
+from heterotrain_planner.allocate.admission import Admission, Counts
 from heterotrain_planner.allocate.candidate import Candidate, Choice
-from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_planner.allocate.distance import Distance
+from heterotrain_planner.allocate.capacity import PoolCapacity
 from heterotrain_planner.allocate.fair_share import beyond_share, exponents, starting_on_free_nodes
 from heterotrain_planner.allocate.problem import Grant, JobDemand, Proposal
 from heterotrain_planner.allocate.rate_cache import RateCache
 from heterotrain_planner.allocate.reasons import why_granted, why_waiting
-from heterotrain_planner.allocate.refinement import refined
-from heterotrain_planner.allocate.reservation import RESERVE_AFTER_S, Reservation, reserve
-from heterotrain_planner.allocate.search import search
-from heterotrain_planner.allocate.value import Option, scored_options
+from heterotrain_planner.allocate.refinement import with_close_options
+from heterotrain_planner.allocate.reservation import RESERVE_AFTER_S, reserve
+from heterotrain_planner.allocate.sharing import share
+from heterotrain_planner.allocate.value import Option, scored_options, timed
 
-EXACT_JOBS = 12
-"""Up to this many jobs branch and bound is tried before the search."""
-_SETTLING_ROUNDS = 5
-"""How often a searched choice is checked for stability; each check costs another search."""
+_ROUNDS = 6
+"""How often a choice is improved at most, with options close to it or with the scores that it leads to."""
+_EQUAL = 1e-9
+_PROVED = 1e-3
+"""Gain below which no allocation counts as better: a change has to gain more to be worth its cost."""
 
 
 def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: RateCache | None = None) -> Proposal:
@@ -43,6 +42,47 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
     """
     cache = RateCache() if rate_cache is None else rate_cache
 
+    # 1. Decide who runs, within the tenants' shares.
+    candidates, admitted, admission, left_out = _admitted(capacity, jobs, cache)
+
+    # 2. Keep nodes free for jobs that wait too long: some later jobs then have to wait as well.
+    reserved = reserve(candidates, admitted, admission)
+    excluded = reserved.excluded
+    kept_out = {job.key: _why_kept_out(job, excluded[job.key]) for job in jobs if job.key in excluded}
+    if kept_out:
+        remaining = [i for i, candidate in enumerate(candidates) if candidate.job.key not in kept_out]
+        admitted = admission.first([], remaining, _current(candidates)) or {}
+
+    # 3. Decide how many workers each of them gets, and turn that into grants, each with its reason.
+    shared = _shared(candidates, admitted, admission, capacity, cache)
+    grants = {
+        candidate.job.key: _grant(candidate, option, capacity)
+        for candidate, option in zip(shared.candidates, shared.choice, strict=True)
+    }
+    for key, start_s in reserved.starts_s.items():
+        if not grants[key].workers:
+            within_s = start_s if math.isfinite(start_s) else None
+            grants[key] = replace(grants[key], kept_for=True, starts_within_s=within_s)
+    left_out |= kept_out
+    grants |= {
+        job.key: replace(_no_workers(job, f"waits: {left_out[job.key]}"), kept_out=job.key in kept_out)
+        for job in jobs
+        if job.key in left_out
+    }
+    running = len(admitted)
+    exact = shared.certain and shared.complete and shared.gain < _PROVED
+    return Proposal(
+        grants=tuple(grants[job.key] for job in jobs),
+        exact=exact,
+        most_gain=shared.gain,
+        reason=f"{running} of {len(jobs)} jobs run; {_how_good(shared)}",
+    )
+
+
+def _admitted(
+    capacity: PoolCapacity, jobs: Sequence[JobDemand], cache: RateCache
+) -> tuple[list[Candidate], dict[int, Counts], Admission, dict[str, str]]:
+    """Return the jobs with their options, those that run, how that was decided, and why others do not take part."""
     # 1. Leave out waiting jobs whose minimum would take more than their tenant's share from others.
     ordered = in_order_of_admission(jobs)
     beyond = beyond_share(capacity, ordered)
@@ -56,75 +96,98 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
         within = [job for job in ordered if job.key not in left_out]
         exponent_of = exponents(within)
         weighted = [replace(job, exponent=exponent_of[job.key]) for job in within]
+        candidates = build_candidates(capacity, weighted, rate_cache=cache)
 
-        # 3. Choose options. A job beyond its share that finds its free nodes taken does not take part: it would
+        # 3. Decide who runs. A job beyond its share that finds its free nodes taken does not take part: it would
         # otherwise share its tenant's weight now and no longer in the next proposal.
-        candidates, choice, exact = _chosen(weighted, capacity, cache)
-        runs = {c.job.key for c, option in zip(candidates, choice, strict=True) if option is not None}
+        admission = Admission(candidates, capacity)
+        admitted = admission.first([], range(len(candidates)), _current(candidates)) or {}
+        runs = {candidates[i].job.key for i in admitted}
         if runs.issuperset(started):
-            break
+            return candidates, admitted, admission, left_out
         started = runs.intersection(started)
         del candidates  # before the next ones are listed: they take most of the memory
 
-    # 4. Keep nodes free for a job that waits too long: some later jobs then have to wait as well.
-    reservation = reserve(candidates, choice, capacity)
-    kept_free: dict[str, str] = {}
-    if reservation is not None and not reservation.allows(candidates, choice):
-        kept_free = {job.key: _why_kept_free(job, reservation) for job in within if job.key in reservation.excluded}
-        restricted = [
-            replace(job, least=reservation.footprints.get(job.key, {})) for job in weighted if job.key not in kept_free
-        ]
-        del candidates
-        candidates, choice, exact = _chosen(restricted, capacity, cache)
 
-    # 5. Turn the chosen options into grants, each with its reason.
-    grants = {
-        candidate.job.key: _grant(candidate, option, capacity)
-        for candidate, option in zip(candidates, choice, strict=True)
-    }
-    if reservation is not None and grants[reservation.holder.key].rate_per_s <= 0:
-        grants[reservation.holder.key] = replace(grants[reservation.holder.key], kept_for=True)
-    left_out |= kept_free
-    grants |= {
-        job.key: replace(_no_workers(job, f"waits: {left_out[job.key]}"), kept_out=job.key in kept_free)
-        for job in ordered
-        if job.key in left_out
-    }
-    running = sum(option is not None for option in choice)
-    distance = Distance(
-        gain=0.0 if exact else most_gain(candidates, choice, capacity),
-        proved=running == len(jobs) or (exact and not left_out),
-    )
-    return Proposal(
-        grants=tuple(grants[job.key] for job in jobs),
-        exact=exact,
-        distance=distance,
-        reason=f"{running} of {len(jobs)} jobs run; {distance.text}",
+class _Outcome(NamedTuple):
+    """The options of all jobs.
+
+    Attributes:
+        candidates: the jobs, with further options where these were thinned out.
+        choice: an option of each job, ``None`` for one that waits.
+        gain: how much better the best listed options for the jobs that run may be: 0.003 for 0.3 %. It is the gain of
+            the weighted geometric mean of the jobs' objectives.
+        certain: whether every packing of workers was decided.
+        complete: whether all possible numbers of workers are listed.
+    """
+
+    candidates: Sequence[Candidate]
+    choice: Choice
+    gain: float
+    certain: bool
+    complete: bool
+
+
+def _shared(
+    candidates: Sequence[Candidate],
+    admitted: Mapping[int, Counts],
+    admission: Admission,
+    capacity: PoolCapacity,
+    cache: RateCache,
+) -> _Outcome:
+    """Return the best options of the jobs that run, which stay the best once they are carried out."""
+    places = sorted(admitted)
+    jobs = [candidates[i] for i in places]
+    found = share(
+        jobs, admission.rows, [candidate.index_of(admitted[i]) for i, candidate in zip(places, jobs, strict=True)]
     )
 
+    # 1. Where options were thinned out: list those close to the choice, and choose again.
+    complete = all(candidate.complete for candidate in jobs)
+    listed = jobs
+    for _ in range(0 if complete else _ROUNDS):
+        choice = [candidate.options[option] for candidate, option in zip(jobs, found.options, strict=True)]
+        jobs = with_close_options(listed, choice, capacity)
+        start = [candidate.index_of(option.counts) for candidate, option in zip(jobs, choice, strict=True)]
+        value, found = found.value, share(jobs, admission.rows, start)
+        if found.value <= value + _EQUAL:
+            break
 
-def _chosen(
-    jobs: Sequence[JobDemand], capacity: PoolCapacity, cache: RateCache
-) -> tuple[Sequence[Candidate], Choice, bool]:
-    """Return the jobs with their options, one option for each, and whether no choice is better."""
-    # 1. Few jobs: try to prove the best choice of all.
-    candidates = build_candidates(capacity, jobs, rate_cache=cache)
-    occupancy = Occupancy(capacity)
-    choice = best_choice(candidates, capacity, occupancy=occupancy) if len(candidates) <= EXACT_JOBS else None
-    exact = choice is not None and not occupancy.uncertain
+    # 2. A deadline may count another set of workers as in time once these are there: choose as if they were.
+    counts = [candidate.options[option].counts for candidate, option in zip(jobs, found.options, strict=True)]
+    for _ in range(_ROUNDS if complete else 0):
+        if not any(
+            _rose(c, _carried_out(c, own, capacity, cache), own)
+            for c, own in zip(jobs, counts, strict=True)
+            if timed(c.job)
+        ):
+            break
+        then = [_carried_out(c, own, capacity, cache) for c, own in zip(jobs, counts, strict=True)]
+        start = [candidate.index_of(own) for candidate, own in zip(then, counts, strict=True)]
+        again = share(then, admission.rows, start)
+        settled = [candidate.options[option].counts for candidate, option in zip(then, again.options, strict=True)]
+        if settled == counts:
+            break
+        counts = settled
 
-    # 2. Otherwise: search for a good choice that stays the same once it is carried out.
-    if choice is None:
-        choice = _stable_choice(candidates, capacity, cache)
+    everyone = list(candidates)
+    chosen: list[Option | None] = [None] * len(everyone)
+    for i, candidate, own in zip(places, jobs, counts, strict=True):
+        everyone[i], chosen[i] = candidate, candidate.by_counts[own]
+    weight = sum(candidate.job.weight * candidate.job.exponent for candidate in jobs)
+    gain = math.expm1(min(700.0, max(0.0, found.bound - found.value) / max(weight, 1e-300)))
+    return _Outcome(everyone, tuple(chosen), gain, found.certain, complete)
 
-    # 3. Where options were thinned out: list those close to the choice, and choose again.
-    if not all(candidate.complete for candidate in candidates):
-        return *refined(candidates, choice, capacity), False
-    return candidates, choice, exact
+
+def _how_good(outcome: _Outcome) -> str:
+    """Return what is proved about a choice, in words."""
+    which = "" if outcome.complete else "listed "
+    if outcome.gain < _PROVED:
+        return f"no {which}allocation for these is better"
+    return f"at most {math.ceil(1000 * outcome.gain) / 10:.1f} % from the best {which}allocation for these"
 
 
-def _why_kept_free(job: JobDemand, reservation: Reservation) -> str:
-    holder = reservation.holder
+def _why_kept_out(job: JobDemand, holder: JobDemand) -> str:
     who = holder.key if holder.tenant == job.tenant else "a job of another namespace"
     return (
         f"{who} came first and has waited for more than {RESERVE_AFTER_S / 60:.0f} minutes, so the nodes that it "
@@ -150,63 +213,43 @@ def _candidate(job: JobDemand, capacity: PoolCapacity, cache: RateCache) -> Cand
     return Candidate(job, scored_options(job, capacity.pools, counts_OP=counts_OP, rate_O=rate_O), complete)
 
 
-def _stable_choice(candidates: list[Candidate], capacity: PoolCapacity, cache: RateCache) -> Choice:
-    """Return a choice that the search would find again once it is carried out.
-
-    Options take most of the memory of an allocation. So each job has one list of them at a time: ``candidates`` changes
-    with each round, and in the end it is as it was.
-    """
-    first = [candidate.job for candidate in candidates]
-    choice = search(candidates, capacity)
-    for _ in range(_SETTLING_ROUNDS):
-        before = [candidate.job for candidate in candidates]
-        for i, option in enumerate(choice):
-            candidates[i] = _carried_out(candidates[i], option, capacity, cache)
-        if all(candidate.job is job for candidate, job in zip(candidates, before, strict=True)):
-            break  # every job has its workers already
-        again = search(candidates, capacity)
-        if all(_counts(a) == _counts(b) for a, b in zip(again, choice, strict=True)):
-            break
-        if any(o is not None and not _listed(job, o, capacity, cache) for o, job in zip(again, first, strict=True)):
-            break  # thinned options depend on the current workers; these come within reach once the choice is made
-        choice = again
-    for i, job in enumerate(first):
-        if candidates[i].job is not job:
-            candidates[i] = _candidate(job, capacity, cache)
-    return tuple(
-        None if option is None else candidate.by_counts[option.counts]
-        for option, candidate in zip(choice, candidates, strict=True)
-    )
+def _current(candidates: Sequence[Candidate]) -> dict[int, Counts]:
+    """Return the workers that running jobs have, by position."""
+    return {
+        i: tuple(candidate.job.current.get(job_pool.key, 0) for job_pool in candidate.job.pools)
+        for i, candidate in enumerate(candidates)
+        if any(candidate.job.current.values())
+    }
 
 
-def _listed(job: JobDemand, option: Option, capacity: PoolCapacity, cache: RateCache) -> bool:
-    """Return whether a job's options include these workers."""
-    counts_OP, _, complete = cache.of(job, capacity)
-    return complete or bool((counts_OP == np.array(option.counts)).all(axis=1).any())
-
-
-def _carried_out(candidate: Candidate, option: Option | None, capacity: PoolCapacity, cache: RateCache) -> Candidate:
-    """Return the job as it will be once it has this option's workers."""
-    workers = _workers(candidate.job, option)
+def _carried_out(candidate: Candidate, counts: Counts, capacity: PoolCapacity, cache: RateCache) -> Candidate:
+    """Return the job as it will be once it has these workers."""
+    workers = _workers(candidate.job, counts)
     if workers == {key: count for key, count in candidate.job.current.items() if count}:
         return candidate
     return _candidate(replace(candidate.job, current=workers), capacity, cache)
 
 
-def _counts(option: Option | None) -> tuple[int, ...] | None:
-    return None if option is None else option.counts
+def _rose(before: Candidate, after: Candidate, counts: Counts) -> bool:
+    """Return whether other workers than these have a better score than before.
+
+    The cost of a change makes all others worse. Only with a deadline may a smaller saving be enough from then on.
+    """
+    return before is not after and any(
+        option.score > before.by_counts[option.counts].score + _EQUAL
+        for option in after.options
+        if option.counts != counts and option.counts in before.by_counts
+    )
 
 
-def _workers(job: JobDemand, option: Option | None) -> dict[str, int]:
-    if option is None:
-        return {}
-    return {job_pool.key: count for job_pool, count in zip(job.pools, option.counts, strict=True) if count}
+def _workers(job: JobDemand, counts: Counts) -> dict[str, int]:
+    return {job_pool.key: count for job_pool, count in zip(job.pools, counts, strict=True) if count}
 
 
 def _grant(candidate: Candidate, option: Option | None, capacity: PoolCapacity) -> Grant:
     job = candidate.job
     now = {key: count for key, count in job.current.items() if count}
-    workers = _workers(job, option)
+    workers = {} if option is None else _workers(job, option.counts)
     return Grant(
         key=job.key,
         workers=workers,

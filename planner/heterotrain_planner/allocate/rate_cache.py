@@ -44,7 +44,6 @@ class RateCache:
             job.variation,
             job.objective,
             job.layouts,
-            tuple(sorted(job.least.items())),
             tuple(sorted(job.current.items())) if thinned_out(job, slots) else (),
         )
         self._used.add(key)

@@ -1,8 +1,7 @@
 """Options close to a choice, for jobs with more possible numbers of workers than are listed.
 
-Thinned options leave gaps: a job that holds nine workers may only be offered eight or ten. So workers first go from job
-to job as long as that gains (see ``transfers``). Then the numbers close to each job's chosen ones are added, and the
-choice is improved among all of them, until that changes nothing.
+Thinned options leave gaps: a job that holds nine workers may only be offered eight or ten. So the numbers close to each
+job's chosen ones are added, and the choice is made again among all of them, until that changes nothing.
 """
 
 from __future__ import annotations
@@ -11,46 +10,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from heterotrain_planner.allocate.candidate import EPSILON, Candidate, Choice
+from heterotrain_planner.allocate.candidate import Candidate
 from heterotrain_planner.allocate.capacity import PoolCapacity
-from heterotrain_planner.allocate.search import rank, search_from
-from heterotrain_planner.allocate.transfers import transferred
 from heterotrain_planner.allocate.value import Option, counts_near, rates, scored_options
 
-_ROUNDS = 6
-"""Most rounds; each moves a job by the reach of its close options at most."""
 _MOST_JOBS = 24
 """Jobs whose close options are listed, in the order of admission: bounds time and memory."""
 
 
-def refined(
-    candidates: Sequence[Candidate], choice: Choice, capacity: PoolCapacity
-) -> tuple[Sequence[Candidate], Choice]:
-    """Return the candidates with options close to their choice, and a choice among these that is at least as good.
+def with_close_options(
+    candidates: Sequence[Candidate], choice: Sequence[Option], capacity: PoolCapacity
+) -> list[Candidate]:
+    """Return the jobs with the options close to their chosen ones, in addition to their own.
 
     Args:
         candidates: in the order of admission.
-        choice: their options, which together fit.
+        choice: their options.
         capacity: of the pools.
     """
-    original, choice = transferred(candidates, choice, capacity)
-    candidates = original
-    for _ in range(_ROUNDS):
-        finer = _with_close_options(original, choice, capacity)
-        again = search_from(finer, capacity, choice)
-        better = rank(again)[1] > rank(choice)[1] + EPSILON
-        candidates = finer
-        if not better:
-            break
-        choice = again
-    return candidates, choice
-
-
-def _with_close_options(candidates: Sequence[Candidate], choice: Choice, capacity: PoolCapacity) -> list[Candidate]:
     found = []
     refined_jobs = 0
     for candidate, option in zip(candidates, choice, strict=True):
-        if option is None or refined_jobs >= _MOST_JOBS or candidate.complete:
+        if refined_jobs >= _MOST_JOBS or candidate.complete:
             found.append(candidate)
             continue
         refined_jobs += 1

@@ -341,11 +341,7 @@ def limits(job: JobDemand, slots: Sequence[int]) -> tuple[list[list[int]], list[
         reachable = sum(highest[i] for i in own)
         limits[label] = (first.min_workers if first.required else min(first.min_workers, reachable), first.max_workers)
     lowest = [limits[label][0] if len(parts[label]) == 1 else 0 for label in labels]
-    kept = [job.least.get(job_pool.key, 0) for job_pool in job.pools]
-    axes = [
-        list(range(max(low, min(least, high)), high + 1))
-        for low, least, high in zip(lowest, kept, highest, strict=True)
-    ]
+    axes = [list(range(low, high + 1)) for low, high in zip(lowest, highest, strict=True)]
     all_pools = PoolLimit(range(len(axes)), max(1, job.min_workers), job.max_workers)
     return axes, [all_pools, *(PoolLimit(own, *limits[label]) for label, own in parts.items() if len(own) > 1)]
 

@@ -47,7 +47,7 @@ class Placement:
         *,
         now_s: float,
     ) -> None:
-        self._distance, self._now_s = proposal.distance, now_s
+        self._now_s = now_s
         self._open_to = groups_of
         self._lowest = _lowest_priorities(competitors, groups_of)
         self._occupancy = occupancy = Occupancy(capacity)
@@ -91,8 +91,7 @@ class Placement:
         limits = {pool.name: self._limit(competitor, pool) for pool in pools}
         may_grow = sum(limits.values()) < most_workers(competitor.spec)
         before = competitor.before
-        since_s = before.kept_since_s if before.kept_since_s is not None else self._now_s
-        kept_since_s = since_s if proposed.kept_for else None
+        kept_since_s = (before.kept_since_s or self._now_s) if proposed.kept_for else None
         same = (before.limits, before.kept_since_s, before.kept_out) == (limits, kept_since_s, proposed.kept_out)
         return JobGrant(
             limits=limits,
@@ -103,9 +102,9 @@ class Placement:
             tries=before.tries,
             later=self._postponed(competitor),
             reason=before.reason if same else self._reason(competitor, proposed, kept_since_s),
-            distance=restated(before.distance if same else None, self._distance, now_s=self._now_s),
             kept_since_s=kept_since_s,
             kept_out=proposed.kept_out,
+            latest_start=restated(before.latest_start, proposed.starts_within_s, now_s=self._now_s),
         )
 
     def _groups_of(self, competitor: Competitor, pool: WorkerPool) -> Sequence[NodeGroup]:
@@ -175,8 +174,7 @@ class Placement:
 
     def _stay(self, competitor: Competitor, pool: WorkerPool, released: Collection[str]) -> None:
         """Keep workers of a running job in places that were released in these node groups."""
-        pool_key = competitor.pool_key(pool)
-        granted = self._granted[pool_key]
+        granted = self._granted[pool_key := competitor.pool_key(pool)]
         for group in self._groups_of(competitor, pool):
             one: dict[tuple[str, Size], int] = {(group.name, group.sizes[pool_key]): 1}
             for worker in competitor.placed_on(pool, group)[granted[group.name] :] if group.name in released else ():
@@ -210,8 +208,8 @@ class Placement:
         The scheduler may place workers on any node group of their pool. So they come only after the workers of pools
         with fewer node groups, unless the job needs them before any of its own workers can leave.
         """
-        groups, pool_key = self._groups_of(competitor, pool), competitor.pool_key(pool)
-        granted = self._granted[pool_key]
+        groups = self._groups_of(competitor, pool)
+        granted = self._granted[pool_key := competitor.pool_key(pool)]
         others_first = self._can_spare(competitor) and any(
             other != pool_key and breadth < len(groups)
             for group in groups
@@ -267,9 +265,8 @@ class Placement:
             return False
         if not self._quiet or (granted and (competitor.spec.objective is Objective.COST or proposed.in_time)):
             return False
-        pool_key = competitor.pool_key(pool)
         return not granted or not any(
-            self._occupancy.fits({(group.name, group.sizes[pool_key]): 1}) for group in groups
+            self._occupancy.fits({(group.name, group.sizes[competitor.pool_key(pool)]): 1}) for group in groups
         )
 
     def _postponed(self, competitor: Competitor) -> dict[str, int]:

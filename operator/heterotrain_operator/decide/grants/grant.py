@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from heterotrain_core.contract.choices import Objective
-from heterotrain_planner.allocate.distance import Distance
 
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.parse import rfc3339
 
-STATED_FOR_S = 600.0
-"""Seconds after which a smaller distance is stated: distances come and go with new measurements."""
-_DISTANCE = "allocation: "
-LACKS = "the next member lacks "
+NOTICED_S, NOTICED_EARLIER_S = 60.0, 300.0
+"""A waiting job's latest start is stated again once it is so much later, or so much earlier."""
+_STARTS, LACKS = "it starts at the latest ", "the next member lacks "
 """Begin of the clause about workers that other jobs' nodes would make possible."""
 
 
@@ -32,28 +32,32 @@ class Exhausted(NamedTuple):
     why: str = ""
 
 
-class StatedDistance(NamedTuple):
-    """How far the allocation may be from the best one, as the status states it, and when it last was so far."""
+class LatestStart(NamedTuple):
+    """By when a waiting job starts, as its status states it: so many seconds after a time."""
 
-    distance: Distance
-    seen_s: float
+    within_s: float
+    since_s: float
+
+    @property
+    def text(self) -> str:
+        """The same in words."""
+        after = f"{math.ceil(self.within_s / 60)} minutes after {rfc3339(self.since_s)}"
+        return f"{_STARTS}{after}, as rates are predicted and if no higher priority comes"
 
 
 def reason_in(message: str) -> str:
-    """Return the reason in a grant's message, without what the next member lacks and without the distance."""
-    reason = "" if message.startswith(_DISTANCE) else message.partition(f"; {_DISTANCE}")[0]
-    return "" if reason.startswith(LACKS) else reason.partition(f"; {LACKS}")[0]
+    """Return the reason in a grant's message, without its other clauses."""
+    for clause in (LACKS, _STARTS):
+        message = "" if message.startswith(clause) else message.partition(f"; {clause}")[0]
+    return message
 
 
-def restated(before: StatedDistance | None, now: Distance, *, now_s: float) -> StatedDistance:
-    """Return the distance to state: a larger one at once, a smaller one once it stays smaller for ``STATED_FOR_S``.
-
-    The statement is always true, and the status of every job of an allocation does not change with each scrape.
-    """
-    coarse = now.coarse
-    if before is None or before.distance == coarse or not before.distance.covers(now):
-        return StatedDistance(coarse, now_s)
-    return before if now_s - before.seen_s < STATED_FOR_S else StatedDistance(coarse, now_s)
+def restated(before: LatestStart | None, within_s: float | None, *, now_s: float) -> LatestStart | None:
+    """Return the latest start to state: the one stated before, unless it has moved; measured rates vary a little."""
+    if within_s is None or before is None:
+        return None if within_s is None else LatestStart(within_s, now_s)
+    later_s = now_s + within_s - (before.since_s + before.within_s)
+    return before if -NOTICED_EARLIER_S <= later_s <= NOTICED_S else LatestStart(within_s, now_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +75,8 @@ class JobGrant:
         undecided: whether the allocation has not decided yet: no worker comes or goes.
         reason: why, in one sentence; empty without limits.
         lacks: which workers the next member lacks, as a clause; empty where other jobs' nodes are not the obstacle.
-        distance: how far the allocation may be from the best one; ``None`` without limits or while undecided.
         kept_since_s: since when nodes are kept for the job, which waits; ``None`` where none are.
+        latest_start: by when it starts then; ``None`` where run times are not known.
         kept_out: whether free nodes are kept for another job, so that this one waits.
         spare_s: seconds between the expected end and the job's deadline, negative when it is late; ``None`` without a
             deadline or while the remaining work is unknown.
@@ -89,8 +93,8 @@ class JobGrant:
     undecided: bool = False
     reason: str = ""
     lacks: str = ""
-    distance: StatedDistance | None = None
     kept_since_s: float | None = None
+    latest_start: LatestStart | None = None
     kept_out: bool = False
     spare_s: float | None = None
     in_time: bool = False
@@ -102,9 +106,8 @@ class JobGrant:
 
     @property
     def message(self) -> str:
-        """The reason, what the next member lacks, and how far the allocation may be from the best one."""
-        distance = "" if self.distance is None else f"{_DISTANCE}{self.distance.distance.text}"
-        return "; ".join(filter(None, (self.reason, self.lacks, distance)))
+        """The reason, when a waiting job starts at the latest, and what the next member lacks."""
+        return "; ".join(filter(None, (self.reason, self.latest_start and self.latest_start.text, self.lacks)))
 
     @property
     def granted(self) -> int | None:

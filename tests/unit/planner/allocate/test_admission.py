@@ -8,12 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heterotrain_planner.allocate.capacity import PoolCapacity
-from heterotrain_planner.allocate.chains import with_chains
-from heterotrain_planner.allocate.problem import JobDemand, JobPool, Pool
-from heterotrain_planner.allocate.propose import build_candidates, in_order_of_admission, propose
-from heterotrain_planner.allocate.value import Option
+from heterotrain_planner.allocate.problem import JobDemand, Pool
+from heterotrain_planner.allocate.propose import in_order_of_admission, propose
 from scipy.optimize import linprog
-from unit.planner.allocate.test_search_against_integer_programme import contending_jobs
+from unit.planner.allocate.oracle import contending_jobs
 
 
 def run_together(jobs: Sequence[JobDemand], pools: Sequence[Pool]) -> bool:
@@ -55,30 +53,3 @@ def test_no_job_waits_that_could_run(seed: int) -> None:
     jobs = [replace(job, weight=1.0) for job in jobs]
     grants = propose(PoolCapacity(pools), jobs).grants
     assert {grant.key for grant in grants if grant.workers} == admitted(jobs, pools)
-
-
-def test_chains_keep_minimums_of_pools() -> None:
-    """By hand: c needs a node in x, where b has one; b moves to y, where a gives up its second worker, not its first.
-
-    A job that needs more than chains can free waits, and nothing changes for the others.
-    """
-    pools = [Pool(name="x", nodes=(1,) * 2), Pool(name="y", nodes=(1,) * 2)]
-
-    def a_job(key: str, **most: int) -> JobDemand:
-        return JobDemand(
-            key=key,
-            pools=tuple(JobPool(pool=name, max_workers=count) for name, count in most.items()),
-            max_workers=4,
-            batch_samples=64,
-        )
-
-    jobs = [a_job("a", y=2), a_job("b", x=1, y=1), a_job("c", x=2), a_job("d", x=1)]
-    candidates = build_candidates(PoolCapacity(pools), [replace(job, arrived_s=i) for i, job in enumerate(jobs)])
-
-    def chosen(*counts: tuple[int, ...] | None) -> list[Option | None]:
-        return [None if each is None else c.by_counts[each] for c, each in zip(candidates, counts, strict=True)]
-
-    found = with_chains(candidates, PoolCapacity(pools), chosen((2,), (1, 0), None, (1,)), 2, {})
-    assert found == chosen((1,), (0, 1), (1,), (1,))
-    gang = [*candidates[:2], *build_candidates(PoolCapacity(pools), [replace(jobs[2], min_workers=2)]), candidates[3]]
-    assert with_chains(gang, PoolCapacity(pools), chosen((2,), (1, 0), None, (1,)), 2, {}) is None

@@ -125,7 +125,7 @@ def test_two_gangs_wait_only_if_no_packing_holds_both(monkeypatch: pytest.Monkey
             assert proposal.exact
         if truth:
             assert not proposal.exact
-            assert proposal.reason == "1 of 2 jobs run; no allocation is better for the jobs that run"
+            assert proposal.reason == "1 of 2 jobs run; no allocation for these is better"
     assert missed == 0 if most_work else missed > 0
 
 
@@ -144,7 +144,7 @@ def test_two_gangs_of_the_documented_case() -> None:
     ]
     proposal = propose(PoolCapacity(pools), gangs)
     assert [sum(grant.workers.values()) for grant in proposal.grants] == [2, 2]
-    assert proposal.reason == "2 of 2 jobs run; no allocation is better"
+    assert proposal.reason == "2 of 2 jobs run; no allocation for these is better"
 
 
 def test_large_pools_are_decided_within_bounded_work() -> None:

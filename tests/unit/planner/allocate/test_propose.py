@@ -1,4 +1,4 @@
-"""What holds for every allocation, and how far the search may be from the best one."""
+"""What holds for every allocation, and that the best one is found."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
-from heterotrain_planner.allocate.branch_and_bound import best_choice
 from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_planner.allocate.problem import JobDemand, JobPool, Objective, Pool, Proposal
 from heterotrain_planner.allocate.propose import build_candidates, propose
 from heterotrain_planner.allocate.rate_cache import RateCache
 from heterotrain_planner.allocate.risk import losses_per_s
-from heterotrain_planner.allocate.search import rank, search
 from heterotrain_planner.allocate.value import rates
 from support.repeat import times
+from unit.planner.allocate.oracle import best_of_all, chosen, rank, the_best
 
 SIZES = (1, 1, 2, 4)
 
@@ -184,38 +183,14 @@ def test_no_flip_flop(seed: int) -> None:
     assert not any(grant.changed for grant in third.grants)
 
 
-@pytest.mark.parametrize("seed", range(times(gate=8, every=250)))
+@pytest.mark.parametrize("seed", range(times(gate=12, every=400)))
 def test_few_jobs_are_allocated_exactly(seed: int) -> None:
-    """Branch and bound against all combinations."""
+    """Against all combinations, with workers of several sizes on the same nodes."""
     pools, jobs = an_instance(seed)
     candidates = build_candidates(PoolCapacity(pools), jobs[:3])
-    found = best_choice(candidates, PoolCapacity(pools))
-    assert found is not None
-    best = ((False,) * len(candidates), 0.0)
-    for choice in product(*[(None, *candidate.options) for candidate in candidates]):
-        occupancy = Occupancy(PoolCapacity(pools))
-        need = Counter[tuple[str, int]]()
-        for candidate, option in zip(candidates, choice, strict=True):
-            need.update(candidate.need(option))
-        if rank(choice) > best and occupancy.fits(need):
-            best = rank(choice)
-    assert rank(found)[0] == best[0]
-    assert rank(found)[1] == pytest.approx(best[1], abs=1e-6)
-
-
-def test_the_search_comes_close_to_the_best() -> None:
-    """Where both can be had: the same jobs run, and a job's rate is 0.01 % lower on average, 1 % at worst."""
-    gaps = []
-    for seed in range(times(gate=40, every=150)):
-        pools, jobs = an_instance(1000 + seed)
-        candidates = build_candidates(PoolCapacity(pools), jobs)
-        best, near = best_choice(candidates, PoolCapacity(pools)), search(candidates, PoolCapacity(pools))
-        assert best is not None
-        assert rank(near)[0] == rank(best)[0]
-        assert rank(near)[1] <= rank(best)[1] + 1e-6
-        gaps.append((rank(best)[1] - rank(near)[1]) / max(1, sum(rank(best)[0])))
-    assert float(np.mean(gaps)) < 0.0001
-    assert max(gaps) < 0.01
+    found, best = rank(chosen(candidates, propose(PoolCapacity(pools), jobs[:3]))), best_of_all(candidates, pools)
+    assert found[0] == best[0]
+    assert found[1] == pytest.approx(best[1], abs=1e-3)
 
 
 def a_runner(key: str, **more: object) -> JobDemand:
@@ -242,38 +217,30 @@ def a_holder(key: str, count: int) -> JobDemand:
 
 @pytest.mark.parametrize("givers", [(), (8,), (4, 4), (6, 6)])
 def test_gains_of_several_workers_at_once_are_found(givers: tuple[int, ...]) -> None:
-    """One more worker does not pay for a long pause, but six do, free or from other jobs; both searches find it."""
+    """One more worker does not pay for a long pause, but six do, free or from other jobs."""
     pools = [Pool(name="p", nodes=(1,) * (4 + sum(givers or (8,))))]
     slow = a_runner("a", current={"p": 4}, remaining_samples=2.4e6, pause_s=500.0)
     jobs = [slow, *(a_holder(f"g{i}", n) for i, n in enumerate(givers))]
     candidates = build_candidates(PoolCapacity(pools), jobs)
     now = candidates[0].by_counts[(4,)]
     assert candidates[0].by_counts[(5,)].score < now.score < candidates[0].by_counts[(8,)].score
-    best, near = best_choice(candidates, PoolCapacity(pools)), search(candidates, PoolCapacity(pools))
-    assert best is not None
-    assert best[0] is not None
-    assert near[0] is not None
-    assert min(best[0].workers, near[0].workers) >= 8
-    assert rank(near)[1] > rank(best)[1] - 0.05
+    assert propose(PoolCapacity(pools), jobs).grants[0].workers["p"] >= 8
 
-    # Beside jobs of another pool that are too many for branch and bound, it is found as well, and kept.
+    # Beside jobs of another pool, it is found as well, and kept.
     others = [a_runner(f"o{i}", pools=(JobPool(pool="q", max_workers=1),)) for i in range(12)]
     many, both = [*jobs, *others], [*pools, Pool(name="q", nodes=(1,) * 12)]
     proposal = propose(PoolCapacity(both), many)
-    assert not proposal.exact
     assert proposal.grants[0].workers["p"] >= 8
     assert not any(grant.changed for grant in propose(PoolCapacity(both), carried_out(many, proposal)).grants)
 
 
-def test_the_search_comes_close_where_pauses_are_long() -> None:
-    """Running jobs in up to two full pools, of which some need several workers for a change to pay: 1 % at worst.
+def test_jobs_with_long_pauses_share_in_the_best_way() -> None:
+    """Running jobs in up to two full pools, of which some need several workers for a change to pay.
 
     What pairs of jobs cannot do, three have to: in one of these cases a job gains 16 % by it, in others up to 37 % by
     pairs.
     """
-    gaps = []
-    cases = times(gate=60, every=300)
-    for seed in range(cases):
+    for seed in range(times(gate=60, every=300)):
         rng = random.Random(seed)
         pools = [Pool(name=name, nodes=(1,) * rng.randint(4, 8)) for name in ("p", "q")[: rng.randint(1, 2)]]
         free = {pool.name: len(pool.nodes) for pool in pools}
@@ -296,14 +263,8 @@ def test_the_search_comes_close_where_pauses_are_long() -> None:
                 )
             )
         candidates = build_candidates(PoolCapacity(pools), jobs)
-        best, near = best_choice(candidates, PoolCapacity(pools)), search(candidates, PoolCapacity(pools))
-        if best is None:
-            continue
-        assert rank(near)[0] == rank(best)[0]
-        gaps.append((rank(best)[1] - rank(near)[1]) / max(1, sum(rank(best)[0])))
-    assert len(gaps) > 0.8 * cases
-    assert float(np.mean(gaps)) < 0.0001
-    assert max(gaps) < 0.01
+        runs, score = rank(chosen(candidates, propose(PoolCapacity(pools), jobs)))
+        assert score == pytest.approx(the_best(candidates, pools, runs), abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(times(gate=6, every=200)))
@@ -315,13 +276,13 @@ def test_another_node_never_hurts(seed: int) -> None:
         for job in jobs
     ]
     more = [replace(pools[0], nodes=(*pools[0].nodes, 4)), *pools[1:]]
-    before = best_choice(build_candidates(PoolCapacity(pools), jobs), PoolCapacity(pools))
-    after = best_choice(build_candidates(PoolCapacity(more), jobs), PoolCapacity(more))
-    assert before is not None
-    assert after is not None
-    assert rank(after)[0] >= rank(before)[0]
-    if rank(after)[0] == rank(before)[0]:
-        assert rank(after)[1] >= rank(before)[1] - 1e-9
+    (runs, score), (runs_then, score_then) = (
+        rank(chosen(build_candidates(PoolCapacity(own), jobs), propose(PoolCapacity(own), jobs)))
+        for own in (pools, more)
+    )
+    assert runs_then >= runs
+    if runs_then == runs:
+        assert score_then >= score - 1e-3
 
 
 def test_many_jobs_are_served_and_stable() -> None:
@@ -340,7 +301,6 @@ def test_many_jobs_are_served_and_stable() -> None:
         for j, shape in ((j, shapes[j % 10]) for j in range(60))
     ]
     proposal = propose(PoolCapacity(pools), jobs)
-    assert not proposal.exact
     assert propose(PoolCapacity(pools), jobs) == proposal
     assert sum(bool(grant.workers) for grant in proposal.grants) >= 40
     assert all(grant.workers or "jobs before it" not in grant.reason for grant in proposal.grants)

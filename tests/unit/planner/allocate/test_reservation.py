@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.split.member import SplitMember
 from heterotrain_planner.allocate import propose as propose_module
 from heterotrain_planner.allocate import reservation
 from heterotrain_planner.allocate.capacity import PoolCapacity
@@ -19,14 +21,19 @@ from support.repeat import times
 HOUR_S = 3600.0
 
 
+ONE_A_SECOND = SplitMember(
+    compute=ComputeTime(per_sample_s=0.5, fixed_s=0.0, backward_per_sample_s=0.5, backward_fixed_s=0.0)
+)
+
+
 def a_job(
     key: str, *, arrived_s: float, pools: Sequence[str] = ("p",), least: int = 1, most: int | None = None
 ) -> JobDemand:
-    """Return a job whose rate grows with its workers; without ``most``, it always has ``least`` of them."""
+    """Return a job with a sample a second of each worker; without ``most``, it always has ``least`` of them."""
     most = least if most is None else most
     return JobDemand(
         key=key,
-        pools=tuple(JobPool(pool=pool, max_workers=most) for pool in pools),
+        pools=tuple(JobPool(pool=pool, max_workers=most, member=ONE_A_SECOND) for pool in pools),
         min_workers=least,
         max_workers=most,
         batch_samples=5040,
@@ -43,6 +50,7 @@ class Simulated:
         jobs: all jobs, with the worker-seconds of work that each one has.
         ran_before: for each job, the first pass in which it had waited long and was the first to wait, and the jobs
             that ran before that pass: the promise is computed from the events alone.
+        stated_s: for each job that waited, all times by which proposals said that it starts.
     """
 
     pools: dict[str, int]
@@ -53,6 +61,7 @@ class Simulated:
     started_s: dict[str, float] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
     ran_before: dict[str, tuple[float, set[str]]] = field(default_factory=dict)
+    stated_s: dict[str, list[float]] = field(default_factory=dict)
 
     def run(self, until_s: float = math.inf) -> Simulated:
         """Run until no job is left or until a time."""
@@ -82,7 +91,13 @@ class Simulated:
             if self.now_s - first.arrived_s >= RESERVE_AFTER_S:
                 self.ran_before.setdefault(first.key, (self.now_s, set(self.running)))
         demands = [
-            replace(job, waited_s=self.now_s - job.arrived_s, current=self.running.get(job.key, {})) for job in active
+            replace(
+                job,
+                waited_s=self.now_s - job.arrived_s,
+                current=self.running.get(job.key, {}),
+                remaining_samples=self.left[job.key],
+            )
+            for job in active
         ]
         grants = propose(PoolCapacity([Pool(name=n, nodes=(1,) * count) for n, count in self.pools.items()]), demands)
         before = set(self.running)
@@ -90,6 +105,10 @@ class Simulated:
         assert before <= self.running.keys(), "no running job is stopped"
         for key in self.running.keys() - before:
             self.started_s[key] = self.now_s
+        for grant in grants.grants:
+            if grant.kept_for:
+                assert grant.starts_within_s is not None
+                self.stated_s.setdefault(grant.key, []).append(self.now_s + grant.starts_within_s)
 
 
 def a_gang_among_small_jobs(seed: int) -> Simulated:
@@ -111,7 +130,7 @@ def test_a_gang_of_all_nodes_starts_among_small_jobs(seed: int, monkeypatch: pyt
     kept = a_gang_among_small_jobs(seed).run(until_s=12 * HOUR_S)
     assert kept.started_s["gang"] <= 100.0 + RESERVE_AFTER_S + 2400 + 600
     assert len(kept.started_s) > 60
-    monkeypatch.setattr(propose_module, "reserve", lambda *_: None)
+    monkeypatch.setattr(propose_module, "reserve", lambda *_: reservation.Reservations())
     assert "gang" not in a_gang_among_small_jobs(seed).run(until_s=12 * HOUR_S).started_s
 
 
@@ -140,6 +159,50 @@ def test_every_wait_is_within_the_proved_bound(seed: int) -> None:
     assert run.ran_before
     for key, (since_s, before) in run.ran_before.items():
         assert run.started_s[key] <= max([since_s, *(run.ended_s[other] for other in before)]) + 1e-6
+
+
+@pytest.mark.parametrize("seed", [11, 157, *range(times(gate=2, every=80))])
+def test_no_job_starts_later_than_a_proposal_said(seed: int) -> None:
+    """Every proposal states a time for each job for which nodes are kept; the times hold, and do not get later."""
+    run = a_crowd(seed).run()
+    assert run.stated_s
+    for key, stated_s in run.stated_s.items():
+        assert run.started_s[key] <= min(stated_s) + 1e-6
+        assert stated_s == sorted(stated_s, reverse=True)
+
+
+def a_gang_behind_a_queue(seed: int, nodes: int, gang: int, every_s: float, most: int) -> Simulated:
+    """Return a stream of jobs of half an hour, more than the nodes can run, and a gang that comes to a long queue."""
+    rng = random.Random(seed)
+    jobs = [(a_job("gang", arrived_s=1800.0, least=gang), gang * 600.0)]
+    at_s = 0.0
+    while at_s < 2.5 * HOUR_S:
+        size = rng.randint(1, most)
+        jobs.append((a_job(f"small-{len(jobs)}", arrived_s=at_s, least=size), size * (120 + rng.expovariate(1 / 1800))))
+        at_s += rng.expovariate(1 / every_s)
+    return Simulated({"p": nodes}, jobs)
+
+
+@pytest.mark.parametrize("case", [(3, 12, 12, 180.0, 5), (5, 20, 17, 120.0, 7)][: times(gate=1, every=2)])
+def test_no_later_job_delays_a_gang_that_waits_behind_others(
+    case: tuple[int, int, int, float, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one reservation at a time, those before it have it first, and later jobs take the gang's nodes."""
+
+    def started() -> tuple[float, list[str]]:
+        _, nodes, gang, *_ = case
+        run = a_gang_behind_a_queue(*case).run(until_s=2.5 * HOUR_S)
+        gang_s = run.started_s["gang"]
+        held = range(int(1800.0 + RESERVE_AFTER_S), int(gang_s))
+        size = {job.key: job.min_workers for job, _ in run.jobs if job.arrived_s > 1800.0}
+        return gang_s, [k for k, at_s in run.started_s.items() if int(at_s) in held and size.get(k, 0) > nodes - gang]
+
+    at_s, later = started()
+    assert later == []
+    monkeypatch.setattr(reservation, "MOST_HOLDERS", 1)
+    alone_s, later_then = started()
+    assert at_s < alone_s - 900.0
+    assert later_then
 
 
 def pool_of(nodes: int) -> PoolCapacity:
@@ -214,20 +277,17 @@ def test_asking_again_changes_nothing(seed: int) -> None:
         assert not any(grant.changed for grant in propose(reach, then).grants)
 
 
-def test_footprints_are_searched_together() -> None:
+def test_what_may_run_next_to_a_waiting_job_is_searched_together() -> None:
     """Each running job could shrink to either pool; only one combination leaves the gang its nodes."""
     capacity = PoolCapacity([Pool(name="p", nodes=(1,) * 3), Pool(name="q", nodes=(1,) * 3)])
     gang = replace(a_job("gang", arrived_s=0.0, pools=("p",), least=3), waited_s=1e4)
-    holds = [replace(a_job("first", arrived_s=-1.0, pools=("p",)), current={"p": 1})]
+    first = replace(a_job("first", arrived_s=-1.0, pools=("p",)), current={"p": 1})
     both = [
         replace(a_job(f"both-{i}", arrived_s=1.0 + i, pools=("p", "q"), most=2), current={"p": 1, "q": 1})
         for i in range(2)
     ]
-    late = a_job("late", arrived_s=9.0, pools=("p", "q"))
-    candidates = propose_module.build_candidates(capacity, [gang, *holds, *both, late])
-    now = [tuple(each.job.current.get(pool.pool, 0) for pool in each.job.pools) for each in candidates]
-    choice = tuple(each.by_counts.get(counts) for each, counts in zip(candidates, now, strict=True))
-    found = reservation.reserve(candidates, choice, capacity)
-    assert found is not None
-    assert found.footprints == {"both-0": {"q": 1}, "both-1": {"q": 1}, "late": {"q": 1}}
-    assert not found.excluded
+    late = [a_job(f"late-{i}", arrived_s=9.0 + i, pools=("p", "q")) for i in range(2)]
+    grants = {grant.key: grant for grant in propose(capacity, [gang, first, *both, *late]).grants}
+    assert {key for key, grant in grants.items() if grant.kept_out} == {"late-1"}
+    assert grants["gang"].kept_for
+    assert grants["late-0"].workers

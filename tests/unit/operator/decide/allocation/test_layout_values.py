@@ -112,7 +112,7 @@ def test_the_kind_that_is_lacking_is_the_one_that_can_hold_the_rest() -> None:
     multi.add("small", pool("a", maxReplicas=3), pool("b", maxReplicas=2), elasticPolicy={"minReplicas": 1})
     multi.settle()
     assert multi.placed()["large"].get("a") == 2
-    assert "; the next member lacks 2 workers of a; allocation" in multi.jobs["large"].message("WorkersLimited")
+    assert "; the next member lacks 2 workers of a" in multi.jobs["large"].message("WorkersLimited")
 
 
 def test_a_job_that_waits_names_the_workers_of_its_first_member() -> None:
@@ -123,7 +123,7 @@ def test_a_job_that_waits_names_the_workers_of_its_first_member() -> None:
     large = a_pipeline(multi, "large", {"a": 3.5})
     multi.settle()
     assert large.condition("WorkersLimited") == ("True", "WaitingForNodes")
-    assert "; the next member lacks 2 workers of a; allocation" in large.message("WorkersLimited")
+    assert "; the next member lacks 2 workers of a" in large.message("WorkersLimited")
 
 
 def test_no_member_lacks_workers_that_the_job_may_not_have() -> None:
