@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from heterotrain_core.contract.plan import Plan
@@ -30,8 +31,8 @@ from heterotrain_operator.decide.objects.objects import (
     version_text,
 )
 from heterotrain_operator.decide.objects.pods import build_pod
-from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
-from heterotrain_operator.decide.plan.stages import LayoutState
+from heterotrain_operator.decide.plan.membership import decide_membership
+from heterotrain_operator.decide.plan.stages import PlannedMembers
 from heterotrain_operator.decide.plan_delivery import pods_to_touch
 from heterotrain_operator.decide.plugins import registry as plugins
 from heterotrain_operator.decide.renewal import CORRECTED, Renewal, corrected, decide_renewal
@@ -83,59 +84,50 @@ def decide(inputs: JobInputs) -> Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ActivePass:
-    """What a pass over an active job has decided.
+class _Workers:
+    """Which workers an active job should have.
 
     Attributes:
-        membership: members of the plan.
-        layout: what is known about their layouts; ``None`` where these are not planned.
-        planned: their shares and the plan to write.
-        replicas: workers that should exist.
-        create: manifests of the pods to create now.
-        with_secret: whether they mount the job's Secret.
-        delay_s: seconds for which no pod may be created because workers failed or were killed.
+        replicas: how many of each pool, and those that leave.
+        avoid: by pool, nodes that new pods avoid.
         sources: what new pods are made from.
         renewal: workers that are renewed, or wait for it.
+        delay_s: seconds for which no pod may be created because workers failed or were killed.
+        create: manifests of the pods to create now.
+        with_secret: whether they mount the job's Secret.
     """
 
-    membership: MembershipDecision
-    layout: LayoutState | None
-    planned: PlannedShares
     replicas: ReplicaDecision
-    create: tuple[dict[str, Any], ...]
-    with_secret: bool
-    delay_s: float
+    avoid: Mapping[str, tuple[str, ...]]
     sources: PodSources
     renewal: Renewal
+    delay_s: float
+    create: tuple[dict[str, Any], ...] = ()
+    with_secret: bool = False
 
 
 def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faults: Faults) -> Decision:
     """Return what to do about a job that trains or may begin to."""
-    spec, workers, in_force, now_s = job.spec, derived.workers, derived.in_force, inputs.now_s
-
+    spec, in_force = job.spec, derived.in_force.plan
     # 1. Members: who takes part in training.
-    membership = decide_membership(spec, workers, in_force.plan, gather_s=inputs.gather_s, now_s=now_s)
-    members = members_of_next_plan(inputs, derived, job, membership, faults)
-    membership = members.membership
-
+    wanted = decide_membership(spec, derived.workers, in_force, gather_s=inputs.gather_s, now_s=inputs.now_s)
+    members = members_of_next_plan(inputs, derived, job, wanted, faults)
     # 2. Shares of the global batch, and a new generation or revision of the plan if anything differs.
     planned = shares_of_next_plan(inputs, derived, job, members, faults)
-    plan = planned.plan or in_force.plan
-
+    plan = planned.plan or in_force
     # 3. Replicas: how many workers each pool should have.
-    def free_slots_of(pool: WorkerPool) -> FreeSlots:
-        if (admitted := inputs.admitted.get(pool.name)) is not None:
-            shape = admitted.shape
-        else:
-            manifest = build_pod(job, pool, 0, plan_version="")
-            try:
-                shape = shape_of(manifest, pod_requests(manifest["spec"]))
-            except ValueError:  # the template is refused with a sentence, before any worker is created
-                return FreeSlots(slots=0, matching_nodes=0, possible=False)
-        found = inputs.slots_of(shape)
-        avoided = [inputs.nodes[name] for name in blamed.get(pool.name, ())]
-        return less_slots(found, shape, avoided, inputs.used()) if avoided else found
+    workers = _decide_workers(inputs, derived, job, plan, faults)
+    # 4. Pods: create what is missing.
+    workers = _with_pods(inputs, derived, job, plan, workers)
+    # 5. Status, events and everything to write.
+    return _build_active(inputs, derived, job, faults, members=members, planned=planned, workers=workers)
 
+
+def _decide_workers(
+    inputs: JobInputs, derived: DerivedState, job: ValidJob, plan: Plan | None, faults: Faults
+) -> _Workers:
+    """Return how many workers each pool should have, and who leaves; ``plan`` is the one after this pass."""
+    spec, workers, in_force, now_s = job.spec, derived.workers, derived.in_force.plan, inputs.now_s
     blamed = nodes_to_blame(inputs, derived, job)
     avoid = nodes_to_avoid(inputs, job, blamed)
     # A pod's affinity can't be changed, so one that still waits and excludes other nodes is made again.
@@ -144,29 +136,55 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     stale = [w for w in corrected(job, workers, sources) if accepted and w not in outdated]
     outdated_uids = {worker.pod.uid for worker in (*outdated, *stale)}
     current = [worker for worker in workers if worker.pod.uid not in outdated_uids]
+    free_slots_of = partial(_free_slots, inputs, job, blamed)
     replicas = faults.guard(
         "the number of workers",
         lambda: decide_replicas(spec, current, grant=inputs.grant, free_slots_of=free_slots_of, now_s=now_s),
         lambda: same_replicas(spec, current),
         instead="the job keeps the workers that it has",
     )
-    stranded = workers_to_remove(inputs, workers, in_force.plan, plan)
+    stranded = workers_to_remove(inputs, workers, in_force, plan)
     remade = (*((w, "other nodes are to be avoided") for w in outdated), *((w, CORRECTED) for w in stale))
-    renewal = decide_renewal(
-        job, current, sources, in_force.plan, creating=bool(replicas.create or inputs.refusal) or not accepted
-    )
+    creating = bool(replicas.create or inputs.refusal) or not accepted
+    renewal = decide_renewal(job, current, sources, in_force, creating=creating)
     leaving = {worker.pod.uid for worker, _ in (*replicas.remove, *stranded)}
     renewed = tuple((worker, why) for worker, why in renewal.remove if worker.pod.uid not in leaving)
-    replicas = replace(replicas, remove=(*replicas.remove, *remade, *stranded, *renewed))
-
-    # 4. Pods: create what is missing, once the template is accepted, no delay is due and there is a plan to mount.
-    delay_s = max(
+    delays_s = (
         restart_delay_s(derived.accounts, now_s=now_s),
         cooling_s(workers, now_s=now_s),
         derived.accounts.row.delay_s(now_s),
         mismatch_delay_s(workers, now_s=now_s),
     )
-    may_create = accepted and not delay_s and plan is not None and not renewal.hold
+    return _Workers(
+        replicas=replace(replicas, remove=(*replicas.remove, *remade, *stranded, *renewed)),
+        avoid=avoid,
+        sources=sources,
+        renewal=renewal,
+        delay_s=max(delays_s),
+    )
+
+
+def _free_slots(inputs: JobInputs, job: ValidJob, blamed: Mapping[str, Collection[str]], pool: WorkerPool) -> FreeSlots:
+    """Return how many more workers of a pool fit, without the nodes that are to blame for failures."""
+    if (admitted := inputs.admitted.get(pool.name)) is not None:
+        shape = admitted.shape
+    else:
+        manifest = build_pod(job, pool, 0, plan_version="")
+        try:
+            shape = shape_of(manifest, pod_requests(manifest["spec"]))
+        except ValueError:  # the template is refused with a sentence, before any worker is created
+            return FreeSlots(slots=0, matching_nodes=0, possible=False)
+    avoided = [inputs.nodes[name] for name in blamed.get(pool.name, ())]
+    found = inputs.slots_of(shape)
+    return less_slots(found, shape, avoided, inputs.used()) if avoided else found
+
+
+def _with_pods(
+    inputs: JobInputs, derived: DerivedState, job: ValidJob, plan: Plan | None, decided: _Workers
+) -> _Workers:
+    """Return the decision with pods, once the template is accepted, no delay is due and there is a plan to mount."""
+    workers, replicas, accepted = derived.workers, decided.replicas, inputs.acceptance.known and inputs.acceptance.ok
+    may_create = accepted and not decided.delay_s and plan is not None and not decided.renewal.hold
     creating = replicas.create if may_create and not inputs.keep_pods else ()
     leaving = {worker.pod.name for worker in workers if not worker.alive}
     places = plugins.free_slots(job, [worker.pod for worker in workers], leaving)
@@ -176,7 +194,6 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     if inputs.refusal:
         creating = creating[:1]  # a single pod shows whether the quota or the policy still refuses
     indices = next_indices(inputs.pods, len(creating), taken=inputs.taken_indices)
-    version = version_text(plan) if plan else ""
     # Ranks with a secret and ranks without one refuse each other: a job that an older operator began goes on without.
     with_secret = all(worker.pod.has_secret for worker in workers if not worker.ended)
     create = tuple(
@@ -184,34 +201,15 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
             job,
             pool,
             index,
-            plan_version=version,
-            avoid=avoid.get(pool.name, ()),
+            plan_version=version_text(plan) if plan else "",
+            avoid=decided.avoid.get(pool.name, ()),
             with_secret=with_secret,
-            source=sources.by_pool[pool.name],
+            source=decided.sources.by_pool[pool.name],
             requests=admitted.shape.requests if (admitted := inputs.admitted.get(pool.name)) is not None else {},
         )
         for pool, index in zip(creating, indices, strict=True)
     )
-
-    # 5. Status, events and everything to write.
-    decision = _build_active(
-        inputs,
-        derived,
-        job,
-        _ActivePass(
-            membership=membership,
-            layout=members.state,
-            planned=planned,
-            replicas=replicas,
-            create=create,
-            with_secret=with_secret,
-            delay_s=delay_s,
-            sources=sources,
-            renewal=renewal,
-        ),
-        faults,
-    )
-    return replace(decision, questions=members.questions)
+    return replace(decided, replicas=replicas, create=create, with_secret=with_secret)
 
 
 def _waits(worker: Worker) -> bool:
@@ -219,31 +217,38 @@ def _waits(worker: Worker) -> bool:
 
 
 def _build_active(
-    inputs: JobInputs, derived: DerivedState, job: ValidJob, decided: _ActivePass, faults: Faults
+    inputs: JobInputs,
+    derived: DerivedState,
+    job: ValidJob,
+    faults: Faults,
+    *,
+    members: PlannedMembers,
+    planned: PlannedShares,
+    workers: _Workers,
 ) -> Decision:
     """Return the decision as objects, status and events."""
-    now_s, replicas, deadline = inputs.now_s, decided.replicas, job.spec.deadline
-    new_plan = decided.planned.plan
+    now_s, replicas, deadline = inputs.now_s, workers.replicas, job.spec.deadline
+    new_plan = planned.plan
     plan, newest = new_plan or derived.in_force.plan, derived.in_force.newest
     if plan is not None:
         newest = (max(newest[0], plan.generation), max(newest[1], plan.revision))
     # Workers that this pass removes are not disruptions: from now on their uids count as accounted.
     uids = derived.accounts.accounted | {worker.pod.uid for worker, _ in replicas.remove}
     derived = replace(derived, accounts=replace(derived.accounts, accounted=uids))
-    inputs = replace(inputs, blocked=inputs.blocked or decided.planned.problem)
+    inputs = replace(inputs, blocked=inputs.blocked or planned.problem)
     context = JobContext(
         inputs=inputs,
         derived=derived,
         plan=plan,
-        shares=decided.planned.shares,
+        shares=planned.shares,
         replicas=replicas,
         faults=faults,
-        layout=decided.layout,
-        sources=decided.sources,
-        renewal=decided.renewal,
+        layout=members.state,
+        sources=workers.sources,
+        renewal=workers.renewal,
     )
     status = status_of(context, newest=newest)
-    planning = decided.layout is not None and decided.layout.holds is None
+    planning = members.state is not None and members.state.holds is None
     # Before the first members, an eviction stops no training: a budget would be applied twice for nothing.
     trained = newest[0] > 0
     budget = build_disruption_budget(job, derived.workers, plan, planning=planning) if trained else None
@@ -252,38 +257,30 @@ def _build_active(
     return Decision(
         active=True,
         apply=tuple(body for body in (build_service(job), budget, *build_plugin_objects(job)) if body is not None),
-        plan=decided.planned.body,
+        plan=planned.body,
         plan_version=version,
         touch=pods_to_touch(derived.workers, plan, job.spec.runtime),
-        secret=decided.with_secret and bool(decided.create),
-        create=decided.create,
+        secret=workers.with_secret and bool(workers.create),
+        create=workers.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),
-        events=_events(
-            context,
-            status,
-            removed=[f"{worker.pod.name} ({why})" for worker, why in replicas.remove if not worker.pod.deleting],
-            new_plan=new_plan,
-        ),
+        events=_events(context, status, new_plan),
         again_s=_soonest(
-            decided.membership.again_s,
+            members.membership.again_s,
             replicas.again_s,
             derived.life.again_s,
-            decided.delay_s if replicas.create else None,
+            workers.delay_s if replicas.create else None,
             *(sidecar_wait_s(worker, now_s=now_s) for worker in derived.workers),
             max(0.0, deadline.timestamp() - now_s) if deadline is not None else None,
         ),
         reason=new_plan.reason if new_plan else "",
+        questions=members.questions,
     )
 
 
-def _events(
-    context: JobContext,
-    status: HeteroTrainJobStatus,
-    *,
-    removed: Sequence[str],
-    new_plan: Plan | None,
-) -> tuple[JobEvent, ...]:
+def _events(context: JobContext, status: HeteroTrainJobStatus, new_plan: Plan | None) -> tuple[JobEvent, ...]:
+    leaving = [(worker, why) for worker, why in context.replicas.remove if not worker.pod.deleting]
+    removed = [f"{worker.pod.name} ({why})" for worker, why in leaving]
     return context.faults.guard(
         "its events",
         lambda: events_of(context, status, removed=removed, new_plan=new_plan),
@@ -309,7 +306,7 @@ def _decide_inactive(inputs: JobInputs, derived: DerivedState, faults: Faults) -
         ),
         release=_released(job, life.stage),
         delete_job=expired,
-        events=_events(context, status, removed=(), new_plan=None),
+        events=_events(context, status, None),
         again_s=_soonest(life.again_s, expires_s),
         reason=life.message,
     )

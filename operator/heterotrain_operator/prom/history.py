@@ -115,27 +115,8 @@ class TelemetryHistory:
         before_s = self.telemetry.newest_sample_s
         newest_s = max([before_s, *times.values()])
         interval_s = newest_s - before_s if before_s and newest_s > before_s else self.telemetry.scrape_interval_s
-        names = {counter_name(member): member for member in snapshot.gauges}
         self._pools |= {member: pools[member.worker_uid] for member in snapshot.gauges if member.worker_uid in pools}
-        in_another = self._in_another_generation(snapshot)
-        moved = in_another if recut else frozenset()
-        for member in moved:
-            self._observations.discard(member)
-        counting = self._counting_members(snapshot)
-        timed: dict[int, Observation] = {}
-        for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
-            if not _measured(found):
-                continue
-            member = names[found.member]
-            if member in moved:
-                continue  # a part of these steps is of the generation before
-            if member in self._in_force and member not in in_another:
-                found = replace(found, generation=self._in_force[member].version[0])  # noqa: PLW2901  # the same measurements, named
-            self._observations.put(member, merge_old([*self._observations.get(member, ()), found]))
-            if member in counting and found.step is not None and not found.warm_up:
-                self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
-                timed.setdefault(self._in_force[member].version[0], found)
-        self._note_exchange(timed)
+        self._note_exchange(self._observe(snapshot, newest_s, recut=recut))
         self._store_counters(snapshot.counters)
         gaps_s = [at_s - self._scraped_s[member] for member, at_s in times.items() if member in self._scraped_s]
         if shortest_s := min((gap_s for gap_s in gaps_s if gap_s > 0), default=0.0):
@@ -163,6 +144,29 @@ class TelemetryHistory:
         )
         self._show_observations()
         return True
+
+    def _observe(self, snapshot: JobSeries, newest_s: float, *, recut: bool) -> dict[int, Observation]:
+        """Add what the counters show since the scrape before; return the first timed steps of each generation."""
+        names = {counter_name(member): member for member in snapshot.gauges}
+        in_another = self._in_another_generation(snapshot)
+        moved = in_another if recut else frozenset()
+        for member in moved:
+            self._observations.discard(member)
+        counting = self._counting_members(snapshot)
+        timed: dict[int, Observation] = {}
+        for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
+            if not _measured(found):
+                continue
+            member = names[found.member]
+            if member in moved:
+                continue  # a part of these steps is of the generation before
+            if member in self._in_force and member not in in_another:
+                found = replace(found, generation=self._in_force[member].version[0])  # noqa: PLW2901  # the same measurements, named
+            self._observations.put(member, merge_old([*self._observations.get(member, ()), found]))
+            if member in counting and found.step is not None and not found.warm_up:
+                self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
+                timed.setdefault(self._in_force[member].version[0], found)
+        return timed
 
     def start_with(self, speeds: Mapping[str, KeptSpeed]) -> None:
         """Take the speeds of an earlier job by pool; each is used until members of its pool refute it."""

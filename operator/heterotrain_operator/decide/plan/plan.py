@@ -90,21 +90,26 @@ def next_plan(
             boundary=boundary,
             min_replicas=min_replicas,
         )
-    spares = membership.spares
     follows = rebalance.boundary is RebalanceBoundary.AUTO and current.boundary.kind is BoundaryKind.STEPS
-    if follows or current.boundary == NEXT_STEP:
-        boundary = current.boundary  # it changes with the shares
     wanted = replace(
         current,
         drain=membership.drain,
-        spares=spares,
-        boundary=boundary,
+        spares=membership.spares,
+        # It changes with the shares.
+        boundary=current.boundary if follows or current.boundary == NEXT_STEP else boundary,
         min_replicas=min_replicas,
         checkpoint_request=request if current.members else "",
     )
+    return _revision(current, wanted, in_force.newest, membership, shares)
+
+
+def _revision(
+    current: Plan, wanted: Plan, newest: tuple[int, int], membership: MembershipDecision, shares: Shares | None
+) -> Plan | None:
+    """Return a new revision of the members in force, with new shares if they changed; ``None`` without any change."""
     reasons = [
         membership.reason if membership.drain != current.drain else "",
-        _spares_text(current.spares, spares),
+        _spares_text(current.spares, wanted.spares),
         _request_text(current.checkpoint_request, wanted.checkpoint_request),
     ]
     if shares is not None and shares.changed:
@@ -113,8 +118,8 @@ def next_plan(
     if wanted == current:
         return None
     reason = "; ".join(filter(None, reasons)) or "the spec changed"
-    kept = generation if current.members else 0  # a plan without members is always of generation 0
-    return replace(wanted, generation=kept, revision=revision + 1, reason=reason)
+    kept = newest[0] if current.members else 0  # a plan without members is always of generation 0
+    return replace(wanted, generation=kept, revision=newest[1] + 1, reason=reason)
 
 
 def least_to_go_on(spec: HeteroTrainJobSpec) -> int:
