@@ -67,10 +67,8 @@ class PeerService:
         self.timeout_s = timeout_s
         self._credentials = credentials
         self.handlers: dict[str, Handler] = {"beat": self._on_beat, "plan": self._on_plan, "offer": self._on_offer}
-        self.reply_fields: Callable[[], Mapping[str, Any]] = dict
-        """Returns fields that every reply to a peer carries in addition to the plan's version."""
+        self._reply_fields: Callable[[], Mapping[str, Any]] = dict
         self.on_reply: Callable[[Mapping[str, Any]], None] = lambda _answer: None
-        """Receives every reply of a peer."""
         self.loop = ClockLoop(clock)
         self._changed = asyncio.Event()
         self.heartbeats = Heartbeats(
@@ -86,6 +84,23 @@ class PeerService:
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
         source.subscribe(self.notify, self.spread)
+
+    def subscribe(
+        self,
+        *,
+        on_lost: Callable[[PeerKey, str], None],
+        on_reply: Callable[[Mapping[str, Any]], None],
+        reply_fields: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        """Hear of peers, before the service starts.
+
+        Args:
+            on_lost: called with a peer that is given up, and the reason.
+            on_reply: receives every reply of a peer.
+            reply_fields: returns fields that every reply to a peer carries in addition to the plan's version.
+        """
+        self.on_reply, self._reply_fields = on_reply, reply_fields
+        self.heartbeats.subscribe(on_lost)
 
     # -- from other threads ------------------------------------------------------------------------------------------
 
@@ -249,7 +264,7 @@ class PeerService:
         handler = self.handlers.get(str(message.get("op")))
         if handler is None:
             return {"error": f"unknown request {message.get('op')!r}"}
-        return {**await handler(message), **self.reply_fields(), "version": self._version()}
+        return {**await handler(message), **self._reply_fields(), "version": self._version()}
 
     async def _on_beat(self, _message: dict[str, Any]) -> dict[str, Any]:
         return {}

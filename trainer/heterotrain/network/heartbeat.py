@@ -78,7 +78,7 @@ class Heartbeats:
             changed: set whenever a connection comes up, goes down or is given up.
             credentials: of the job.
         """
-        self.on_lost: Callable[[PeerKey, str], None] = lambda _key, _reason: None
+        self._on_lost: Callable[[PeerKey, str], None] = lambda _key, _reason: None
         self.ends_expected = False
         self._timeout_s = timeout_s
         self._message = message
@@ -86,6 +86,10 @@ class Heartbeats:
         self._changed = changed
         self._credentials = credentials
         self._heartbeats: dict[PeerKey, Heartbeat] = {}
+
+    def subscribe(self, on_lost: Callable[[PeerKey, str], None]) -> None:
+        """Call a function with each peer that is given up, and the reason."""
+        self._on_lost = on_lost
 
     def watch(self, peers: Mapping[PeerKey, Rank]) -> None:
         """Exchange heartbeats with exactly these peers."""
@@ -119,7 +123,7 @@ class Heartbeats:
         await (heartbeat.gone if heartbeat is not None else asyncio.Event()).wait()
 
     def forget_losses(self) -> None:
-        """Clear all losses: a peer that is still lost is given up again, with another call of ``on_lost``."""
+        """Clear all losses: a peer that is still lost is given up again, with another call (``subscribe``)."""
         for heartbeat in self._heartbeats.values():
             heartbeat.lost = ""
 
@@ -212,7 +216,7 @@ class Heartbeats:
         heartbeat.gone.clear()
         level = logging.DEBUG if self.ends_expected else logging.WARNING
         _log.log(level, "peer %s/%d %s", heartbeat.peer.worker, heartbeat.peer.local_rank, reason)
-        self.on_lost(key, reason)
+        self._on_lost(key, reason)
         self._changed.set()
 
 

@@ -123,7 +123,7 @@ def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
     """Its connection ends and cannot be established again."""
     (one, _), (two, other) = make("a"), make("b")
     lost: queue.Queue[tuple[str, int]] = queue.Queue()
-    one.heartbeats.on_lost = lambda key, _reason: lost.put(key)
+    one.heartbeats.subscribe(lambda key, _reason: lost.put(key))
     watch(one, other)
     wait_until(lambda: one.heartbeats.is_up(key_of(other)), "heartbeats are up", timeout_s=60)
     two.close()
@@ -139,7 +139,7 @@ def test_the_end_of_a_peer_is_a_warning_only_before_everything_is_done(
 ) -> None:
     (one, _), (two, other) = make("a"), make("b")
     lost: queue.Queue[tuple[str, int]] = queue.Queue()
-    one.heartbeats.on_lost = lambda key, _reason: lost.put(key)
+    one.heartbeats.subscribe(lambda key, _reason: lost.put(key))
     watch(one, other)
     wait_until(lambda: one.heartbeats.is_up(key_of(other)), "heartbeats are up", timeout_s=60)
     one.heartbeats.ends_expected = expected
@@ -172,7 +172,7 @@ def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:
     """A peer that left as announced ends without an alarm."""
     (one, _), (two, other), (_, third) = make("a"), make("b"), make("c")
     lost: list[tuple[str, int]] = []
-    one.heartbeats.on_lost = lambda key, _reason: lost.append(key)
+    one.heartbeats.subscribe(lambda key, _reason: lost.append(key))
     watch(one, other, third)
     wait_until(
         lambda: one.heartbeats.is_up(key_of(other)) and one.heartbeats.is_up(key_of(third)),

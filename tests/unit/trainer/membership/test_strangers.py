@@ -130,7 +130,7 @@ def test_another_process_at_the_address_of_a_peer_is_a_lost_peer(mate: PeerServi
     """A pod that has no secret got the address: the heartbeats find the peer lost instead of asking for ever."""
     usurper = service_of("a", b"t" * 32)
     lost: list[str] = []
-    mate.heartbeats.on_lost = lambda _key, reason: lost.append(reason)
+    mate.heartbeats.subscribe(lambda _key, reason: lost.append(reason))
 
     async def watch() -> None:
         mate.watch([rank_of(usurper)])

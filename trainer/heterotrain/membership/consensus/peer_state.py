@@ -49,8 +49,7 @@ class PeerState:
         self.no_quorum = False
         self._peers = peers
         self._on_broken = on_broken
-        peers.heartbeats.on_lost = self._on_lost
-        peers.reply_fields, peers.on_reply = self._reply_fields, self._on_reply
+        peers.subscribe(on_lost=self._on_lost, on_reply=self._on_reply, reply_fields=self._reply_fields)
         peers.handlers |= {
             "prepare": self._on_prepare,
             "accept": self._on_accept,

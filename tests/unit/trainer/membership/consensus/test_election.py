@@ -76,7 +76,7 @@ class VotingGroup:
         )
         return SimpleNamespace(
             identity=SimpleNamespace(worker_uid=f"u{me}", local_rank=0), heartbeats=heartbeats, handlers={},
-            notify=lambda: None,
+            notify=lambda: None, subscribe=lambda **_told: None,
             source=SimpleNamespace(newest=None), watch=lambda _members: None, ask_all=ask_all, wait_change=pause,
             timeout_s=0.01, loop=asyncio.get_running_loop(),
         )  # fmt: skip

@@ -20,6 +20,7 @@ def alone() -> tuple[PeerState, Any, list[str]]:
         heartbeats=SimpleNamespace(),
         handlers={},
         notify=lambda: None,
+        subscribe=lambda **told: vars(peers).update(told),
     )
     return PeerState(peers, on_broken=reasons.append), peers, reasons
 

@@ -31,7 +31,7 @@ def peers_of(me: PeerKey, *, lost: set[PeerKey]) -> Any:
         heartbeats=SimpleNamespace(is_lost=lost.__contains__, is_up=lambda _key: False, forget_losses=lost.clear),
         loop=SimpleNamespace(create_task=lambda work: asyncio.get_running_loop().create_task(work)),
         source=SimpleNamespace(newest=None),
-        handlers={}, notify=lambda: None, watch=lambda _members: None,
+        handlers={}, notify=lambda: None, subscribe=lambda **_told: None, watch=lambda _members: None,
         request=no_reply, ask_all=no_reply, wait_change=no_reply,
     )  # fmt: skip
 
