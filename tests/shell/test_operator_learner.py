@@ -196,18 +196,34 @@ async def test_a_bug_with_one_job_is_reported_and_tried_seldom_while_others_are_
     learning.cancel()
 
 
-async def test_the_same_telemetry_is_learned_from_once_and_a_new_spec_counts_at_once() -> None:
-    app = an_app(FIRST)
+async def test_the_same_telemetry_is_learned_from_once_and_a_new_spec_comes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for no rest of the job and for no news of others."""
+    clock_s, order = [0.0], list[JobKey]()
+    app = an_app(FIRST, SECOND, clocks=Clocks(monotonic=lambda: clock_s[0]))
+
+    def takes(job: ValidJob) -> None:
+        order.append(job.key)
+        clock_s[0] += 1.0
+
+    learns_in(monkeypatch, takes)
     assert note(app, FIRST, 1)
     await app.learner.learn_next()
     assert not note(app, FIRST, 1)
+    assert note(app, SECOND, 1)
+    await app.learner.learn_next()
+    clock_s[0] = 30.0
+    assert note(app, SECOND, 2)
+    clock_s[0] = 2.0
     body = job_body(generation=2)
     body["metadata"] |= {"name": FIRST.name, "uid": f"uid-{FIRST.name}", "resourceVersion": "2"}
     app.kube.objects["heterotrainjobs", FIRST.namespace, FIRST.name] = body  # type: ignore[attr-defined]  # a fake one
     app.store.jobs.put(parse_job(body))
     await app.reconciler.run_once(FIRST)
     await app.learner.learn_next()
-    assert app.learner.model_of(job_of(app, FIRST)).learned_for[0] == 2
+    assert order == [FIRST, SECOND, FIRST]
+    assert app.learner.model_of(job_of(app, FIRST)).learned_for == (2, 1)
 
 
 async def test_a_new_operator_knows_what_the_status_keeps_and_a_new_job_of_the_name_nothing() -> None:

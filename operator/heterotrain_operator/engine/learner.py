@@ -89,6 +89,9 @@ class Learner:
         known.telemetry = telemetry
         if not isinstance(job, ValidJob) or known.model.learned_for == (job.generation, telemetry.sequence):
             return False
+        if known.model.learned_for[0] != job.generation:  # a user waits for it
+            known.due_s = float("-inf")
+            self._waiting = {job.key: None, **self._waiting}
         self._waiting.setdefault(job.key)
         self._wake.set()
         return True
