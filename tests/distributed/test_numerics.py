@@ -319,9 +319,12 @@ def test_little_memory_on_some_ranks_costs_only_time(operate: Operate, tmp_path:
     operator.until((tmp_path / "reached").exists, "step 3")
     caps = [worker.metric("heterotrain_micro_batch_cap_samples") for worker in workers]
     assert caps == [2.0, 2.0, None]
+    summed = [worker.metric("heterotrain_gradient_bytes_total") for worker in workers]
     (tmp_path / "release").touch()
     operator.finish(workers)
     expected = twin(setup, epochs=2)
+    a_step = sum(weight.nbytes for weight in expected.weights.values())
+    assert all(count and count % a_step == 0 for count in summed), "whole steps of all gradients"
     for worker in workers:
         found = operator.weights(worker)
         assert (

@@ -71,6 +71,7 @@ def of_job(uid: str, ranks: int) -> Series:
                 name("heterotrain_gpu_utilization_ratio", **identity): constant(GPU_BUSY[worker]),
                 name("heterotrain_gpu_memory_used_bytes", **identity): constant(4e9 + 1e9 * rank),
                 name("heterotrain_gpu_memory_total_bytes", **identity): constant(16e9),
+                name("heterotrain_gradient_bytes_total", **identity): rising(3e6),
                 name("heterotrain_gpu_power_watts", **identity): constant(250),
                 name("heterotrain_gpu_temperature_celsius", **identity): constant(60 + rank),
             }
@@ -185,6 +186,7 @@ def expected_of_job(job: str) -> Answers:
         "Memory of the GPUs in use": dict.fromkeys(("A a", "A b"), (3 + ranks) / 16),
         "Power of the GPUs": dict.fromkeys(("A a", "A b"), 250.0 * ranks),
         "Temperature of the hottest GPU": dict.fromkeys(("A a", "A b"), 59.0 + ranks),
+        "Gradients that are summed": {f"A {rank}/{worker}": 3e6 for worker in SHARE for rank in range(ranks)},
         "Network of the workers": {f"A {pod}": 1e6 for pod in pods} | {f"B {pod}": 2e6 for pod in pods},
         "Membership": {"A loss": 2.0},
         "New plan": {"A": 1.0},

@@ -87,6 +87,7 @@ class Group:
         flag: raised before a communicator of this formation is aborted, this rank's member's included.
         is_open: whether the script may exchange data now, because the loss of a peer would repeat what it does.
         script_exchanges: number of exchanges that the script has started in this formation.
+        summed_bytes: handed to sums with other ranks, until a committed step takes the count.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Group:
         self._member: MemberGroup | None = None
         self.is_open = False
         self.script_exchanges = 0
+        self.summed_bytes = 0
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -302,6 +304,7 @@ class Group:
         # Gloo's thread writes a GPU's sum with ``copy_``, at any time, and torch counts that as a change. The alias
         # has a count of its own, so that the guards against changes by the script do not see it.
         alias = flat.data
+        self.summed_bytes += flat.nbytes
         work: Reduction = self._guarded(lambda: gradients.allreduce([alias], c10d.AllreduceOptions()), RuntimeError)
         return work
 

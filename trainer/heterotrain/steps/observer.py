@@ -77,7 +77,7 @@ class Observer:
         self._training = training
         self._numerics = numerics
         self._every = 1
-        self._formed_steps = 0
+        self._formed_steps = self._gradient_bytes = 0
         self._measures = False
         self._measured_samples = 0
         self._measured_weights: tuple[float, ...] = ()
@@ -163,6 +163,9 @@ class Observer:
         """
         self._formed_steps += 1
         self._every = decision.measure_every
+        if (group := active_group.group) is not None:
+            self._gradient_bytes += group.summed_bytes
+            group.summed_bytes = 0
         _device_bytes()  # looked up in this thread, because CUDA's current device differs by thread
         self._last_commit = (active_group.roster.plan.global_batch_samples, decision.loss)
         if decision.plain or decision.preconditioned:
@@ -267,7 +270,8 @@ class Observer:
         return values | {name: value for name, value in optional.items() if value is not None and math.isfinite(value)}
 
     def _counters(self) -> dict[str, float]:
-        return {names.TELEMETRY_SECONDS: self.budget.spent_s} if self._last_commit is not None else {}
+        found = {names.TELEMETRY_SECONDS: self.budget.spent_s, names.GRADIENT_BYTES: float(self._gradient_bytes)}
+        return found if self._last_commit is not None else {}
 
 
 @cache

@@ -387,6 +387,12 @@ JOB: Final = Dashboard(
                     queries=[(f"max by (worker) ({of_job('heterotrain_gpu_temperature_celsius')})", "{{worker}}")],
                 ),
                 Panel(
+                    title="Gradients that are summed",
+                    unit="Bps",
+                    about="Of each rank, as sent, in committed steps; a sum moves about twice that over the network.",
+                    queries=[(by_rank("heterotrain_gradient_bytes_total"), "{{worker}}/{{local_rank}}")],
+                ),
+                Panel(
                     title="Network of the workers",
                     unit="Bps",
                     about="From the kubelets (cAdvisor), if Prometheus scrapes them.",
