@@ -14,7 +14,7 @@ from distributed.harness import JOB_UID, Gate, Operator, Worker, assert_same_wei
 from distributed.scripts import problem
 from distributed.sharded_job_scripts import net_of
 from heterotrain.data.order import permutation
-from heterotrain.parts.sharded.unsharded_uses import SETTING
+from heterotrain.parts.sharded.sharded_model import SETTING
 from heterotrain_core.contract.plan import Boundary, Layout, LayoutKind, Member, Plan, Rank
 from support.ports import free_ports
 from torch.distributed.fsdp import FSDPModule

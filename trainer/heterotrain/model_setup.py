@@ -29,7 +29,7 @@ from heterotrain.parts.memory import leave_out_what_is_loaded, usable_bytes
 from heterotrain.parts.pieces.sums import PieceSums
 from heterotrain.parts.planned.cuttable import CuttableModel
 from heterotrain.parts.planned.part import PlannedPart
-from heterotrain.parts.planned.usable_processors import usable_processors
+from heterotrain.parts.planned.processors import usable_processors
 from heterotrain.parts.sharded.part import ShardedPart
 from heterotrain.parts.sharded.sharded import ShardOptions, prepare_units, shard, uses_of
 from heterotrain.parts.sharded.sharded_model import ShardedModel

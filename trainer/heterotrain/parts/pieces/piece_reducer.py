@@ -21,6 +21,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.numerics.buckets import Bucket, squared_norm
+from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.reducer import CHANGED, CLEARED, TWICE
 from heterotrain.numerics.script_hooks import ScriptHooks
 from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
@@ -39,8 +40,8 @@ REFROZEN = (
 
 
 @dataclass(slots=True)
-class PieceReducer:
-    """The buckets of one formation's pieces. The interface is that of ``Reducer``, without learned orders and watches.
+class PieceReducer(Gradients):
+    """The buckets of one formation's pieces: in a fixed order, unmeasured, and tested by the second phase, no gate.
 
     Attributes:
         layout: this rank's part of the model.
@@ -144,12 +145,6 @@ class PieceReducer:
         self.squared = math.nan
         for _, parameter in self.layout.named_parameters():
             parameter.grad = None
-
-    def watch(self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """Do nothing: gradients of a divided model are not measured."""
-
-    def watch_buckets(self, on_launch: Callable[[Bucket], None]) -> None:
-        """Do nothing, as in ``watch``."""
 
     def arm(self, group: Group | None) -> None:
         """Let the next backward pass, the step's last, start the reductions."""
@@ -276,12 +271,6 @@ class PieceReducer:
                 parts.append(found[piece.name].reshape(-1)[piece.start - begin : piece.stop - begin])
         return float(squared_norm(parts))
 
-    def form(self, group: Group) -> None:
-        """Do nothing: the order of buckets is fixed."""
-
-    def agree_on_order(self, group: Group) -> None:
-        """Do nothing, as in ``form``."""
-
     # -- after the reduction -----------------------------------------------------------------------------------------
 
     def check_kept(self) -> None:
@@ -315,9 +304,6 @@ class PieceReducer:
     def is_finite(self) -> bool:
         """Return whether every element of this rank's gradients is finite."""
         return all_finite(list(self._gradients().values()))
-
-    def gate(self) -> None:
-        """Return no gate: the second phase reads the sums before the update."""
 
     def first_non_finite(self) -> str | None:
         """Return the name of the first parameter whose gradient is not finite here; ``None`` if there is none."""

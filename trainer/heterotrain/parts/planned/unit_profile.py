@@ -18,7 +18,7 @@ import torch
 from heterotrain_core.units import UnitProfile, UnitSeconds
 
 from heterotrain.errors import UsageError
-from heterotrain.parts.planned.lasting_time import Clock, Moment, clocks, lasting_s
+from heterotrain.parts.planned.processors import Clock, Moment, clocks, lasting_s
 from heterotrain.parts.stages.stage_model import StageModel
 from heterotrain.parts.stages.trace import PassTrace, trace
 from heterotrain.parts.units.initial_weights import first_line

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from heterotrain.parts.planned.lasting_time import Moment, clocks, lasting_s
+from heterotrain.parts.planned.processors import Moment, clocks, lasting_s
 from heterotrain.parts.planned.training_state import step_alone, unchanged
 
 RUNS = 5

@@ -23,7 +23,7 @@ from heterotrain.errors import UsageError
 from heterotrain.network.gloo.default_group import outlive
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.parts.memory import return_large_blocks
-from heterotrain.parts.sharded.unsharded_uses import SETTING, watch_uses
+from heterotrain.parts.sharded.sharded_model import SETTING, watch_uses
 from heterotrain.parts.units.wrappers import checkpointed, compiled
 from heterotrain.state.local import extent, is_divided, local
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.parts.planned import update_time
-from heterotrain.parts.planned.lasting_time import Moment, lasting_s
+from heterotrain.parts.planned.processors import Moment, lasting_s
 from heterotrain.parts.planned.update_time import MEASURED_BYTES, TENSOR_BYTES, update_s_per_byte
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from heterotrain.parts.planned.usable_processors import usable_processors
+from heterotrain.parts.planned.processors import usable_processors
 
 CPU = torch.device("cpu")
 
