@@ -36,7 +36,7 @@ def read_plan(job: JobView, found: PlanObject | None) -> PlanInForce:
     mirrored = (job.status.plan.desired_generation, job.status.plan.desired_revision)
     if found is None:
         return PlanInForce(plan=None, problem="there is no plan" if mirrored != (0, 0) else "", newest=mirrored)
-    plan = found.plan if found.owner_uid == job.uid else Refused("the plan is of another job")
+    plan = found.plan if found.owner_uid == job.uid else Refused(reason="the plan is of another job")
     if isinstance(plan, Refused):
         return PlanInForce(plan=None, problem=plan.reason, newest=mirrored)
     newest = (max(plan.generation, mirrored[0]), max(plan.revision, mirrored[1]))

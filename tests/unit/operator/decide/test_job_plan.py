@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.consistency import MAX_REQUEST_CHARS
-from support.fake_cluster import FakeCluster, a_running_job
+from support.fake_cluster import JOB_UID, FakeCluster, a_running_job
 
 SPOT_TAINT = "aws-node-termination-handler/spot-itn:NoSchedule"
 
@@ -25,6 +25,21 @@ def test_a_damaged_plan_is_written_again_higher(text: str) -> None:
     version = cluster.version()
     assert cluster.plan is not None
     cluster.plan["data"][keys.PLAN_KEY] = text
+    cluster.settle()
+    assert cluster.version() > version
+
+
+@pytest.mark.parametrize("field", ["owner", "text"])
+def test_a_plan_of_another_job_is_written_again_higher(field: str) -> None:
+    """Such as one that a user has copied, or that a job of the same name has left."""
+    cluster = a_running_job()
+    version = cluster.version()
+    assert cluster.plan is not None
+    if field == "owner":
+        cluster.plan["metadata"]["ownerReferences"][0]["uid"] = "another"
+    else:
+        text = cluster.plan["data"][keys.PLAN_KEY]
+        cluster.plan["data"][keys.PLAN_KEY] = text.replace(JOB_UID, "another")
     cluster.settle()
     assert cluster.version() > version
 
