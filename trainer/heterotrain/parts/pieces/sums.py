@@ -80,6 +80,7 @@ class PieceSums:
         def accept(confirmation: Confirmation) -> None:
             reducer.squared = confirmation.squared
 
+        row = [float(reducer.is_finite()), reducer.owned_squared()]  # the device may fail here, so before the promise
         if prepared is not None:
             finish = prepared.finish
 
@@ -88,7 +89,7 @@ class PieceSums:
                 finish(confirmation)
 
             training.prepared = replace(prepared, finish=late)
-        rows = group.gather_now([float(reducer.is_finite()), reducer.owned_squared()], Purpose.CONFIRM)
+        rows = group.gather_now(row, Purpose.CONFIRM)
         confirmation = Confirmation(math.fsum(row[1] for row in rows), is_finite=all(row[0] for row in rows))
         if prepared is not None:
             training.prepared, training.confirmed = None, (prepared.number, confirmation)
