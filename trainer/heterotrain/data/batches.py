@@ -90,6 +90,12 @@ def to_device(value: Any, device: torch.device) -> Any:
         except TypeError:  # of a method that takes a device only
             return thing.to(device)
 
+    if device.type == "cpu" and type(value) is tuple:
+        for item in value:
+            if type(item) is not torch.Tensor or not item.is_cpu:
+                break
+        else:
+            return value  # the usual batch of a rank on a CPU is there already
     return _mapped(pinned(value, device), moved, whole=moved)
 
 

@@ -7,7 +7,7 @@ repeat a sample.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -63,17 +63,13 @@ def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Pr
         batch_samples: samples of the step over all ranks.
         epoch_samples: samples of the whole epoch; if it goes on, any number above the samples committed after the step.
     """
-    cursor = progress.cursor + batch_samples
-    moved = replace(
-        progress,
-        steps=progress.steps + 1,
-        samples=progress.samples + batch_samples,
-        cursor=cursor,
-        epoch_steps=progress.epoch_steps + 1,
-    )
-    if cursor < epoch_samples:
-        return moved
-    return replace(moved, epoch=progress.epoch + 1, cursor=0, epoch_steps=0)
+    cursor, ends = progress.cursor + batch_samples, int(progress.cursor + batch_samples >= epoch_samples)
+    return Progress(  # a constructor takes a third of the time of ``replace``
+        steps=progress.steps + 1, samples=progress.samples + batch_samples, epoch=progress.epoch + ends,
+        epoch_steps=0 if ends else progress.epoch_steps + 1, cursor=0 if ends else cursor,
+        evaluated=progress.evaluated, stopped=progress.stopped, hooked=progress.hooked,
+        asked_epochs=progress.asked_epochs, asked_steps=progress.asked_steps,
+    )  # fmt: skip
 
 
 def slice_of(shares: tuple[int, ...], position: int) -> tuple[int, int]:
@@ -138,7 +134,8 @@ def shared_seed(*, seed: int, steps: int, place: str) -> int:
         steps: committed steps.
         place: where in the loop they are drawn, such as ``hooks``.
     """
-    return _hashed(f"{seed} shared {steps} {place}")
+    text = f"{seed} shared {steps} {place}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1  # as ``_hashed``
 
 
 def _hashed(text: str) -> int:

@@ -192,7 +192,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
     holder = versions.index(newest)
     weight = math.fsum(weights)
     loss, non_finite = _mean_loss(loss_sums, weights, weight)
-    gone, waiting = _departures(leaving)
+    gone, waiting = _departures(leaving) if any(leaving) else ((), ())
     return StepDecision(
         committed=min(votes) == 1.0 and len(set(steps)) == 1 and BEFORE not in ends,
         newest=(int(newest[0]), int(newest[1])),
@@ -206,14 +206,16 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
         non_finite=non_finite,
         checkpoint=1.0 in checkpoints,
         mark=int(marks[0]),
-        plain=_squares(plain_weighted, plain_groups, plain_total),
-        preconditioned=_squares(preconditioned_weighted, preconditioned_groups, preconditioned_total),
+        plain=() if math.isnan(plain_total[0]) else _squares(plain_weighted, plain_groups, plain_total),
+        preconditioned=()
+        if math.isnan(preconditioned_total[0])
+        else _squares(preconditioned_weighted, preconditioned_groups, preconditioned_total),
         measure_every=int(max(measure_every)),
         fingerprints=fingerprints,
         same_pass=len(set(more)) == 1,
         summed=summed if any(summed) else (),
-        buckets_s=_minima(columns[HEADER + words :]),
-        unused=_common(columns[HEADER : HEADER + words]),
+        buckets_s=_minima(columns[HEADER + words :]) if not math.isnan(sum(slots_WF[0][HEADER + words :])) else (),
+        unused=_common(columns[HEADER : HEADER + words]) if any(slots_WF[0][HEADER : HEADER + words]) else 0,
         waiting=waiting,
         ends=max(ends),
     )
@@ -221,8 +223,6 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
 
 def _departures(leaving: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ranks that leave after this step, and those that wait for a plan without them."""
-    if not any(leaving):
-        return (), ()
     asked = tuple([rank for rank, leaves in enumerate(leaving) if leaves > 0.0])
     return (asked, ()) if 1.0 in leaving or len(asked) == len(leaving) else ((), asked)
 
@@ -231,6 +231,8 @@ def _mean_loss(
     loss_sums: Sequence[float], weights: Sequence[float], weight: float
 ) -> tuple[float | None, tuple[int, ...]]:
     """Return the weighted mean loss, and the ranks whose loss is not finite; a rank without weight has none."""
+    if min(weights) > 0.0 and math.isfinite(sum(loss_sums)):  # so each of them is
+        return math.fsum(loss_sums) / weight, ()
     counted = [rank for rank, own in enumerate(weights) if own > 0]
     non_finite = tuple([rank for rank in counted if not math.isfinite(loss_sums[rank])])
     if not counted or non_finite:

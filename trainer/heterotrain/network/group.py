@@ -394,11 +394,13 @@ class Group:
         # NCCL needs no bounded wait: its operations can be aborted and wait on the device.
         if isinstance(work, dist.Work) and self._backend != "nccl":
             waited = BoundedWait(work, is_over=self.is_over, belongs_to=self._owners.get(owners or (), self._gradients))
+        self.waiting = Waiting(what, self._clock())  # as ``named_wait``, with fewer calls
         try:
-            with self.named_wait(what):
-                waited.wait()
+            waited.wait()
         except broken as error:
             raise PeerLost(self._cut or short_message(error)) from error
+        finally:
+            self.waiting = None
 
     @contextmanager
     def named_wait(self, what: str) -> Iterator[None]:
@@ -458,12 +460,12 @@ class Group:
             self.waiting = Waiting(what, self._clock()) if what else None
 
         self._member = member
-        member.enter_formation(on_wait, self.is_over, self.flag)
         if name:
             member.connect(
                 self._store, name, check=self.check, backend=backend, addresses=self._sockets.addresses,
                 excluded_ports=self._sockets.excluded_ports, address=self._gloo_address,
             )  # fmt: skip
+        member.enter_formation(on_wait, self.is_over, self.flag)  # now: connecting ends earlier connections
         self.check()
 
     # -- the script's collectives ------------------------------------------------------------------------------------

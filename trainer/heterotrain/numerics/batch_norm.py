@@ -75,7 +75,7 @@ class BatchNormContext:
 
     def leave(self) -> None:
         """End the step: outside of steps the statistics are those of the rank alone."""
-        self.enter(None, micro_batches=1)
+        self.group, self.counts, self.micro_batches, self.is_short = None, True, 1, False
 
     def __deepcopy__(self, _memo: object) -> BatchNormContext:
         """Return the same object: a copy of a model takes part in the same steps."""

@@ -69,7 +69,8 @@ class Bucket:
             return False
         if gradients:  # a loop costs twice as much for small layers
             for gradient in gradients:
-                check_dense(gradient)
+                if gradient.layout is not torch.strided:
+                    check_dense(gradient)
             torch._foreach_copy_([view for _, view, _ in elsewhere], gradients)
         for parameter, view, _ in elsewhere:
             parameter.grad = view

@@ -43,15 +43,10 @@ def _allows(parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def take_step(optimizer: torch.optim.Optimizer, factor: float, gate: Gate | None = None) -> None:
-    """Take the optimizer's step with all learning rates times ``factor``.
-
-    Args:
-        optimizer: with a gate, one that ``can_stay_behind``.
-        factor: on the learning rates.
-        gate: queue the step behind it; ``None`` for a gradient that is known to be whole.
-    """
+    """Take the optimizer's step with all learning rates times ``factor``; queue one that ``can_stay_behind`` a gate."""
     if gate is None:
-        _start_momenta(optimizer)
+        if type(optimizer) is torch.optim.SGD and optimizer.param_groups[0].get("fused"):
+            _start_momenta(optimizer)
         step_scaled(optimizer, factor)
         return
     gated: Any = optimizer
@@ -63,12 +58,7 @@ def take_step(optimizer: torch.optim.Optimizer, factor: float, gate: Gate | None
 
 
 def _start_momenta(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters that get their first gradient late a momentum of zero; else torch's fused SGD fails on them.
-
-    Without dampening, the step is the same as that of a first step.
-    """
-    if type(optimizer) is not torch.optim.SGD:
-        return
+    """Give parameters that get their first gradient late a momentum of zero; else torch's fused SGD fails on them."""
     for group in optimizer.param_groups:
         if group.get("fused") and group["momentum"] and not group["dampening"]:
             graded = [p for p in group["params"] if p.grad is not None]

@@ -64,6 +64,9 @@ class RatePolicy:
             done_samples: samples committed so far.
             noise_samples: phi of the gradients that the rule needs; ``None`` while unknown.
         """
+        if self.scaling is Scaling.NONE and rate.batch_samples == batch_samples and rate.before == 1.0 == rate.factor:
+            worth = rate.worth_steps + 1.0
+            return Rate(batch_samples=batch_samples, since_samples=rate.since_samples, worth_steps=worth)
         if rate.batch_samples != batch_samples:
             rate = replace(rate, batch_samples=batch_samples, since_samples=done_samples, before=rate.factor)
         target = learning_rate_scale(
@@ -130,9 +133,11 @@ def scaled_rates(optimizers: Sequence[torch.optim.Optimizer], rates: Sequence[Ra
     NaN where an optimizer has no learning rate.
     """
     return tuple(
-        math.nan if group.get("lr") is None else float(group["lr"]) * rate.factor
-        for optimizer, rate in zip(optimizers, rates, strict=True)
-        for group in optimizer.param_groups
+        [
+            math.nan if group.get("lr") is None else float(group["lr"]) * rate.factor
+            for optimizer, rate in zip(optimizers, rates, strict=True)
+            for group in optimizer.param_groups
+        ]
     )
 
 

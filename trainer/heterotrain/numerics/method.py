@@ -300,13 +300,15 @@ class Numerics:
         """Return the state of each optimizer's factor; schedules follow the first one."""
         rates = []
         for optimizer in optimizers:
-            if not any(optimizer is known for known in self._training.optimizers):
+            if optimizer not in self._training.optimizers:  # optimizers are compared by identity
                 raise UsageError(
                     f"step.apply got a {type(optimizer).__name__} that is unknown to job.optimizer, so its state would "
                     "be lost when workers join or leave. Pass the one that job.optimizer returned."
                 )
-            family = learning_rate.family_of(optimizer) or Family.SGD  # the other rules do not depend on the kind
-            kind = needed_statistics(self._policy.scaling, family)
+            family, kind = Family.SGD, None
+            if self._policy.scaling is not Scaling.NONE:
+                family = learning_rate.family_of(optimizer) or Family.SGD  # the other rules do not depend on the kind
+                kind = needed_statistics(self._policy.scaling, family)
             rates.append(self._policy.next(
                 self._rate, family=family, batch_samples=global_batch_samples,
                 done_samples=self._training.progress.samples, noise_samples=self.noise[kind].scale() if kind else None,

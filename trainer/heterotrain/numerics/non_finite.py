@@ -7,7 +7,7 @@ find the same step, before it has changed the weights, and decide the same witho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from heterotrain_core.contract.choices import OnNonFinite
@@ -40,8 +40,8 @@ class LossHistory:
 
     def after(self, loss: float | None, *, step: int, skipped: bool) -> LossHistory:
         """Return the history after a committed step with this mean loss; ``None`` for an unknown or unusable one."""
-        history = replace(self, skipped=self.skipped + 1 if skipped else 0)
-        return history if loss is None else replace(history, last_finite=loss, last_finite_step=step)
+        last = (self.last_finite, self.last_finite_step) if loss is None else (loss, step)
+        return LossHistory(last_finite=last[0], last_finite_step=last[1], skipped=self.skipped + 1 if skipped else 0)
 
 
 def choose_action(policy: OnNonFinite, *, loss_scale: float | None, skipped: int) -> Action:

@@ -94,6 +94,7 @@ class Reducer:
     _is_new: bool = False
     _held: bool = False
     _is_complete: bool = False
+    _is_late: bool = False
     _group: Group | None = None
     _armed: bool = False
     _next: int = 0
@@ -183,9 +184,9 @@ class Reducer:
             UsageError: a gradient arrived after its bucket had been sent.
         """
         if self._armed:
-            sent = self._buckets[: self._next]
-            if any(bucket.flat._version != bucket.version for bucket in sent):  # noqa: SLF001  # as in _launch
-                raise UsageError(TWICE)
+            for bucket in self._buckets[: self._next]:
+                if bucket.flat._version != bucket.version:  # noqa: SLF001  # as in _launch
+                    raise UsageError(TWICE)
             self._require_hooks().learn(list(self._arrived.values()))
         for bucket in self._buckets[self._next :]:
             bucket.complete()
@@ -328,7 +329,7 @@ class Reducer:
     def abandon(self) -> None:
         """Drop a failed step; waits until its operations have released the buffers (cut the group first)."""
         works = [bucket.work for bucket in self._buckets if bucket.work is not None]
-        if self._group is not None:
+        if self._group is not None and works:
             self._group.settle(works)
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
@@ -354,14 +355,18 @@ class Reducer:
 
     def is_finite(self) -> bool:
         """Return whether every element is finite; after the reduction this is the same on all ranks."""
-        unknown = [bucket for bucket in self._buckets if bucket.is_finite is None]
-        if any(bucket.is_finite is False for bucket in self._buckets):
-            return False
-        return all_finite([bucket.flat for bucket in unknown])
+        if self._is_late:
+            return all_finite(self.flats)
+        found = True
+        for bucket in self._buckets:
+            if bucket.is_finite is None:
+                bucket.is_finite = is_finite(bucket.flat) if bucket.flat.is_floating_point() else True
+            found = found and bucket.is_finite
+        return found
 
     def gate(self) -> gate.Gate | None:
         """Queue a gate behind the sums and return it; ``None`` where the sums are known, and on several devices."""
-        if not gate.runs_behind(self.flats):
+        if not self._is_late:
             return None
         return gate.Gate(self.flats, None if self._group is None else self._group.flag)
 
@@ -449,6 +454,7 @@ class Reducer:
         }
         self._hooks = GradientHooks(self._buckets, arrive=self._arrive, move=self._move, close=self._close)
         self.elements = sum(bucket.flat.numel() for bucket in self._buckets)
+        self._is_late = gate.runs_behind(self.flats)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         layout = [
             [

@@ -60,5 +60,5 @@ class StepBallot:
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
             signature=reducer.signature, more=step.more, unused=reducer.unused, parameters=reducer.parameters,
             changed=state.is_active and state.has_news, summed=step.summed.code,
-            ends=self.shutdown.ends(step.number),
+            ends=self.shutdown.ends(step.task.number),
         )  # fmt: skip

@@ -69,7 +69,7 @@ class BatchLoader:
                 _log.info("the data set can only be iterated, so one process reads it instead of %d", workers.count)
         elif workers.count:
             self._prefetcher = Prefetcher(source, workers=workers, pin=device.type == "cuda")
-        self._looks_ahead = device.type == "cuda" and self._prefetcher is None and self._stream is None
+        self.looks_ahead = device.type == "cuda" and self._prefetcher is None and self._stream is None
         self._ahead: tuple[EpochSlice, Any] | None = None
         self._reported_epoch = -1
         self._expected: tuple[ActiveGroup, Progress, int | None] | None = None
@@ -121,7 +121,7 @@ class BatchLoader:
         Returns:
             Whether samples were loaded. They are dropped if the next step turns out to need others.
         """
-        if not self._looks_ahead or self._expected is None:
+        if not self.looks_ahead or self._expected is None:
             return False
         active_group, progress, cap_samples = self._expected
         progress = self.advanced(progress, task)

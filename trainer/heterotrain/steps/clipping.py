@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TypeAlias
 
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.steps.result import GradientNorm
 
-
-class ClipLimits(NamedTuple):
-    """Upper limits for a gradient's norm, and then for the magnitude of its elements; ``None`` for no limit."""
-
-    clip_norm: float | None
-    clip_value: float | None
+ClipLimits: TypeAlias = tuple[float | None, float | None]
+"""Upper limits for a gradient's norm, and then for the magnitude of its elements; ``None`` for no limit."""
 
 
 def clip(reducer: Gradients, squared: float | None, limits: ClipLimits) -> GradientNorm:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
@@ -21,27 +21,31 @@ class Phase(StrEnum):
     UPDATE = auto()
 
 
+_NOTHING = dict.fromkeys(Phase, 0.0)
+
+
 @dataclass(slots=True)
 class Clock:
     """The phases of one attempt, recorded while it runs and read after the device has passed them.
 
     Attributes:
         timeline: the device's timeline.
+        now: returns the present time.
         last_backward: the end of the backward pass in which buckets started; ``None`` without one.
     """
 
     timeline: Timeline
+    now: Callable[[], Timestamp] = field(init=False)
     last_backward: Timestamp | None = None
     _spans: list[tuple[Phase, Timestamp, Timestamp]] = field(default_factory=list)
     _seconds: dict[Phase, float] = field(default_factory=dict)
 
-    def now(self) -> Timestamp:
-        """Return the present time."""
-        return self.timeline.now()
+    def __post_init__(self) -> None:
+        self.now = self.timeline.now
 
     def spent(self, phase: Phase, since: Timestamp) -> Timestamp:
         """Record that the device was busy with ``phase`` from ``since`` until now; return the present time."""
-        moment = self.timeline.now()
+        moment = self.now()
         self._spans.append((phase, since, moment))
         return moment
 
@@ -52,7 +56,7 @@ class Clock:
 
     def is_over(self) -> bool:
         """Return whether the device has finished all phases."""
-        return all(self.timeline.is_past(ended) for _, _, ended in self._spans[-1:])
+        return not self._spans or self.timeline.is_past(self._spans[-1][2])
 
     def read(self, timestamps: ReductionTimestamps, *, step_s: float) -> StepTimes:
         """Return the seconds of each phase; call this only when ``is_over`` holds.
@@ -61,9 +65,9 @@ class Clock:
             timestamps: the reducer's timestamps of the same attempt.
             step_s: seconds from the previous commit to this one.
         """
-        total = dict.fromkeys(Phase, 0.0) | self._seconds
+        total, seconds = _NOTHING | self._seconds, self.timeline.seconds
         for phase, began, ended in self._spans:
-            total[phase] += self.timeline.seconds(began, ended)
+            total[phase] += seconds(began, ended)
         return StepTimes(
             load_s=total[Phase.LOAD], forward_s=total[Phase.FORWARD], backward_s=total[Phase.BACKWARD],
             sync_s=total[Phase.SYNC], update_s=total[Phase.UPDATE], step_s=step_s,

@@ -104,6 +104,8 @@ class Formations:
     def adopt(self, active_group: ActiveGroup) -> None:
         """Switch to a newer revision of the plan if this is a boundary."""
         progress = self._training.progress
+        if active_group.roster.plan is active_group.agreed.plan:
+            return
         if not may_adopt(active_group.roster, active_group.agreed.plan, epoch_step=progress.epoch_steps):
             return
         active_group.roster = roster_of(
@@ -119,17 +121,15 @@ class Formations:
 
     def newest(self, active_group: ActiveGroup) -> HeldPlan:
         """Return the newest plan that this rank has received, at least the one that all members hold."""
-        newest = self._membership.newest()
-        return (
-            newest
-            if newest is not None and newest.plan.version > active_group.agreed.plan.version
-            else active_group.agreed
-        )
+        newest, agreed = self._membership.newest(), active_group.agreed
+        if newest is None or newest is agreed:
+            return agreed
+        return newest if newest.plan.version > agreed.plan.version else agreed
 
     def agreed(self, active_group: ActiveGroup, held: HeldPlan) -> None:
         """Record that all members hold this plan."""
         self._membership.offer(held.text)
-        if held.plan.version > active_group.agreed.plan.version:
+        if held is not active_group.agreed and held.plan.version > active_group.agreed.plan.version:
             active_group.agreed = held
             self._note_request(active_group)
 

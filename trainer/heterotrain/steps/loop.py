@@ -181,12 +181,13 @@ class Loop:
         while True:
             try:
                 self._follow()
-                active_group = self.active_group or self._form()
-                if self._phase.is_past(self._training.progress) and self._joined is not active_group:
-                    return  # a rank that resumes or joins goes on to its phase
-                if self.is_between_phases:
-                    self._checkpoints.write(WriteReason.END, self._training, active_group)
-                    return
+                active_group = self._formations.active_group or self._form()
+                if self._phase.is_past(self._training.progress):
+                    if self._joined is not active_group:
+                        return  # a rank that resumes or joins goes on to its phase
+                    if self.is_between_phases:
+                        self._checkpoints.write(WriteReason.END, self._training, active_group)
+                        return
                 self._join(active_group)
                 self._call_hooks(active_group)
                 if self.is_between_phases:
@@ -198,7 +199,7 @@ class Loop:
                     self._is_over = True
                     return
                 self._checkpoints.write(WriteReason.DUE, self._training, active_group)
-                step = self._prepare(active_group, self._require_loader())
+                step = self._prepare(active_group, self._loader or self._require_loader())
             except PeerLost as lost:
                 self._leave_broken(lost)
                 continue
@@ -242,7 +243,7 @@ class Loop:
         """
         if self._replicas.resync(active_group):
             self.records.expect_schedules()
-        if self._hooks_follow(self._training.progress):
+        if self._hooks.after_epochs and self._hooks_follow(self._training.progress):
             self._checkpoints.write(WriteReason.HOOKS, self._training, active_group)
         if self._hooks.finish_step(self):
             self._observer.evaluated()
@@ -262,8 +263,9 @@ class Loop:
         Where ranks exchange data while they compute it, the others need this rank for that, and the script gets the
         step once more.
         """
-        needed = self._lockstep or self._exchanges or step.task.is_joint or self._numerics.needs_all_ranks
-        return self.shutdown.ends(step.number) == BEFORE and not needed
+        if self.shutdown.ends(step.task.number) != BEFORE:
+            return False
+        return not (self._lockstep or self._exchanges or step.task.is_joint or self._numerics.needs_all_ranks)
 
     def _follow(self) -> None:
         """Act on the last step's control vectors, now that the script has finished its own part of the step.
@@ -381,7 +383,7 @@ class Loop:
 
     def enter(self, step: Step) -> None:
         """Prepare for a pass: its random numbers and, before the first one, copies for another attempt."""
-        seed_step((self._require_loader().seed_of(step.task) + step.passes) % SEEDS, self._device)
+        seed_step(((self._loader or self._require_loader()).seed_of(step.task) + step.passes) % SEEDS, self._device)
         if not step.passes:
             self._open = step
             self._attempts.begin(self._training.model)
@@ -403,11 +405,12 @@ class Loop:
                 left_s=left_s,
                 step_left_s=max(0.0, self._step_s - (self._clock() - self._began_s)),
             )
-        return self._require_loader().fetch(task, offset, size)
+        return (self._loader or self._require_loader()).fetch(task, offset, size)
 
     def look_ahead(self, task: Task) -> bool:
         """Load samples of the next step while the device computes; return whether any were loaded."""
-        return self.shutdown.left_s is None and self._require_loader().look_ahead(task)
+        loader = self._loader or self._require_loader()
+        return loader.looks_ahead and self.shutdown.left_s is None and loader.look_ahead(task)
 
     def leave_pass(self, reason: str) -> None:
         """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""
@@ -432,9 +435,11 @@ class Loop:
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        active_group, reducer = self._formations.require(), self._wrapped.part.gradients
+        active_group, reducer = self._formations.require(), step.reducer
         held = self._formations.newest(active_group)
-        hooks_follow = self._hooks_follow(self._require_loader().advanced(self._training.progress, step.task))
+        hooks_follow = False
+        if self._hooks.after_epochs and step.task.ends_epoch:
+            hooks_follow = self._hooks_follow(self._require_loader().advanced(self._training.progress, step.task))
         asked = self._departure.is_asked(active_group)
         waits = asked and not hooks_follow and self._departure.waits(active_group, next_s=self._step_s)
         slot = self._ballot.slot(
@@ -491,7 +496,8 @@ class Loop:
     def _record_step(self, step: Step, decision: StepDecision, active_group: ActiveGroup) -> None:
         self._step_s = self._clock() - self._began_s
         compares = step.part.second_phase is None
-        self.records.committed(step, decision, active_group, self._require_loader(), compares=compares)
+        loader = self._loader or self._require_loader()
+        self.records.committed(step, decision, active_group, loader, compares=compares)
         self._committed = active_group, decision
 
     def non_finite(self, what: str, action: Action) -> None:

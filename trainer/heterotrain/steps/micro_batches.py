@@ -61,7 +61,8 @@ class MicroBatches:
     @property
     def expected(self) -> int:
         """Backward passes that this pass over the micro-batches needs."""
-        return len(self.sizes) + (self.padding or int(not self.sizes and self._runs_without_samples))
+        own = len(self.task.micro_batches)
+        return own + (self.padding or int(not own and self._runs_without_samples))
 
     @property
     def is_padding(self) -> bool:
@@ -123,7 +124,7 @@ class MicroBatches:
         Raises:
             PeerLost: the formation is broken.
         """
-        own, rounds = len(self.sizes), self.task.rounds
+        own, rounds = len(self.task.micro_batches), self.task.rounds
         if self.group is None or not self.lockstep:
             return rounds - own if rounds else int(not own and self._runs_without_samples)
         self.group.begin_script_exchange("step.micro_batches")

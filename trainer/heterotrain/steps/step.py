@@ -269,7 +269,7 @@ class Step:
         self._counts.leave_forward()
         began = self.clock.now() if self._counts.mark is None else self.clock.spent(Phase.FORWARD, self._counts.mark)
         check_backward(
-            step=self.number, handed_out=self._counts.handed_out, backwards=self._counts.backwards,
+            step=self.task.number, handed_out=self._counts.handed_out, backwards=self._counts.backwards,
             is_listed=self._counts.is_listed,
         )  # fmt: skip
         check_loss(loss)
@@ -294,7 +294,7 @@ class Step:
             before: Any = self.loss_sum  # a number or a tensor: it becomes a copy with the last micro-batch
             self.loss_sum = before + (value * samples if weight is None else value)
         if weight is None and self.summed.looks and samples not in self.summed.seen:
-            self.summed.look(loss, samples, step=self.number)
+            self.summed.look(loss, samples, step=self.task.number)
         if last:
             if isinstance(self.loss_sum, torch.Tensor):
                 self.loss_sum = HostCopy(self.loss_sum)
@@ -327,7 +327,7 @@ class Step:
         counts = self._counts
         counts.leave_forward()
         check_backward(
-            step=self.number, handed_out=counts.handed_out, backwards=counts.backwards, is_listed=counts.is_listed,
+            step=self.task.number, handed_out=counts.handed_out, backwards=counts.backwards, is_listed=counts.is_listed,
             call="step.skip_batch",
         )  # fmt: skip
         if self.task.is_joint or self.numerics.needs_all_ranks:
@@ -379,15 +379,16 @@ class Step:
             UsageError: a micro-batch had no ``step.backward``, the step or pass was applied before, no optimizer or an
                 unknown one was passed, or a limit is not above 0.
         """
-        limits = ClipLimits(clip_norm, clip_value)
         check_apply(
-            step=self.number, optimizers=len(optimizers), is_applied=self.committed or self._applied,
-            backwards=self._counts.backwards, expected=self._counts.expected, limits=limits._asdict(),
+            step=self.task.number, optimizers=len(optimizers), is_applied=self.committed or self._applied,
+            backwards=self._counts.backwards, expected=self._counts.expected,
+            limits={"clip_norm": clip_norm, "clip_value": clip_value},
         )  # fmt: skip
         self._begin()
         reserve = self.part.reserve()  # kept until every rank has committed
         try:
             decision = self._reduce()
+            limits = (clip_norm, clip_value)
             update = partial(self._update, optimizers, limits)
             if (second := self.part.second_phase) is not None:
                 began = self.clock.now()
@@ -435,21 +436,17 @@ class Step:
     ) -> tuple[GradientNorm, tuple[float, ...]] | None:
         """Queue the update behind the sums, then wait for the gate between them: the device goes on meanwhile.
 
-        Returns:
-            As ``_update``; ``None`` if nothing has changed yet, and the host now knows what the gradient is.
-
-        Raises:
-            PeerLost, NonFinite: as ``_settle``.
+        As ``_update``, but ``None`` if nothing has changed yet, and the host now knows what the gradient is.
         """
-        reducer, batch_samples = self.reducer, self.task.global_batch_samples
+        reducer, batch_samples, (clip_norm, clip_value) = self.reducer, self.task.global_batch_samples, limits
         reducer.check_kept()
-        changed = limits.clip_norm is not None and reducer.take_back()
-        if changed or limits.clip_value is not None or not can_stay_behind(optimizers):
+        changed = clip_norm is not None and reducer.take_back()
+        if changed or clip_value is not None or not can_stay_behind(optimizers):
             self._settle(decision)
             return None
         began, is_known, self.updates = self.clock.now(), gate.is_current, True
-        if limits.clip_norm is not None:
-            gate.clip(limits.clip_norm)
+        if clip_norm is not None:
+            gate.clip(clip_norm)
         rates = self.numerics.update(optimizers, global_batch_samples=batch_samples, gate=gate)
         self.clock.spent(Phase.UPDATE, began)
         if not self._settle(decision):
@@ -537,7 +534,8 @@ class Step:
     ) -> bool:
         self._counts.leave_forward()
         self.is_open = False
-        self.context.open_exchanges(are_open=False)
+        if not self.committed:
+            self.context.open_exchanges(are_open=False)
         self.numerics.batch_norm_context.leave()
         if error is None:
             if not self.committed:
@@ -680,7 +678,7 @@ class Step:
         """
         self._check_open()
         if self._decision is not None:
-            check_another_pass(step=self.number, more=self.more)
+            check_another_pass(step=self.task.number, more=self.more)
             if not (self._applied or self.skipped):
                 self.numerics.forward_state.finish()
             self.passes += 1
@@ -700,8 +698,8 @@ class Step:
             self.reducer.begin(micro_batches=len(self._counts.sizes))
             task = self.task
             self.numerics.forward_state.begin(leads=task.share_samples > 0 and task.position == task.cursor)
-            if not self.passes:
-                self.clock = Clock(self.reducer.timeline)
+            if self.clock.timeline is not self.reducer.timeline and not self.passes:
+                self.clock = Clock(self.reducer.timeline)  # the first step finds the device
             self.measurement = self.context.measure(self)
 
     def _reduce(self) -> StepDecision:
@@ -722,9 +720,9 @@ class Step:
         self.reducer.check_untouched()
         decision = self._vote(ok=True)
         self.clock.spent(Phase.SYNC, began)
-        check_same_pass(step=self.number, same=decision.same_pass)
+        check_same_pass(step=self.task.number, same=decision.same_pass)
         if decision.summed:
-            check_alike(decision.summed, step=self.number)
+            check_alike(decision.summed, step=self.task.number)
         if not decision.committed:
             self.is_undone = decision.ends == BEFORE
             raise RepeatStep("another rank could not finish its part")
@@ -742,12 +740,7 @@ class Step:
         return decision
 
     def _examine(self, decision: StepDecision) -> None:
-        """Scale the gradient and have it tested: on an accelerator, where ``apply`` reads the result (``gate.py``).
-
-        Raises:
-            PeerLost: a sum may be a part.
-            NonFinite: loss or gradient is not finite, and the job is to fail then.
-        """
+        """Scale the gradient and have it tested: on an accelerator, where ``apply`` reads the result (``gate.py``)."""
         if decision.non_finite and not self._skip_reason:  # a step is skipped as a whole
             self._skip_reason = self._reason_to_skip(decision)
         self.skipped = bool(self._skip_reason)

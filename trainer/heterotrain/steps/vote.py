@@ -41,7 +41,8 @@ def exchange_votes(
         UsageError: this rank trains other parameters than another one.
     """
     row = to_row(slot)
-    if active_group.group is None:
+    if active_group.group is None or active_group.group.world_size == 1:
+        reducer.wait()
         if state.is_active:
             if slot.changed:
                 state.agree(None)

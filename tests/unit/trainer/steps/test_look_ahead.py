@@ -49,7 +49,7 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
     def make(self: BatchLoader, *arguments: Any, **named: Any) -> None:
         made(self, *arguments, **named)
-        self._looks_ahead = request.param
+        self.looks_ahead = request.param
 
     monkeypatch.setattr(BatchLoader, "__init__", make)
     return bool(request.param)
