@@ -7,6 +7,9 @@ row and one of days in a later row, at the same cost. In each row, the means sin
   has to reach ``LEAST_SCORE``, which a climb without noise does from 15 means on.
 - The slope is Theil and Sen's, the median of those of all pairs. What it adds up to has to exceed the noise around it,
   and a part of all that the loss has ever moved: a plateau that drifts is no divergence.
+
+The score assumes that means are independent, but losses that are near in time often are alike. So two neighbouring rows
+have to agree: what wanders within one is noise in the next, which is four times as coarse.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ class LossTrend:
     def __init__(self) -> None:
         self._rows = [(array("d"), array("d"), array("d")) for _ in range(ROWS)]
         """Steps and means, and losses that form no mean yet."""
+        self._climbs = [False] * ROWS
         self.step, self._low, self._high = -1, math.inf, -math.inf
         self.climb: LossClimb | None = None
 
@@ -48,7 +52,7 @@ class LossTrend:
     def note(self, step: int, loss: float) -> None:
         """Take the loss of a later step than the one before."""
         self.step = step
-        for steps, means, waiting in self._rows:
+        for row, (steps, means, waiting) in enumerate(self._rows):
             waiting.append(loss)
             if len(waiting) < WIDTH:
                 return
@@ -58,13 +62,14 @@ class LossTrend:
             means.append(loss)
             del steps[:-KEPT], means[:-KEPT]
             if len(means) >= _SMOOTH:
-                self._judge(steps, means)
+                self._judge(row, steps, means)
 
-    def _judge(self, steps: array[float], means: array[float]) -> None:
+    def _judge(self, row: int, steps: array[float], means: array[float]) -> None:
         levels = [median(means[at : at + _SMOOTH]) for at in range(len(means) - _SMOOTH + 1)]
         self._low, self._high = min(self._low, *levels), max(self._high, *levels)
         first = min(range(len(levels)), key=levels.__getitem__)
-        if _climbs(steps[first:], means[first:], least=LEAST_PART * (self._high - self._low)):
+        self._climbs[row] = _climbs(steps[first:], means[first:], least=LEAST_PART * (self._high - self._low))
+        if row and self._climbs[row] and self._climbs[row - 1]:
             self.climb = LossClimb(int(steps[first]), levels[first], int(steps[-1]), levels[-1])
         elif self.climb is not None and levels[-1] <= (self.climb.from_loss + self.climb.loss) / 2:
             self.climb = None

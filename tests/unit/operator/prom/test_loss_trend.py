@@ -18,33 +18,35 @@ Loss = Callable[[int], float]
 LEARNS: Loss = lambda at: 10 * math.exp(-at / 300) + 2  # noqa: E731  # a curve of the tables below
 
 
-def noted(loss: Loss, scrapes: int, *, noise: float = 0.3, seed: int = 0) -> tuple[LossTrend, int | None]:
-    """Return the trend after so many scrapes, three steps each, and the first scrape that showed a climb."""
+def noted(loss: Loss, scrapes: int, *, wanders: float = 0.0, seed: int = 0) -> tuple[LossTrend, int | None]:
+    """Return the trend after so many scrapes, and the first with a climb; noise wanders from one scrape to the next."""
     chance = random.Random(seed)  # noqa: S311  # repeats the noise
-    trend, first = LossTrend(), None
+    trend, first, noise = LossTrend(), None, 0.0
     for at in range(scrapes):
-        trend.note(3 * at, loss(at) + chance.gauss(0, noise))
+        noise = wanders * noise + chance.gauss(0, 0.3 * math.sqrt(1 - wanders**2))
+        trend.note(3 * at, loss(at) + noise)
         first = at if first is None and trend.climb is not None else first
     return trend, first
 
 
 @pytest.mark.parametrize("seed", range(times(gate=4, every=100)))
+@pytest.mark.parametrize("wanders", [0.0, 0.9])
 @pytest.mark.parametrize(
     "loss",
     [LEARNS, lambda _: 2.0, lambda at: -0.001 * at, lambda at: LEARNS(at) + 0.2 * math.sin(at / 40)],
     ids=["learns", "plateau", "falls below zero", "cycles"],
 )
-def test_noise_and_learning_are_no_climb(loss: Loss, seed: int) -> None:
-    assert noted(loss, 2500, seed=seed)[1] is None
+def test_noise_and_learning_are_no_climb(loss: Loss, wanders: float, seed: int) -> None:
+    assert noted(loss, 2500, wanders=wanders, seed=seed)[1] is None
 
 
 @pytest.mark.parametrize(
     ("loss", "begins", "latest"),
     [
-        (lambda at: LEARNS(at) + max(0, at - 1000) * 0.004, 1000, 1500),
-        (lambda at: LEARNS(at) + max(0, at - 1000) * 0.0005, 1000, 4000),
-        (lambda at: 2 + at * 0.02, 0, 200),
-        (lambda at: LEARNS(at) if at < 1000 else 50.0 + at - 1000, 1000, 1200),
+        (lambda at: LEARNS(at) + max(0, at - 1000) * 0.004, 1000, 2200),
+        (lambda at: LEARNS(at) + max(0, at - 1000) * 0.0005, 1000, 6500),
+        (lambda at: 2 + at * 0.02, 0, 300),
+        (lambda at: LEARNS(at) if at < 1000 else 50.0 + at - 1000, 1000, 1250),
     ],
     ids=["soon", "slowly", "from the start", "explodes"],
 )
@@ -73,13 +75,13 @@ def read(step: int, loss: float | None) -> JobSeries:
 
 def test_a_job_tells_that_it_diverges_and_a_resumed_one_begins_again() -> None:
     cluster, history = a_running_job(), TelemetryHistory()
-    for at in range(200):
+    for at in range(300):
         history.take(read(10 * at, 2.0 + 0.1 * at), {MemberId("u0", 0): float(at)}, pools={})
     cluster.telemetry = history.telemetry
     cluster.settle()
     assert cluster.condition("Diverging") == ("True", "LossClimbs")
     assert "lower the learning rate" in cluster.message("Diverging")
-    history.take(read(500, 2.0), {MemberId("u0", 0): 201.0}, pools={})
+    history.take(read(500, 2.0), {MemberId("u0", 0): 301.0}, pools={})
     cluster.telemetry = history.telemetry
     cluster.settle()
     assert cluster.condition("Diverging") == ("False", "NotClimbing")
