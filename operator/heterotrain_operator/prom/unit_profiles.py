@@ -7,7 +7,7 @@ their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from heterotrain_core.contract import metrics
@@ -74,40 +74,47 @@ def parse_profile(
         samples = number(labels.get(metrics.LABEL_SAMPLES, ""), MOST_SAMPLES)
         if name == metrics.UNIT_SECONDS and samples and 0 <= value <= MOST_SECONDS:
             seconds.setdefault((unit, samples, labels.get(metrics.LABEL_PHASE, "")), value)
-    found = []
     measured = sorted({samples for _, samples, _ in seconds})
     if len(measured) > metrics.MAX_PROFILED_SIZES:
         return f"it has more than {metrics.MAX_PROFILED_SIZES} sizes of micro-batches"
+    found: list[UnitProfile] = []
     for unit in range(units):
-        if any((unit, what) not in sizes for what in metrics.WHATS):
-            return f"the bytes of unit {unit} are missing or implausible"
-        points = tuple(
-            UnitSeconds(
-                micro_batch_samples=samples,
-                forward_s=seconds[unit, samples, metrics.PHASE_FORWARD],
-                backward_s=seconds[unit, samples, metrics.PHASE_BACKWARD],
-            )
-            for samples in measured
-            if all((unit, samples, phase) in seconds for phase in _PHASES)
-        )
-        if not points:
-            return f"the seconds of unit {unit} are missing or implausible"
-        parameters, activations, boundary = (int(sizes[unit, what]) for what in metrics.WHATS)
-        found.append(
-            UnitProfile(
-                name=_plausible(names[unit]),
-                parameter_bytes=parameters,
-                activation_bytes=activations,
-                boundary_bytes=boundary,
-                seconds={pool: points},
-            )
-        )
+        own = {what: sizes[unit, what] for what in metrics.WHATS if (unit, what) in sizes}
+        points = _points(unit, seconds, measured)
+        if len(own) < len(metrics.WHATS) or not points:
+            missing = "seconds" if len(own) == len(metrics.WHATS) else "bytes"
+            return f"the {missing} of unit {unit} are missing or implausible"
+        found.append(_unit_profile(names[unit], own, {pool: points}))
     return PoolProfile(
         memory_bytes=int(memory_bytes),
         units=tuple(found),
         state_ratio=gauges.state_ratio,
         update_s_per_byte=gauges.update_s_per_byte,
         can_shard=gauges.can_shard,
+    )
+
+
+def _points(unit: int, seconds: Mapping[tuple[int, int, str], float], sizes: Sequence[int]) -> tuple[UnitSeconds, ...]:
+    """Return a unit's seconds at those sizes of which all phases are known."""
+    return tuple(
+        UnitSeconds(
+            micro_batch_samples=samples,
+            forward_s=seconds[unit, samples, metrics.PHASE_FORWARD],
+            backward_s=seconds[unit, samples, metrics.PHASE_BACKWARD],
+        )
+        for samples in sizes
+        if all((unit, samples, phase) in seconds for phase in _PHASES)
+    )
+
+
+def _unit_profile(name: str, sizes: Mapping[str, float], seconds: Mapping[str, tuple[UnitSeconds, ...]]) -> UnitProfile:
+    parameters, activations, boundary = (int(sizes[what]) for what in metrics.WHATS)
+    return UnitProfile(
+        name=_plausible(name),
+        parameter_bytes=parameters,
+        activation_bytes=activations,
+        boundary_bytes=boundary,
+        seconds=seconds,
     )
 
 

@@ -61,11 +61,7 @@ def decide_membership(
     names = {rank.worker_uid: rank.worker for rank in plan.ranks} if plan else {}
     staying = [by_uid[uid] for uid in names if uid in by_uid and by_uid[uid].placed]
     leaving = [by_uid[uid] for uid in names if uid in by_uid and by_uid[uid].state is WorkerState.LEAVING]
-    gone = tuple(
-        uid
-        for uid in names
-        if uid not in by_uid or not (by_uid[uid].placed or by_uid[uid].state is WorkerState.LEAVING)
-    )
+    gone = tuple(uid for uid in names if not _is_there(by_uid.get(uid)))
     others = [w for w in workers if w.state is WorkerState.READY and w.pod.address and w.pod.uid not in names]
     resting_names = frozenset(plan.spares if plan is not None else ())
     spares = [worker for worker in others if worker.pod.name in resting_names]
@@ -85,28 +81,32 @@ def decide_membership(
     # Members of several workers are planned again while the leaving ones still train. Those of one go on by themselves.
     recut = planned and bool(leaving)
     if not gone and not joiners and not recut and plan is not None:
-        same = () if leaving else tuple(candidates)
-        return MembershipDecision(workers=None, drain=drain, reason=draining, spares=resting, unchanged=same)
+        unchanged = () if leaving else tuple(candidates)
+        return MembershipDecision(workers=None, drain=drain, reason=draining, spares=resting, unchanged=unchanged)
     # 3. Before the start, and while no member is missing, wait for workers that are about to be ready.
-    patient = starting or not (gone or recut)
     wait_s = _gathering(workers, joiners, needed=needed if starting else 1, gather_s=gather_s, now_s=now_s)
-    if patient and wait_s:
+    if wait_s and (starting or not (gone or recut)):
         return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining, again_s=wait_s, spares=resting)
     # 4. Otherwise make a new generation of all candidates.
-    changes = [draining] if recut else []
-    if gone:
-        lost = [by_uid[uid] for uid in gone if uid in by_uid]
-        why = f": {lost[0].reason}" if lost and lost[0].reason else ""
-        changes.append(f"without {', '.join(sorted(names[uid] for uid in gone))}{why}")
-    if joiners:
-        changes.append(f"with {_names(joiners)}")
+    lost = [by_uid[uid] for uid in gone if uid in by_uid]
+    why = f": {lost[0].reason}" if lost and lost[0].reason else ""
+    changes = (
+        draining if recut else "",
+        f"without {', '.join(sorted(names[uid] for uid in gone))}{why}" if gone else "",
+        f"with {_names(joiners)}" if joiners else "",
+    )
     return MembershipDecision(
         workers=tuple(candidates),
         drain=drain,
         lost=gone,
-        reason="; ".join(changes) or "the plan was written again",
+        reason="; ".join(filter(None, changes)) or "the plan was written again",
         spares=resting,
     )
+
+
+def _is_there(worker: Worker | None) -> bool:
+    """Return whether a member still trains, as far as is known."""
+    return worker is not None and (worker.placed or worker.state is WorkerState.LEAVING)
 
 
 def _pool_short(spec: HeteroTrainJobSpec, candidates: Sequence[Worker]) -> bool:
