@@ -46,6 +46,7 @@ from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.script_exchanges import ScriptExchanges
 from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.step import Step
+from heterotrain.steps.step_passes import StepPasses
 from heterotrain.steps.step_records import StepRecords
 from heterotrain.steps.summed_loss import SummedLosses
 from heterotrain.steps.task import Task
@@ -119,7 +120,7 @@ class Loop:
         self._uncommitted: Step | None = None
         self._committed: tuple[ActiveGroup, StepDecision] | None = None
         self._repeating: int | None = None
-        self._open: Step | None = None
+        self._open: StepPasses | None = None
         self._lockstep = False
         self._summed = SummedLosses()
         self._exchanges = False
@@ -381,14 +382,14 @@ class Loop:
         if self._open is not None and self._open.is_open and not self._open.updates:
             refuse_update(self._open.number)
 
-    def enter(self, step: Step) -> None:
+    def enter(self, step: StepPasses) -> None:
         """Prepare for a pass: its random numbers and, before the first one, copies for another attempt."""
         seed_step(((self._loader or self._require_loader()).seed_of(step.task) + step.passes) % SEEDS, self._device)
         if not step.passes:
             self._open = step
             self._attempts.begin(self._training.model)
 
-    def measure(self, step: Step) -> Measurement | None:
+    def measure(self, step: StepPasses) -> Measurement | None:
         """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
         return self._observer.begin(step.reducer, step.task, alone=step.group is None)
 

@@ -14,6 +14,7 @@ from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.timeline import Timestamp
+from heterotrain.parts.interface import Share
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.task import Task
 
@@ -198,3 +199,13 @@ class MicroBatchLoop(Iterator[Any]):
                     self._reduce()
             raise StopIteration
         return counts.hand_out(task, start, size, begun=self._pass)
+
+
+def share_of(task: Task, fetch: Fetch) -> Share:
+    """Return a task, with at least one micro-batch, for a part that runs all of them by itself."""
+    sizes = task.micro_batches
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return Share(
+        step=task.number, start=task.position - task.cursor, sizes=sizes, batch_samples=task.batch_samples,
+        fetch=lambda index: fetch(task, starts[index], sizes[index]),
+    )  # fmt: skip
