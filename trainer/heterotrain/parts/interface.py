@@ -124,9 +124,7 @@ class OwnSchedule(Protocol):
             measure: of the model's output and the batch's targets.
             method: how passes compute.
 
-        Raises:
-            PeerLost: another rank of the member is lost.
-            UsageError: a batch is not a pair.
+        Raises as ``run``.
         """
 
 

@@ -17,7 +17,7 @@ from heterotrain_core.units import UnitProfile
 
 from heterotrain.errors import UsageError
 from heterotrain.network.gloo.member_group import MemberGroup
-from heterotrain.parts.planned import training_state, unit_profile, update_time
+from heterotrain.parts.planned import optimizer_costs, unit_profile
 from heterotrain.parts.stages.stage import Stage
 from heterotrain.parts.stages.trace import PassTrace, trace
 from heterotrain.parts.unequal.shards import ModelShards
@@ -105,7 +105,7 @@ class CuttableModel:
         )  # fmt: skip
 
     def state_ratio(self, optimizers: Sequence[torch.optim.Optimizer]) -> float | None:
-        """Return bytes of training state for each byte of parameters; see ``training_state.state_ratio``.
+        """Return bytes of training state for each byte of parameters; see ``optimizer_costs.state_ratio``.
 
         Args:
             optimizers: of the whole model's parameters.
@@ -114,12 +114,12 @@ class CuttableModel:
             return None
         parts = units_of(self.model, self._path).parts
         units = [[p for name in names for p in parts[name].parameters()] for names in self.seen.parts]
-        return training_state.state_ratio(units, optimizers)
+        return optimizer_costs.state_ratio(units, optimizers)
 
     def update_s_per_byte(self, optimizers: Sequence[torch.optim.Optimizer], *, processors: float) -> float | None:
-        """Measure the optimizers' update on this rank's device; see ``update_time.update_s_per_byte``."""
+        """Measure the optimizers' update on this rank's device; see ``optimizer_costs.update_s_per_byte``."""
         whole = sum(parameter.nbytes for parameter in self.model.parameters())
-        return update_time.update_s_per_byte(optimizers, whole, device=self._device, processors=processors)
+        return optimizer_costs.update_s_per_byte(optimizers, whole, device=self._device, processors=processors)
 
     def stage(self, cuts: Sequence[int], group: MemberGroup, *, with_values: bool = True) -> Stage:
         """Return this rank's stage.

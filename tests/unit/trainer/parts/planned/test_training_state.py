@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.parts.planned.cuttable import CuttableModel
-from heterotrain.parts.planned.training_state import state_ratio
+from heterotrain.parts.planned.optimizer_costs import state_ratio
 from heterotrain.parts.units.initial_weights import built
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.parts.planned import update_time
+from heterotrain.parts.planned import optimizer_costs
+from heterotrain.parts.planned.optimizer_costs import MEASURED_BYTES, TENSOR_BYTES, update_s_per_byte
 from heterotrain.parts.planned.processors import Moment, lasting_s
-from heterotrain.parts.planned.update_time import MEASURED_BYTES, TENSOR_BYTES, update_s_per_byte
 
 CPU = torch.device("cpu")
 MAKES: dict[str, Any] = {
@@ -67,7 +67,7 @@ def test_the_optimizer_is_as_it_was(name: str) -> None:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let each look at the clocks be one second later, and return the bytes that each step updates."""
     bytes_: list[int] = []
-    real = update_time.step_alone
+    real = optimizer_costs.step_alone
 
     def step(optimizer: torch.optim.Optimizer) -> None:
         bytes_.append(sum(p.nbytes for group in optimizer.param_groups for p in group["params"]))
@@ -77,8 +77,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         looks = iter(range(1000))
         return lambda: Moment(float(next(looks)), 0.0)
 
-    monkeypatch.setattr(update_time, "clocks", clocks)
-    monkeypatch.setattr(update_time, "step_alone", step)
+    monkeypatch.setattr(optimizer_costs, "clocks", clocks)
+    monkeypatch.setattr(optimizer_costs, "step_alone", step)
     return bytes_
 
 
@@ -102,7 +102,7 @@ def test_large_models_are_measured_in_part(steps: list[int]) -> None:
 
 def test_a_slow_optimizer_makes_two_steps(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Some compute roots of matrices; the other workers wait for this rank's profile."""
-    monkeypatch.setattr(update_time, "LONGEST_S", 3.0)
+    monkeypatch.setattr(optimizer_costs, "LONGEST_S", 3.0)
     own = parameters(100)
     assert update_s_per_byte([torch.optim.SGD(own, lr=0.1)], whole(own), device=CPU) == pytest.approx(1.0 / whole(own))
     assert len(steps) == 2
