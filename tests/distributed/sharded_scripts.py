@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from heterotrain.network.gloo.member_group import MemberGroup
-from heterotrain.parts.sharded.sharded import ShardOptions, forget_pass, shard
+from heterotrain.parts.sharded.sharded import REDUCE_SCATTER, ShardOptions, forget_pass, shard
 from heterotrain.state import local
 from heterotrain.state.holdings import Extent, pieces_of
 
@@ -56,6 +56,17 @@ class Net(torch.nn.Module):
         return self.last(x)
 
 
+class CountingGroup(MemberGroup):
+    """Counts how often gradients are added up over the member."""
+
+    reductions = 0
+
+    def collective(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> dist.Work:
+        """Run one collective."""
+        self.reductions += method == REDUCE_SCATTER
+        return super().collective(method, arguments, options)
+
+
 def net(spec: dict[str, Any]) -> Net:
     """Return the model of a case in fp64, the same on every rank."""
     torch.manual_seed(1)
@@ -89,7 +100,7 @@ def steps(
     store = dist.TCPStore("127.0.0.1", port, None, is_master=rank == 0, timeout=LIMIT, wait_for_workers=False)
     firsts = [sum(members[:index]) for index in range(len(members))]
     member = max(index for index, first in enumerate(firsts) if first <= rank)
-    group = MemberGroup(rank=rank - firsts[member], world_size=members[member])
+    group = CountingGroup(rank=rank - firsts[member], world_size=members[member])
     connections = 0
 
     def connect() -> None:
@@ -143,6 +154,7 @@ def steps(
         "error": max(errors),
         "holding": {name: [e.start, e.stop] for name, e in local.holding(named.items()).items()},
         "sizes": local.sizes(named.items()),
+        "reductions": group.reductions,
         "divided": [name for name, p in named.items() if local.is_divided(p)],
     }
     Path(out, f"{rank}.json").write_text(json.dumps(result))

@@ -102,12 +102,16 @@ def test_gradients_weights_and_moments_are_those_of_one_process(
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_each_option_leaves_the_gradient_as_it_is(zygote: Zygote, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Each unit's gradient is added up over the member in each micro-batch: no rank holds an undivided gradient."""
     rng = random.Random(str(options))  # noqa: S311  # seeded chance
-    members = [2, 1]
+    members, steps = [2, 1], 3
+    cuts = cuts_of(rng, members)
     finish(start(
-        zygote, tmp_path, "steps", 3, members=members, cuts=cuts_of(rng, members), model=SMALL, options=options
+        zygote, tmp_path, "steps", 3, members=members, cuts=cuts, model=SMALL, options=options, backward=steps
     ))  # fmt: skip
-    check(tmp_path, 3)
+    divided = SMALL["blocks"] + 1  # and what is around the blocks
+    expected = [steps * len(cuts[0]) * divided] * 2 + [0]
+    assert [result["reductions"] for result in check(tmp_path, 3)] == expected
 
 
 @pytest.mark.parametrize("operation", part_of([1, 2, 4, 5, 7, 9, 11, 12, 14, 16], of=3))
