@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import heterotrain
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own habit
-from distributed.report_scripts import BATCH, SAMPLES, Batch, Report
-from distributed.scripts import problem
+from distributed.report_scripts import BATCH, SAMPLES, Batch, Contents, Report
+from distributed.scripts import net, optimizer_of, problem
+from heterotrain.data.order import permutation
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset
 
 
 class Surgery(Report):
@@ -170,3 +178,281 @@ class Evaluated(Report):
             parts = sum(len(x) for x, _ in job.part(data))
             found |= {f"{kind}-0": measured["error"], f"{kind}-1": job.sum(samples=parts)["samples"]}
         return found
+
+
+class Counter(torch.optim.SGD):
+    """An optimizer that counts its steps in an attribute."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        """Take a smaller step each time."""
+        self.steps += 1
+        for group in self.param_groups:
+            group["lr"] = 0.05 / self.steps
+        return super().step(closure)
+
+
+class CountsInAnAttribute(Report):
+    """Row 30: what an optimizer keeps outside of its state does not come to a rank that joins."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return it."""
+        return Counter(model.parameters())
+
+
+class Array(torch.utils.data.Dataset[Any]):
+    """Row 2: samples in one large array."""
+
+    BYTES = 200 << 20
+
+    def __init__(self) -> None:
+        self.rows = np.zeros((SAMPLES, self.BYTES // SAMPLES // 8))
+        self.rows[:, :6] = problem(SAMPLES).tensors[0]
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.from_numpy(self.rows[index, :6].copy())
+        return x, x.square().sum().reshape(1)
+
+
+class LargeArray(Report):
+    """Row 2: loader processes share the array."""
+
+    def data(self) -> Any:
+        """Return it."""
+        return Array()
+
+    def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """Write how much memory of its own each loader process has."""
+        del model, optimizer
+        if number == SAMPLES // BATCH and self.folder:
+            for process in Path("/proc").glob("[0-9]*/status"):
+                fields = dict(line.split(":", 1) for line in process.read_text().splitlines())
+                if is_descendant(int(fields["PPid"])) and "RssAnon" in fields:
+                    Path(self.folder, f"own-{process.parent.name}").write_text(fields["RssAnon"].split()[0])
+
+
+def is_descendant(parent: int) -> bool:
+    """Return whether a process with this parent descends from this one."""
+    while parent > 1 and parent != os.getpid():
+        status = Path(f"/proc/{parent}/status")
+        parent = int(status.read_text().split("PPid:")[1].split()[0]) if status.exists() else 0
+    return parent == os.getpid()
+
+
+def apart(*, out: str, kind: str) -> None:
+    """Row 40: train on a single sample, for two folds one after the other, or in a thread; write the weights."""
+    rank = os.environ.get("RANK", "alone")
+
+    def train(data: Any, name: str) -> None:
+        job = heterotrain.init(epochs=2, batch_samples=BATCH)
+        model = job.wrap(net())
+        optimizer = job.optimizer(optimizer_of(model))
+        for step in job.steps(data):
+            with step:
+                for x, y in step.micro_batches():
+                    step.backward(F.mse_loss(model(x), y))
+                step.apply(optimizer)
+        torch.save(model.state_dict(), f"{out}/{name}-{rank}.pt")
+
+    for name, data in sets_of(kind).items():
+        if kind == "thread":
+            (thread := threading.Thread(target=train, args=(data, name))).start()
+            thread.join()
+        else:
+            train(data, name)
+
+
+def sets_of(kind: str) -> dict[str, Any]:
+    """Return the data of each training."""
+    if kind == "one":
+        return {"one": problem(1)}
+    if kind == "thread":
+        return {"thread": problem(SAMPLES)}
+    return {f"fold {fold}": Subset(problem(SAMPLES), range(fold, SAMPLES, 2)) for fold in range(2)}
+
+
+def plain_apart(data: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of one of these trainings in plain PyTorch."""
+    model = net()
+    optimizer = optimizer_of(model)
+    for epoch in range(2):
+        order = permutation(seed=0, epoch=epoch, epoch_samples=len(data), shuffle=True).tolist()
+        for start in range(0, len(data), BATCH):
+            x, y = torch.utils.data.default_collate([data[i] for i in order[start : start + BATCH]])
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    return dict(model.state_dict())
+
+
+def download_once(*, out: str) -> None:
+    """Row 37: run the recipe of the documents, and train."""
+    page = (Path(__file__).parents[2] / "docs/first-questions.md").read_text()
+    recipe = page.split("## Download once")[1].split("```python\n")[1].split("```")[0].replace("/data", out)
+
+    def download(folder: str) -> None:
+        with Path(folder, "downloads").open("a") as file:
+            file.write("one\n")
+
+    names = {"download": download}
+    exec("import fcntl, os\n" + recipe, names)  # noqa: S102  # of this repository
+    apart(out=out, kind="one")
+
+
+# -- what no report names, and scripts do -----------------------------------------------------------------------------
+
+
+class Orthogonal(Report):
+    """A parametrization of torch."""
+
+    def model(self) -> nn.Module:
+        """Return the model."""
+        model = net()
+        parametrizations.orthogonal(model[2])
+        return model
+
+
+class Standardized(nn.Module):
+    """Rows of a weight with mean 0 and deviation 1."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return them."""
+        return (weight - weight.mean(1, keepdim=True)) / (weight.std(1, keepdim=True) + 1e-3)
+
+
+class Parametrized(Report):
+    """A parametrization of the script, with its cache, and a penalty on its result."""
+
+    def model(self) -> nn.Module:
+        """Return the model."""
+        model = net()
+        parametrize.register_parametrization(model[0], "weight", Standardized())
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the loss."""
+        with parametrize.cached():
+            return super().loss(model, batch) + 0.1 * model[0].weight.square().mean()  # type: ignore[index]  # a sequence
+
+
+class Clamped(Report):
+    """Weights that are clamped after each update, as for Wasserstein GANs."""
+
+    def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """Clamp them."""
+        del optimizer, number
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.3, 0.3)
+
+
+class LoadsLate(Report):
+    """Weights of an earlier run that are loaded after the first step."""
+
+    def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """Load them."""
+        del optimizer
+        if number == 0:
+            torch.manual_seed(5)
+            model.load_state_dict({name: torch.randn_like(value) for name, value in model.state_dict().items()})
+
+
+class RangeTest(Report):
+    """A test of learning rates, after which weights and optimizer go back to their beginning."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Keep the beginning."""
+        optimizer = super().optimizer(model)
+        self.saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        return optimizer
+
+    def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """Double the rate, or go back."""
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-4 * 2.0**number if number < 4 else 0.01
+        if number == 3:
+            model.load_state_dict(self.saved[0])
+            optimizer.load_state_dict(copy.deepcopy(self.saved[1]))
+
+
+class Adafactor(Report):
+    """State in other shapes than the parameters'."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return torch.optim.Adafactor(model.parameters(), lr=0.02)
+
+
+class Inner(Report):
+    """An inner step on copies of the weights, through which the outer gradient flows (MAML)."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the mean over samples, each with its own inner step."""
+        weights, losses = dict(model.named_parameters()), []
+        for x, y in zip(*batch, strict=True):
+            first = F.mse_loss(torch.func.functional_call(model, weights, (x,)), y)
+            slopes = torch.autograd.grad(first, list(weights.values()), create_graph=True)
+            moved = {name: w - 0.01 * g for (name, w), g in zip(weights.items(), slopes, strict=True)}
+            losses.append(first + F.mse_loss(torch.func.functional_call(model, moved, (x,)), y))
+        return torch.stack(losses).mean()
+
+
+class Compiled(Report):
+    """A compiled block, and a reentrant checkpoint."""
+
+    def model(self) -> nn.Module:
+        """Return the model."""
+        model = net()
+        model[0].compile(backend="eager")
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Compute the first layers again in backward."""
+        x, y = batch
+        hidden = checkpoint(model[:2], x.requires_grad_(), use_reentrant=True)  # type: ignore[index]  # a sequence
+        return F.mse_loss(model[2:](hidden), y)  # type: ignore[index]  # a sequence
+
+
+class EvaluatesInTheLoop(Report):
+    """An evaluation of each rank by itself, between steps."""
+
+    def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """Evaluate in eval mode."""
+        del optimizer
+        if number % 3 == 0:
+            model.eval()
+            with torch.no_grad():
+                model(problem(SAMPLES).tensors[0])
+            model.train()
+
+
+class Pruned(Contents):
+    """A pruned layer, whose weight is computed before each forward pass."""
+
+    def model(self) -> nn.Module:
+        """Return the model."""
+        model = net()
+        prune.l1_unstructured(model[0], "weight", amount=0.5)
+        return model
+
+
+class Copied(Report):
+    """A copy of the wrapped model with BatchNorm, which each rank trains and evaluates by itself."""
+
+    is_cut = False
+
+    def model(self) -> nn.Module:
+        """Return the model."""
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).double()
+
+    def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        """Use a copy."""
+        del optimizer
+        if number == 2:
+            other = copy.deepcopy(model)
+            other(problem(SAMPLES).tensors[0])
+            other.eval()(problem(SAMPLES).tensors[0])

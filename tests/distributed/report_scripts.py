@@ -32,6 +32,8 @@ class Report:
 
     batch_samples = BATCH
     shuffle = True
+    is_cut = True
+    folder = ""
     collate: Callable[[list[Any]], Batch] | None = None
 
     def model(self) -> nn.Module:
@@ -560,6 +562,7 @@ def plain(name: str) -> dict[str, torch.Tensor]:
 def train(*, out: str, report: str, workers: int = 0, fault: dict[str, Any] | None = None) -> None:
     """Train a report's script and write the weights; ``fault`` as in ``fault_injectors.FaultInjector``."""
     injector, parts, found = FaultInjector(fault), report_of(report), dict[str, float]()
+    parts.folder = out
     job = heterotrain.init(epochs=EPOCHS, batch_samples=parts.batch_samples)
     parts.prepare(job)
     model = job.wrap(parts.model())
