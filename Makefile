@@ -170,8 +170,9 @@ $(VENV)/docs/.installed: requirements/docs.txt | $(VENV)/.installed
 	@$(INSTALL) --require-hashes --target $(VENV)/docs -r requirements/docs.txt
 	@touch $@
 
-docs: setup $(VENV)/docs/.installed ## the documentation site, into out/site; fails on dead links
+docs: setup $(VENV)/docs/.installed ## the documentation site, into out/site; fails on dead links, and with a browser on wide tables
 	@PYTHONPATH=$(VENV)/docs $(PY) -m sphinx -q -W --keep-going -c deploy/dev/site -d out/doctrees . out/site
+	@PYTHONPATH=deploy/dev/lab $(PY) -m lab.site_check out/site
 	@echo out/site/index.html
 
 gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in nine minutes, one table last: the gate's proof, costs of a step, mixed speeds, tests/cuda

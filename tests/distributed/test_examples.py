@@ -16,16 +16,18 @@ SCRIPT = "distributed.data_scripts:example"
 EPOCHS, BATCH = 2, 64
 SMALL = {
     "digits": ["--samples-per-epoch", "640", "--width", "4", "--learning-rate", "0.01"],
+    "lora": ["--base", "{folder}/base.pt", "--width", "64"],
     "language-model": ["--files", "12", "--width", "16", "--blocks", "2", "--learning-rate", "0.01"],
     "tabular": [],
     "text": ["--topics", "6", "--width", "16", "--layers", "1", "--learning-rate", "0.01"],
 }
 
 
-def arguments(name: str) -> dict[str, object]:
+def arguments(name: str, folder: Path = ROOT) -> dict[str, object]:
     """Return the example's arguments, including the epochs and the batch for runs without an operator."""
     path = str(ROOT / "deploy/examples" / name / "train.py")
-    return {"path": path, "arguments": [*SMALL[name], "--epochs", str(EPOCHS), "--batch", str(BATCH)]}
+    own = [each.replace("{folder}", str(folder)) for each in SMALL[name]]
+    return {"path": path, "arguments": [*own, "--epochs", str(EPOCHS), "--batch", str(BATCH)]}
 
 
 def started(
@@ -73,10 +75,10 @@ def test_an_example_alone_under_torchrun_and_as_a_job(
 ) -> None:
     """The result is the same for any division of the work, except for dropout's random numbers."""
     operator = operate(epochs=EPOCHS, batch_samples=BATCH, bucket_mib=25.0)
-    workers = [operator.start(f"w{i}", script=SCRIPT, **arguments(name)) for i in range(2)]
+    workers = [operator.start(f"w{i}", script=SCRIPT, **arguments(name, tmp_path)) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(44, 20), micro=(16, 0))
-    alone, torchrun = (result(started(zygote, tmp_path, arguments(name), ranks)) for ranks in (1, 2))
+    alone, torchrun = (result(started(zygote, tmp_path, arguments(name, tmp_path), ranks)) for ranks in (1, 2))
     operator.finish(workers)
     assert [worker.code for worker in workers] == [0, 0], operator.evidence()
     job = result([worker.log() for worker in workers])
@@ -102,8 +104,8 @@ def test_the_language_model_is_divided_under_torchrun(
 
 
 def test_every_example_is_tested() -> None:
-    """A new folder needs a small form here; the script for torchrun has tests of its own."""
-    folders = sorted(path.parent.name for path in (ROOT / "deploy/examples").glob("*/job.yaml"))
+    """A new folder needs a small form here; the script for torchrun has tests of its own, as have those of guides."""
+    folders = sorted(path.parent.name for path in (ROOT / "deploy/examples").glob("*/train.py"))
     assert folders == sorted([*SMALL, "torchrun"])
 
 
