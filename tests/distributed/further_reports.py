@@ -229,18 +229,18 @@ class LargeArray(Report):
         """Write how much memory of its own each loader process has."""
         del model, optimizer
         if number == SAMPLES // BATCH and self.folder:
-            for process in Path("/proc").glob("[0-9]*/status"):
-                fields = dict(line.split(":", 1) for line in process.read_text().splitlines())
-                if is_descendant(int(fields["PPid"])) and "RssAnon" in fields:
-                    Path(self.folder, f"own-{process.parent.name}").write_text(fields["RssAnon"].split()[0])
+            for process in Path("/proc").glob("[0-9]*"):
+                if int(process.name) != os.getpid() and is_descendant(int(process.name)):
+                    own = (process / "smaps_rollup").read_text().split("Private_Dirty:")[1].split()[0]
+                    Path(self.folder, f"own-{process.name}").write_text(own)
 
 
-def is_descendant(parent: int) -> bool:
-    """Return whether a process with this parent descends from this one."""
-    while parent > 1 and parent != os.getpid():
-        status = Path(f"/proc/{parent}/status")
-        parent = int(status.read_text().split("PPid:")[1].split()[0]) if status.exists() else 0
-    return parent == os.getpid()
+def is_descendant(process: int) -> bool:
+    """Return whether a process descends from this one."""
+    while process > 1 and process != os.getpid():
+        status = Path(f"/proc/{process}/status")
+        process = int(status.read_text().split("PPid:")[1].split()[0]) if status.exists() else 0
+    return process == os.getpid()
 
 
 def apart(*, out: str, kind: str) -> None:
