@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -38,8 +39,18 @@ _log = logging.getLogger(__name__)
 MOST_REASON = 500
 """Characters of an error that other ranks repeat."""
 _FAILED = "failed"
+_TRAININGS = itertools.count()
 ROUNDS = 4
 """Micro-batches of a pipeline for each of its stages; a fifth of the time is then spent on filling and emptying it."""
+
+
+def store_prefix() -> str:
+    """Return what the next training of this process puts before its keys.
+
+    The store outlives a training, and a second one, as of another fold, must not read the first one's addresses. All
+    ranks run the same script, so they count alike.
+    """
+    return f"heterotrain-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_TRAININGS)}"
 
 
 class Fixed:
@@ -148,13 +159,12 @@ class Fixed:
         group = None
         if self._identity.rank is not None and self._identity.world_size is not None:
             store, _, _ = next(iter(c10d.rendezvous("env://")))
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             group = self._group = Group(
                 rank=self._identity.rank,
                 world_size=self._identity.world_size,
                 sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
             )
-            prefixed = self._store = c10d.PrefixStore(f"heterotrain-{attempt}", store)
+            prefixed = self._store = c10d.PrefixStore(store_prefix(), store)
             self._check_settings(prefixed)
             choice = self._choose(prefixed)
             group.build(
