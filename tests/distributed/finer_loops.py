@@ -29,7 +29,6 @@ class Smoothing(Recipe):
         self.scheduler = torch.optim.lr_scheduler.SequentialLR(self.optimizer, [warm_up, cosine], [3])
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the cross entropy with smoothed labels."""
         return functional.cross_entropy(self.model(x), classes(y), label_smoothing=0.1)
 
 
@@ -41,7 +40,6 @@ class Autocast(Recipe):
         super().__post_init__()
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the loss, computed in two formats."""
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return functional.mse_loss(self.model(x.float()).float(), y.float())
 
@@ -73,7 +71,6 @@ class Tasks(Recipe):
         super().__post_init__()
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the samples of both losses; the second counts labelled samples only."""
         hidden = self.model.body(x)
         second = functional.cross_entropy(self.model.second(hidden), classes(y), reduction="none")
         first = functional.mse_loss(self.model.head(hidden), y, reduction="none").flatten()
@@ -85,12 +82,10 @@ class _Clamped(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        """Return the input within [-1, 1], rounded to eighths."""
         return (x.clamp(-1, 1) * 8).round() / 8
 
     @staticmethod
     def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        """Return the gradient as it is."""
         return gradients[0]
 
 
@@ -98,7 +93,6 @@ class StraightThrough(Recipe):
     """An autograd function of the script's own."""
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the loss behind rounded activations."""
         hidden = cast("torch.Tensor", _Clamped.apply(self.model.body(x) + self.model.branch(x)))
         return functional.mse_loss(self.model.head(hidden), y)
 
@@ -107,7 +101,6 @@ class Recomputing(Recipe):
     """Activations are computed again in the backward pass."""
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the loss."""
         hidden = checkpoint(self.model.body, x, use_reentrant=False) + self.model.branch(x)
         return functional.mse_loss(self.model.head(hidden), y)
 
@@ -116,7 +109,6 @@ class Masked(Recipe):
     """A loss over the tokens that count: a sum with its number, which differs by sample."""
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, float]:  # type: ignore[override]  # with its weight
-        """Return the sum over the samples that count, and their number."""
         counts = (x[:, 1] > -0.5).double()
         return ((self.model(x) - y).flatten() ** 2 * counts).sum(), float(counts.sum())
 
@@ -125,7 +117,6 @@ class Penalty(Recipe):
     """A penalty on the gradient by the inputs, which needs a second backward pass."""
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the loss with the penalty."""
         x = x.clone().requires_grad_()
         output = self.model(x)
         (slopes,) = torch.autograd.grad(output.sum(), x, create_graph=True)
@@ -140,18 +131,15 @@ class Teacher(Recipe):
         self.teacher = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
 
     def extras(self) -> dict[str, Any]:
-        """Return the teacher."""
         return {"teacher": self.teacher}
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the loss with the distance from the teacher."""
         with torch.no_grad():
             target = self.teacher(x)
         output = self.model(x)
         return ((output - y) ** 2).mean() + 0.5 * ((output - target) ** 2).mean()
 
     def after(self, _number: int) -> None:
-        """Move the teacher."""
         with torch.no_grad():
             for own, students in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
                 own.lerp_(students, 0.1)
@@ -161,7 +149,6 @@ class NoDecay(Recipe):
     """Weight decay for matrices only, a fused optimizer's usual two groups, and momentum that changes in the loop."""
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Return an optimizer with two groups."""
         parameters = list(self.model.parameters())
         return torch.optim.SGD(
             [
@@ -172,7 +159,6 @@ class NoDecay(Recipe):
         )  # fmt: skip
 
     def before(self, epoch: int, _number: int) -> None:
-        """Lower the momentum in the second epoch."""
         for group in self.optimizer.param_groups:
             group["momentum"] = 0.9 if epoch == 0 else 0.8
 
@@ -187,7 +173,6 @@ class Tied(Recipe):
         super().__post_init__()
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the loss."""
         model = self.model
         hidden = model.body(x) + torch.tanh(model.again(x)) + model.branch(classes(x[:, :1]))
         return functional.mse_loss(model.head(hidden), y)

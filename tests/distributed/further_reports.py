@@ -26,13 +26,11 @@ class Surgery(Report):
     """Row 17: two tasks, whose conflicting gradients are projected onto each other's normal planes."""
 
     def losses(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Return the mean loss of each task."""
         x, y = batch
         output = model(x)
         return F.mse_loss(output, y), (output + y).abs().mean()
 
     def run(self, step: heterotrain.Step, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Make a pass for each task."""
         found = []
         for task in range(2):
             for batch in step.micro_batches(more=task == 0):
@@ -42,7 +40,6 @@ class Surgery(Report):
         step.apply(optimizer)
 
     def plain(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-        """Do the same with the whole batch."""
         parameters = list(model.parameters())
         self.project(
             model, [torch.autograd.grad(each, parameters, retain_graph=True) for each in self.losses(model, batch)]
@@ -51,7 +48,6 @@ class Surgery(Report):
 
     @staticmethod
     def project(model: nn.Module, gradients: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Give the parameters the sum of both projected gradients."""
         a, b = (nn.utils.parameters_to_vector(each) for each in gradients)
         if (dot := a @ b) < 0:
             a, b = a - dot / (b @ b) * b, b - dot / (a @ a) * a
@@ -67,7 +63,6 @@ class ScheduleFree(torch.optim.Optimizer):
 
     @torch.no_grad()
     def turn(self, trains: bool) -> None:  # as train and eval
-        """Exchange points and averages."""
         for group in self.param_groups:
             if group["trains"] != trains:
                 group["trains"] = trains
@@ -76,7 +71,6 @@ class ScheduleFree(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # a closure is not used
-        """Take a step."""
         del closure
         for group in self.param_groups:
             assert group["trains"]
@@ -92,11 +86,9 @@ class ScheduleFreeOptimizer(Report):
     """Row 26: an optimizer with a mode of its own, turned for evaluations in a hook."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return it."""
         return ScheduleFree(model.parameters())
 
     def evaluate(self, _job: Any, model: nn.Module, optimizer: Any) -> dict[str, float]:
-        """Evaluate the average."""
         optimizer.turn(trains=False)
         found = float(F.mse_loss(model(problem(SAMPLES).tensors[0]), problem(SAMPLES).tensors[1]))
         optimizer.turn(trains=True)
@@ -125,7 +117,6 @@ class Recurrent(nn.Module):
         self.double().register_buffer("hidden", torch.zeros(BATCH, 8, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        """Go on from the streams' hidden states."""
         output, hidden = self.rnn(x, self.hidden[stream].unsqueeze(0).clone())
         self.hidden[stream] = hidden[0].detach()
         found: torch.Tensor = self.head(output)
@@ -138,19 +129,15 @@ class HiddenStates(Report):
     shuffle = False
 
     def data(self) -> Any:
-        """Return the windows."""
         return Windows()
 
     def model(self) -> nn.Module:
-        """Return the network."""
         return Recurrent()
 
     def wrapped(self, job: Any) -> None:
-        """Let ranks add up what each one changes."""
         job.buffers("hidden", "sum")
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the loss of the windows."""
         x, y, stream = batch
         return F.mse_loss(model(x, stream), y)
 
@@ -166,7 +153,6 @@ class Evaluated(Report):
     """Row 39: an evaluation of a data set, of a stream, and of DataLoaders of both."""
 
     def evaluate(self, job: Any, model: nn.Module, _optimizer: torch.optim.Optimizer) -> dict[str, float]:
-        """Return the error of each kind, and the samples of all parts."""
         if job is None:
             error = float(F.mse_loss(model(problem(SAMPLES).tensors[0]), problem(SAMPLES).tensors[1]))
             return {f"{kind}-{number}": each for kind in range(4) for number, each in enumerate((error, SAMPLES))}
@@ -186,7 +172,6 @@ class Counter(torch.optim.SGD):
     steps = 0
 
     def step(self, closure: Any = None) -> Any:
-        """Take a smaller step each time."""
         self.steps += 1
         for group in self.param_groups:
             group["lr"] = 0.05 / self.steps
@@ -197,7 +182,6 @@ class CountsInAnAttribute(Report):
     """Row 30: what an optimizer keeps outside of its state does not come to a rank that joins."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return it."""
         return Counter(model.parameters())
 
 
@@ -222,11 +206,9 @@ class LargeArray(Report):
     """Row 2: loader processes share the array."""
 
     def data(self) -> Any:
-        """Return it."""
         return Array()
 
     def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-        """Write how much memory of its own each loader process has."""
         del model, optimizer
         if number == SAMPLES // BATCH and self.folder:
             for process in Path("/proc").glob("[0-9]*"):
@@ -310,7 +292,6 @@ class Orthogonal(Report):
     """A parametrization of torch."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         model = net()
         parametrizations.orthogonal(model[2])
         return model
@@ -320,7 +301,6 @@ class Standardized(nn.Module):
     """Rows of a weight with mean 0 and deviation 1."""
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return them."""
         return (weight - weight.mean(1, keepdim=True)) / (weight.std(1, keepdim=True) + 1e-3)
 
 
@@ -328,13 +308,11 @@ class Parametrized(Report):
     """A parametrization of the script, with its cache, and a penalty on its result."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         model = net()
         parametrize.register_parametrization(model[0], "weight", Standardized())
         return model
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the loss."""
         with parametrize.cached():
             return super().loss(model, batch) + 0.1 * model[0].weight.square().mean()  # type: ignore[index]  # a sequence
 
@@ -343,7 +321,6 @@ class Clamped(Report):
     """Weights that are clamped after each update, as for Wasserstein GANs."""
 
     def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-        """Clamp them."""
         del optimizer, number
         for parameter in model.parameters():
             parameter.data.clamp_(-0.3, 0.3)
@@ -353,7 +330,6 @@ class LoadsLate(Report):
     """Weights of an earlier run that are loaded after the first step."""
 
     def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-        """Load them."""
         del optimizer
         if number == 0:
             torch.manual_seed(5)
@@ -364,13 +340,11 @@ class RangeTest(Report):
     """A test of learning rates, after which weights and optimizer go back to their beginning."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Keep the beginning."""
         optimizer = super().optimizer(model)
         self.saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         return optimizer
 
     def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-        """Double the rate, or go back."""
         for group in optimizer.param_groups:
             group["lr"] = 1e-4 * 2.0**number if number < 4 else 0.01
         if number == 3:
@@ -382,7 +356,6 @@ class Adafactor(Report):
     """State in other shapes than the parameters'."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer."""
         return torch.optim.Adafactor(model.parameters(), lr=0.02)
 
 
@@ -390,7 +363,6 @@ class Inner(Report):
     """An inner step on copies of the weights, through which the outer gradient flows (MAML)."""
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the mean over samples, each with its own inner step."""
         weights, losses = dict(model.named_parameters()), []
         for x, y in zip(*batch, strict=True):
             first = F.mse_loss(torch.func.functional_call(model, weights, (x,)), y)
@@ -404,13 +376,11 @@ class Compiled(Report):
     """A compiled block, and a reentrant checkpoint."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         model = net()
         model[0].compile(backend="eager")
         return model
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Compute the first layers again in backward."""
         x, y = batch
         hidden = checkpoint(model[:2], x.requires_grad_(), use_reentrant=True)  # type: ignore[index]  # a sequence
         return F.mse_loss(model[2:](hidden), y)  # type: ignore[index]  # a sequence
@@ -420,7 +390,6 @@ class EvaluatesInTheLoop(Report):
     """An evaluation of each rank by itself, between steps."""
 
     def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-        """Evaluate in eval mode."""
         del optimizer
         if number % 3 == 0:
             model.eval()
@@ -433,7 +402,6 @@ class Pruned(Contents):
     """A pruned layer, whose weight is computed before each forward pass."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         model = net()
         prune.l1_unstructured(model[0], "weight", amount=0.5)
         return model
@@ -445,12 +413,10 @@ class Copied(Report):
     is_cut = False
 
     def model(self) -> nn.Module:
-        """Return the model."""
         torch.manual_seed(3)
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).double()
 
     def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-        """Use a copy."""
         del optimizer
         if number == 2:
             other = copy.deepcopy(model)

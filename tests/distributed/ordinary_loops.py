@@ -34,7 +34,6 @@ class Net(torch.nn.Module):
         self.uses_branch = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (N, 1) for (N, features)."""
         hidden = self.body(x) + self.branch(x) if self.uses_branch else self.body(x)
         result: torch.Tensor = self.head(hidden)
         return result
@@ -67,23 +66,18 @@ class Recipe:
         self.optimizer = self.make_optimizer()
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Return an optimizer that moves parameters with a gradient of zero, too."""
         return torch.optim.AdamW(self.model.parameters(), lr=0.02, weight_decay=0.1)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return all optimizers."""
         return [self.optimizer]
 
     def data(self) -> torch.utils.data.TensorDataset:
-        """Return the samples."""
         return problem(SAMPLES)
 
     def extras(self) -> dict[str, Any]:
-        """Return the objects for ``job.register``."""
         return {}
 
     def run(self, step: heterotrain.Step, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Train one step of a job."""
         for x, y in step.micro_batches():
             found = self.loss(x, y)
             if isinstance(found, tuple):
@@ -94,7 +88,6 @@ class Recipe:
         step.apply(*optimizers)
 
     def plain(self, batch: list[torch.Tensor], number: int) -> None:
-        """Train the same step with plain torch on the whole batch."""
         self.optimizer.zero_grad()
         found = self.loss(*batch)
         (found[0] / found[1] if isinstance(found, tuple) else found).backward()
@@ -109,7 +102,6 @@ class Recipe:
         """Run at the beginning of a step."""
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, float]:
-        """Return the mean loss of a micro-batch, or a sum and its weight."""
         return ((self.model(x) - y) ** 2).mean()
 
     def gradients(self, number: int) -> None:
@@ -129,7 +121,6 @@ class Thawing(Recipe):
     """The body is frozen in the first epoch."""
 
     def before(self, epoch: int, _number: int) -> None:
-        """Thaw the body when its epoch comes."""
         self.model.body.requires_grad_(epoch >= 1)
 
 
@@ -141,7 +132,6 @@ class ThawingOnce(Recipe):
         self.model.body.requires_grad_(requires_grad=False)
 
     def inside(self, epoch: int, number: int) -> None:
-        """Thaw the body in one step only."""
         if epoch == 1 and number == SAMPLES // BATCH:
             self.model.body.requires_grad_()
 
@@ -154,11 +144,9 @@ class Groups(Recipe):
         super().__post_init__()
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Return an optimizer of the parameters that are trained at first."""
         return torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=0.02, weight_decay=0.1)
 
     def before(self, epoch: int, _number: int) -> None:
-        """Thaw the body and add its group."""
         if epoch >= 1 and not self.model.body[0].weight.requires_grad:
             self.model.body.requires_grad_()
             self.optimizer.add_param_group({"params": list(self.model.body.parameters()), "lr": 0.01})
@@ -168,7 +156,6 @@ class Unused(Recipe):
     """A branch that only every third step uses."""
 
     def inside(self, _epoch: int, number: int) -> None:
-        """Choose whether the step uses the branch."""
         self.model.uses_branch = number % 3 == 1
 
 
@@ -176,7 +163,6 @@ class Clipping(Recipe):
     """Clipping and noise where every loop has them."""
 
     def gradients(self, _number: int) -> None:
-        """Clip, then add noise that depends on nothing but torch's generator."""
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
         for p in self.model.parameters():
             if p.grad is not None:
@@ -187,7 +173,6 @@ class HeadSwap(Recipe):
     """A new head of the same size after the first epoch, in a hook, with a parameter group of its own."""
 
     def epoch_end(self, epoch: int, total: Callable[[float], float]) -> None:
-        """Replace the head before a sum over ranks."""
         if epoch == 0:
             torch.manual_seed(11)
             self.model.head = torch.nn.Linear(8, 1).double()
@@ -204,11 +189,9 @@ class Plateau(Recipe):
         self.average = torch.optim.swa_utils.AveragedModel(self.model)
 
     def extras(self) -> dict[str, Any]:
-        """Return scheduler and average."""
         return {"plateau": self.plateau, "average": self.average}
 
     def epoch_end(self, _epoch: int, total: Callable[[float], float]) -> None:
-        """Step everything once, around a sum over ranks."""
         self.average.update_parameters(self.model)
         self.plateau.step(total(1.0))
 
@@ -222,11 +205,9 @@ class Averaging(Recipe):
         self.average = torch.optim.swa_utils.AveragedModel(self.model, multi_avg_fn=average)
 
     def extras(self) -> dict[str, Any]:
-        """Return the average."""
         return {"average": self.average}
 
     def after(self, _number: int) -> None:
-        """Take up the new weights."""
         self.average.update_parameters(self.model)
 
 
@@ -240,11 +221,9 @@ class Evaluating(Recipe):
         self.metric.register_buffer("history", self.history)
 
     def extras(self) -> dict[str, Any]:
-        """Return the metric."""
         return {"metric": self.metric}
 
     def evaluate(self) -> None:
-        """Share the samples among ranks and add up the sums with ``torch.distributed``."""
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         x, y = (column[rank::ranks] for column in problem(SAMPLES).tensors)
         with torch.no_grad():
@@ -261,7 +240,6 @@ class Noise(Recipe):
     """Noise on the gradients, drawn on every rank."""
 
     def gradients(self, _number: int) -> None:
-        """Add noise."""
         for p in self.model.parameters():
             if p.grad is not None:
                 p.grad.add_(torch.randn_like(p.grad), alpha=0.01)
@@ -281,7 +259,6 @@ class Apart(Recipe):
     """One rank freezes a layer by itself, as by its own loss."""
 
     def before(self, _epoch: int, number: int) -> None:
-        """Freeze the body."""
         self.model.body.requires_grad_(number < 4 or os.environ["HETEROTRAIN_WORKER"] != "w1")
 
 
@@ -289,7 +266,6 @@ class ApartAlike(Recipe):
     """The same with as many parameters on every rank."""
 
     def before(self, _epoch: int, number: int) -> None:
-        """Freeze the body, or on one rank the branch."""
         own = number < 4 or os.environ["HETEROTRAIN_WORKER"] != "w1"
         self.model.body.requires_grad_(not own)
         self.model.branch.requires_grad_(own)

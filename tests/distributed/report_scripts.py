@@ -37,28 +37,22 @@ class Report:
     collate: Callable[[list[Any]], Batch] | None = None
 
     def model(self) -> nn.Module:
-        """Return the model."""
         return net()
 
     def data(self) -> Any:
-        """Return the data set."""
         return problem(SAMPLES)
 
     def indices(self, epoch: int) -> Sequence[int]:
-        """Return the samples of an epoch in their order."""
         order: list[int] = permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=self.shuffle).tolist()
         return order
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer."""
         return torch.optim.AdamW(model.parameters(), lr=0.02)
 
     def schedule(self, _optimizer: torch.optim.Optimizer) -> Any:
-        """Return the scheduler; ``None`` for none."""
         return None
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return the mean over the samples of a batch."""
         x, y = batch
         return F.mse_loss(model(x), y)
 
@@ -69,13 +63,11 @@ class Report:
         """Do what it does right after ``job.wrap``."""
 
     def run(self, step: heterotrain.Step, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Train one step of a job."""
         for batch in step.micro_batches():
             step.backward(self.loss(model, batch))
         step.apply(optimizer)
 
     def plain(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
-        """Train the same step on the whole batch."""
         optimizer.zero_grad()
         self.loss(model, batch).backward()
         optimizer.step()
@@ -84,7 +76,6 @@ class Report:
         """Do what the script does after each step."""
 
     def evaluate(self, _job: Any, _model: nn.Module, _optimizer: torch.optim.Optimizer) -> dict[str, float]:
-        """Return what is measured after each epoch; in plain PyTorch without a job."""
         return {}
 
 
@@ -97,7 +88,6 @@ class Encoding(UserDict[str, torch.Tensor]):
         return self.data[name]
 
     def to(self, device: torch.device) -> Encoding:
-        """Move all tensors."""
         self.data = {key: value.to(device) for key, value in self.data.items()}
         return self
 
@@ -107,12 +97,10 @@ class Encodings(Report):
 
     @staticmethod
     def collate(samples: list[Any]) -> Encoding:  # type: ignore[override]  # a function in place of a value
-        """Return a batch."""
         x, y = default_collate(samples)
         return Encoding(x=x, y=y)
 
     def loss(self, model: nn.Module, batch: Encoding) -> torch.Tensor:
-        """Use attributes, and ``to`` as most scripts do."""
         moved = batch.to(torch.device("cpu"))
         return F.mse_loss(model(moved.x), moved.y)
 
@@ -130,19 +118,16 @@ class Packed(Report):
 
     @staticmethod
     def collate(samples: list[Any]) -> Pair:  # type: ignore[override]  # a function in place of a value
-        """Return sequences of different lengths."""
         x, y = default_collate(samples)
         lengths = 2 + (x[:, 0] > 0).long()
         packed = nn.utils.rnn.pack_padded_sequence(x[:, :, None], lengths, batch_first=True, enforce_sorted=False)
         return Pair(packed, y)
 
     def model(self) -> nn.Module:
-        """Return a recurrent network."""
         torch.manual_seed(3)
         return nn.GRU(1, 1).double()
 
     def loss(self, model: nn.Module, batch: Pair) -> torch.Tensor:
-        """Return a loss over the last states."""
         return F.mse_loss(model(batch.x)[1][0], batch.y)
 
 
@@ -156,18 +141,15 @@ class Drawn:
         return SAMPLES
 
     def draw(self, epoch: int) -> list[int]:
-        """Return the samples of an epoch."""
         generator = torch.Generator().manual_seed(100 + epoch)
         drawn: list[int] = torch.multinomial(self.weights, SAMPLES, replacement=True, generator=generator).tolist()
         return drawn
 
     def read(self, epoch: int, start: int, stop: int) -> list[Any]:
-        """Return some samples of an epoch."""
         return [problem(SAMPLES)[i] for i in self.draw(epoch)[start:stop]]
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return all samples."""
         return tuple(problem(SAMPLES).tensors)
 
 
@@ -175,11 +157,9 @@ class Weighted(Report):
     """Row 34: a weighted sampler."""
 
     def data(self) -> Any:
-        """Return what draws."""
         return Drawn()
 
     def indices(self, epoch: int) -> Sequence[int]:
-        """Return what it has drawn."""
         return Drawn().draw(epoch)
 
 
@@ -200,7 +180,6 @@ class Odd(nn.Module):
             self.register_buffer("table", torch.arange(6, dtype=torch.int32).to(torch.uint16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Use them."""
         if self.kind in ("complex", "int8", "scalar"):
             x = x * (self.table.real if self.kind == "complex" else self.table).double()
         found: torch.Tensor = self.b(torch.tanh(self.a(x)))
@@ -213,11 +192,9 @@ class Contents(Report):
     kind = "complex"
 
     def model(self) -> nn.Module:
-        """Return the model."""
         return Odd(self.kind)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Leave out what is frozen."""
         return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.02)
 
 
@@ -243,11 +220,9 @@ class ExtraModel(nn.Sequential):
     """A model whose extra state is a stream of bytes, as that of quantized layers."""
 
     def get_extra_state(self) -> Any:
-        """Return it."""
         return io.BytesIO(b"of a library")
 
     def set_extra_state(self, state: Any) -> None:
-        """Check it."""
         assert state.getvalue() == b"of a library"
 
 
@@ -255,7 +230,6 @@ class ExtraState(Report):
     """Row 24: a library's extra state in a BytesIO."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         return ExtraModel(*net())
 
 
@@ -266,18 +240,15 @@ class Numpy:
         self.optimizer, self.n, self.history = optimizer, np.int64(0), np.zeros(3)
 
     def step(self) -> None:
-        """Set the rate."""
         self.n += np.int64(1)
         self.history[self.n % 3] = self.n
         for group in self.optimizer.param_groups:
             group["lr"] = float(np.float32(0.05) / np.sqrt(np.float32(self.n + 1)) + 1e-4 * self.history.sum())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
         return {"n": self.n, "history": self.history, "best": np.float32(1.0)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a state."""
         assert isinstance(state["history"], np.ndarray)
         self.n, self.history = np.int64(state["n"]), state["history"]
 
@@ -286,7 +257,6 @@ class NumpySchedule(Report):
     """Row 27: numpy's numbers and arrays in a state."""
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Return the scheduler."""
         return Numpy(optimizer)
 
 
@@ -294,7 +264,6 @@ class OneCycle(Report):
     """Row 28: a scheduler of PyTorch."""
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Return the scheduler."""
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=13)
 
 
@@ -306,7 +275,6 @@ class EightBits(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # a closure is not used
-        """Take a step by the quantized moving mean."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -324,7 +292,6 @@ class QuantizedOptimizer(Report):
     """Rows 29 and 30: state in lists, and in uint8, whose format torch changes when it restores."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return it."""
         return EightBits(model.parameters())
 
 
@@ -337,16 +304,13 @@ class Tower(nn.Module):
         self.encoder, self.head = nn.Linear(6, 6).double().requires_grad_(requires_grad=False), net()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run both parts."""
         found: torch.Tensor = self.head(torch.tanh(self.encoder(x)))
         return found
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the trained part."""
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "encoder" not in name}
 
     def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:  # noqa: FBT002  # torch's own
-        """Load it."""
         del strict
         return super().load_state_dict(state, strict=False, assign=assign)
 
@@ -355,7 +319,6 @@ class FrozenTower(Contents):
     """Row 41."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         return Tower()
 
 
@@ -374,7 +337,6 @@ class Texts:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return all samples."""
         return tuple(problem(SAMPLES).tensors)
 
 
@@ -382,7 +344,6 @@ class ListOfTensors(Report):
     """Row 1: 768 tensors, and two loader processes."""
 
     def data(self) -> Any:
-        """Return them."""
         return Texts()
 
 
@@ -393,7 +354,6 @@ class SparseLayer(Report):
     """Row 20."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         return nn.Embedding(4, 4, sparse=True)
 
 
@@ -401,11 +361,9 @@ class SparseFunction(Report):
     """Row 20: a sparse gradient of a function."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         return nn.Linear(1, 1).double()
 
     def loss(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Return a loss with it."""
         return F.embedding(torch.zeros(len(batch[0]), dtype=torch.long), model.weight, sparse=True).mean()
 
 
@@ -413,7 +371,6 @@ class MaxNorm(Report):
     """A layer that changes its weights in forward passes."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         return nn.Embedding(4, 4, max_norm=1.0)
 
 
@@ -421,7 +378,6 @@ class SparseBuffer(Report):
     """Row 23."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         model = net()
         model.register_buffer("adjacency", torch.eye(6).to_sparse())
         return model
@@ -431,7 +387,6 @@ class ComplexParameter(Report):
     """Row 19."""
 
     def model(self) -> nn.Module:
-        """Return the model."""
         model = net()
         model.register_parameter("w", nn.Parameter(torch.ones(2, dtype=torch.complex64)))
         return model
@@ -441,7 +396,6 @@ class Lbfgs(Report):
     """Row 18."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return it."""
         return torch.optim.LBFGS(model.parameters())
 
 
@@ -449,7 +403,6 @@ class InBackward(Report):
     """Row 32: optimizers that step in the backward pass."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return one that the job knows."""
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())
@@ -472,7 +425,6 @@ class BadSample(Report):
     """Row 38."""
 
     def data(self) -> Any:
-        """Return it."""
         return Poison()
 
 
@@ -480,7 +432,6 @@ class Loader(Report):
     """Row 34: a DataLoader with a sampler."""
 
     def data(self) -> Any:
-        """Return it."""
         return torch.utils.data.DataLoader(problem(SAMPLES), sampler=range(SAMPLES))
 
 
@@ -488,7 +439,6 @@ class DefaultDevice(Report):
     """Row 36; the meta device stands for a GPU."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Set the default, as scripts do at their begin."""
         torch.set_default_device("meta")
         return super().optimizer(model)
 
@@ -497,7 +447,6 @@ class Barrier(Report):
     """Row 37: one rank prepares, and the others wait."""
 
     def prepare(self, _job: Any) -> None:
-        """Wait as under torchrun."""
         torch.distributed.barrier()
 
 
@@ -506,7 +455,6 @@ class OtherSettings(Report):
 
     @property
     def batch_samples(self) -> int:  # type: ignore[override]  # another one on each rank
-        """Return this rank's batch."""
         return BATCH + int(os.environ["RANK"])
 
 
@@ -514,7 +462,6 @@ class OneFails(Report):
     """An error of the script on one rank."""
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """Fail on one rank."""
         if os.environ["RANK"] == "1":
             raise ValueError("a mistake of the script")
         return super().loss(model, batch)

@@ -22,23 +22,18 @@ class Adversarial(Recipe):
         super().__post_init__()
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Return the generator's optimizer."""
         return self._both[1]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return those of discriminator and generator."""
         return self._both
 
     def data(self) -> torch.utils.data.TensorDataset:
-        """Return (real, noise) pairs."""
         return passes.data(SAMPLES)
 
     def run(self, step: heterotrain.Step, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Make two passes over the micro-batches."""
         passes.STEPS[self.kind](step, self.model, optimizers)
 
     def plain(self, batch: list[torch.Tensor], _number: int) -> None:
-        """Make two passes over the whole batch."""
         passes.plain_step(self.kind, self.model, self._both, batch)
 
 
@@ -59,13 +54,11 @@ class Contrastive(Recipe):
         super().__post_init__()
 
     def run(self, step: heterotrain.Step, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Gather both towers' outputs of all ranks."""
         for x, _ in step.micro_batches():
             step.backward(contrast(self.model, x, step.all_gather))
         step.apply(*optimizers)
 
     def loss(self, x: torch.Tensor, _y: torch.Tensor) -> torch.Tensor:
-        """Return the loss of a whole batch."""
         return contrast(self.model, x, lambda rows: (rows, 0))
 
 
