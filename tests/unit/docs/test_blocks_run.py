@@ -56,12 +56,6 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
         "heterotrain bench digits/train.py --batch 448 --workers 1,2 --seconds 3",
         "heterotrain bench train.py --batch 512 --workers 1,2,4,8",
     ),
-    "is research; its own tests simulate small clusters": (
-        "export PYTHONPATH=research",
-        "python -m heterotrain_simulate --list",
-        "python -m heterotrain_simulate throttle --out out/throttle",
-        "python -m heterotrain_simulate my-scenario.yaml --policy even --policy heterotrain --seed 1 --seed 2 -o json",
-    ),
     "needs the checkpoint of a training; tests of the trainer export small ones": (
         "heterotrain export s3://bucket/digits/default-digits-UID weights.safetensors",
         (
