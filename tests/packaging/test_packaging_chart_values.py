@@ -226,6 +226,14 @@ def test_every_value_changes_the_rendered_objects() -> None:
         assert rendered_with(values) != before, path
 
 
+def test_a_limit_of_memory_may_be_a_number() -> None:
+    """A file gives Helm a float, whose text has an exponent."""
+    rendered = rendered_with(
+        {"monitoring": {"prometheusRule": {"enabled": True}}, "resources": {"limits": {"memory": 1000000000}}}
+    )
+    assert "> 0.8 * 1000000000 and" in rendered
+
+
 def put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     for name in path[:-1]:
         values = values.setdefault(name, {})

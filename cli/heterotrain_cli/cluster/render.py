@@ -109,6 +109,8 @@ def _price(view: JobSummary) -> str:
         parts.append(f"{float(so_far):.2f} {'in all' if view.has_ended else 'so far'}")
     if rest is not None and not view.has_ended:
         parts.append(f"about {rest:.2f} until the end")
+    if (most := view.body["spec"].get("maxCost")) is not None and parts:
+        parts.append(f"at most {most}")
     return ", ".join(parts)
 
 

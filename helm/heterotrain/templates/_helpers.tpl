@@ -122,7 +122,7 @@ metricRelabelings: {{- toYaml . | nindent 0 }}
 {{- /* The limit of the operator's memory in bytes; nothing without a limit. */}}
 {{- define "heterotrain.memoryLimit" -}}
 {{- with (.Values.resources.limits | default dict).memory -}}
-{{- $text := toString . -}}
+{{- $text := ternary (printf "%.0f" .) (toString .) (kindIs "float64" .) -}}
 {{- $suffix := regexFind "[a-zA-Z]*$" $text -}}
 {{- $base := ternary 1024.0 1000.0 (hasSuffix "i" $suffix) -}}
 {{- $bytes := float64 (regexFind "^[0-9.]+" $text) -}}

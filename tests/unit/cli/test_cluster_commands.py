@@ -147,10 +147,11 @@ def test_describe_tells_why_a_job_is_slow(stub: ApiStub) -> None:
         {"metadata": {}, "reason": "WorkerLost", "message": "node n1 gone", "type": "Warning",
          "eventTime": "2026-11-22T10:59:00.5Z"},
     ]  # fmt: skip
+    stub.objects[f"{JOBS}/digits"]["spec"]["maxCost"] = "20"
     text = " ".join(told("describe", "digits").split())
     for part in (
         "epoch 3 of 8, step 1,200", "652 samples/s, 0.092 s a step, efficiency 0.62 of 0.97 possible",
-        "9.50 an hour, 4.25 so far, about 9.76 until the end",
+        "9.50 an hour, 4.25 so far, about 9.76 until the end, at most 20",
         "the workers are only 62 % busy, where 97 % are possible",
         "2 workers, the slowest digits-w2 (80 samples/s): its computation takes the whole step",
         "digits-w0 (500 samples/s): the gradient exchange", "layout 1 member: [a100: units 0-17 | t4: 18-23]",
