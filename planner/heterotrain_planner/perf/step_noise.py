@@ -50,6 +50,8 @@ _TELLING_RATIO = 1.2
 """Ratio of own times from which long steps of fixed length differ from those that scale."""
 _MEDIAN_OF_SQUARE = 0.455
 """Median of a squared standard normal variable."""
+_CLEAR_EXCESS = 0.5
+"""Excess of the variance of scrapes' means, relative to that of independent steps, from which long steps have runs."""
 _RATE_TABLE = np.linspace(1e-5, 0.2, 2000)
 _MIXED = _RATE_TABLE * (1 - _RATE_TABLE)
 _CUMULANT_TABLE = _MIXED * (1 - 2 * _RATE_TABLE) ** 4 / (1 - 6 * _MIXED) ** 3
@@ -172,13 +174,14 @@ def _moments(seen: RegressionData | None, model: MemberModel) -> _Moments | None
     usual = model.variation**2 * within_part + between
     # A pause is a larger part of a shorter step, so y differs between sizes without being noise.
     off_O = y_O - (np.bincount(place_O, weights=weight_O * y_O) / np.bincount(place_O, weights=weight_O))[place_O]
-    third_O = weight_O * (steps_O * x_O * off_O) * free
-    fourth_O = weight_O * (steps_O * off_O**2 * free - 2 * usual**2)
+    alike, rest = _phases(x_O, steps_O, within_O, weight_O, free=free, variance=variance)
+    third_O = weight_O * (steps_O * x_O * off_O) * free / alike
+    fourth_O = weight_O * ((steps_O * off_O**2 * free - 2 * usual**2) / alike - 2 * rest**2 * (1 - 1 / alike))
     own_O = seen.micro_O[chosen_O] * line_O * of_size[place_O]
     now = float(_usual_s(model, model.compute, np.array(seen.size_now))) * seen.share_now / seen.size_now
     # Noise that goes on moves means and spreads by more than independent steps do.
     lasting = max(1.0, float(weight_O @ steps_O) * between / usual) if usual > 0 else 1.0
-    error2_O = 2 * weight_O**2 * usual**3 * lasting**2
+    error2_O = 2 * weight_O**2 * usual**3 * (lasting / alike) ** 2
     near_O = np.abs(np.log(size_O / seen.size_now)) <= math.log(_NEAR_RATIO)
     excess = float(weight_O[near_O] @ mean_O[near_O]) / float(weight_O[near_O].sum()) - 1 if near_O.any() else 0.0
     return _Moments(
@@ -194,6 +197,21 @@ def _moments(seen: RegressionData | None, model: MemberModel) -> _Moments | None
         weight_O=weight_O,
         excess=excess,
     )
+
+
+def _phases(
+    x_O: Floats, steps_O: Floats, within_O: Floats, weight_O: Floats, *, free: float, variance: float
+) -> tuple[float, float]:
+    """Return how many steps are long together in the mean, within a scrape, and the variance of those.
+
+    With such runs, the mean of a scrape varies as if it had so many times fewer steps. The ordinary noise is that
+    within most scrapes. Runs count where means show them clearly: otherwise long steps are taken to be single.
+    """
+    runs = free * float(weight_O @ (steps_O * x_O**2)) / variance if variance > 0 else 0.0
+    rest = variance - min(variance, _median(within_O * steps_O / (steps_O - 1), weight_O))
+    if rest <= 0 or runs < 1 + max(_CLEAR_EXCESS, _SURE_DEVIATIONS * math.sqrt(2 / len(x_O))):
+        return 1.0, 0.0
+    return min(float(weight_O @ steps_O), 1 + (runs - 1) * variance / rest), rest
 
 
 def _usual_s(model: MemberModel, line: ComputeTime, size_O: Floats) -> Floats:

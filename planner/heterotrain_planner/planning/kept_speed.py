@@ -67,13 +67,7 @@ def speed_near(compute: ComputeTime, share_samples: int) -> KeptSpeed:
 
 
 def kept_speed(model: MemberModel, line: ComputeTime | None, observations: Sequence[Observation]) -> KeptSpeed | None:
-    """Return what is kept of a member; ``None`` while its speed is not known, or has just changed.
-
-    Args:
-        model: of the member.
-        line: its time model at the newest share.
-        observations: its own, oldest first.
-    """
+    """Return what is kept of a member by its line at the newest share; ``None`` while its speed is not known."""
     if line is None or model.drifted or model.quality is FitQuality.DEGENERATE:
         return None
     left, steps = model.steps_at_speed, Counter[tuple[int, int]]()
@@ -85,8 +79,7 @@ def kept_speed(model: MemberModel, line: ComputeTime | None, observations: Seque
             left -= each.steps
     if steps.total() < LEAST_STEPS:
         return None
-    ends = (min(steps), max(steps))
-    chosen = dict.fromkeys([*ends, *(shape for shape, _ in steps.most_common())])
+    chosen = dict.fromkeys([min(steps), max(steps), *(shape for shape, _ in steps.most_common())])
     seen = sorted(SharesSeen(*shape, min(steps[shape], MOST_STEPS)) for shape in list(chosen)[:MOST_SHAPES])
     return KeptSpeed(compute=line, variation=model.variation, seen=tuple(seen))
 

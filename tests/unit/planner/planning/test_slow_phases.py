@@ -1,0 +1,79 @@
+"""Members that are slow in runs of steps, as by a neighbour or a clock: steps are predicted as they are on average."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_planner.perf.counters import Observation
+from heterotrain_planner.perf.merge import merge_old
+from heterotrain_planner.planning.evidence import MemberEvidence
+from heterotrain_planner.planning.shares import SharesDecision, SharesRequest, decide_shares
+from support.exported_counters import SimulatedMembers
+from support.repeat import times
+
+SLOWER, NOISE = 1.25, 0.05
+LASTS, EVERY = 30, 300
+"""Steps of a phase on average, and between two of them: members are slow for one step in eleven."""
+
+
+class PhasedMembers(SimulatedMembers):
+    """Members of two states; each leaves its state after a random number of steps."""
+
+    def _step(self, shares: tuple[int, ...]) -> None:  # type: ignore[override]  # a narrower sequence
+        draws = np.random.default_rng([self.seed, self.steps_run]).random(len(self.truth))
+        for rank, draw in enumerate(draws):
+            slow = self.slow.get(rank, 1.0) > 1.0
+            slow = draw >= 1 / LASTS if slow else draw < 1 / EVERY
+            self.slow[rank] = SLOWER if slow else 1.0
+        super()._step(shares)
+
+
+def predicted_over_mean(seed: int, members: int, scrape_steps: int) -> float:
+    """Return the predicted step over the mean of many drawn ones, after 1,200 steps and two changes of shares."""
+    rng = np.random.default_rng(seed)
+    truth = [
+        ComputeTime(
+            per_sample_s=pace / 3,
+            fixed_s=0.01,
+            backward_per_sample_s=pace * 2 / 3,
+            backward_fixed_s=0.02,
+            update_s=0.005,
+        )
+        for pace in 0.001 * np.exp(rng.uniform(0, 1.2, members))
+    ]
+    job = PhasedMembers(truth=truth, variation=NOISE, seed=seed)
+    seen: list[tuple[Observation, ...]] = [()] * members
+    shares, decision = (100,) * members, None
+    for scrape in range(1, 1200 // scrape_steps + 1):
+        job.run(shares, scrape_steps)
+        for each in job.scrape():
+            rank = int(each.member[1:-2])
+            seen[rank] = merge_old([*seen[rank], each])
+        if scrape * scrape_steps in (100, 300) or scrape == 1200 // scrape_steps:
+            evidence = tuple(MemberEvidence(member=f"w{rank}/0", observations=each) for rank, each in enumerate(seen))
+            decision = decide_shares(
+                SharesRequest(total_samples=100 * members, members=evidence, current_shares=shares, probe=False)
+            )
+            assert isinstance(decision, SharesDecision)
+            shares = decision.division.shares
+    assert decision is not None
+    assert decision.division.prediction is not None
+    own_W = np.array(
+        [
+            (c.per_sample_s + c.backward_per_sample_s) * n + c.fixed_s + c.backward_fixed_s + c.update_s
+            for c, n in zip(truth, shares, strict=True)
+        ]
+    )
+    slow_DW = np.where(rng.random((200_000, members)) < LASTS / (LASTS + EVERY), SLOWER, 1.0)
+    noise_DW = 1 + NOISE * rng.standard_normal(slow_DW.shape)
+    return decision.division.prediction.step_s / float((own_W * slow_DW * noise_DW).max(axis=1).mean())
+
+
+@pytest.mark.parametrize(("members", "scrape_steps"), [(3, 5), (6, 10), (12, 25)])
+def test_steps_with_slow_phases_are_predicted(members: int, scrape_steps: int) -> None:
+    """A phase fills whole scrapes. Taken for single long steps, phases would make steps 5 to 20 % too long."""
+    ratios = [predicted_over_mean(seed, members, scrape_steps) for seed in range(times(gate=2, every=30))]
+    print(np.round(np.array(ratios) - 1, 3))
+    assert abs(float(np.median(ratios)) - 1) <= 0.05
+    assert max(abs(ratio - 1) for ratio in ratios) <= 0.08
