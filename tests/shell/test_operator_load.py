@@ -32,7 +32,7 @@ MOST_REQUESTS_PER_JOB = 23 + 2 * PODS_PER_JOB
 """Each worker is created once and gets its plan once; the rest is Service and budget
 (whose owner is read before each write), plans, dry runs, status, Events."""
 MOST_PASSES_PER_JOB = 10
-MOST_BYTES_PER_JOB = 150_000
+MOST_BYTES_PER_JOB = 110_000
 TAINTED = {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]}
 DECISION, ALLOCATION = "heterotrain_operator.decide", "heterotrain_planner.allocate"
 
