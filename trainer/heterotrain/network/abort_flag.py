@@ -15,7 +15,7 @@ class AbortFlag:
 
     def __init__(self, *, is_pinned: bool = False) -> None:
         """Make a flag that is down; ``is_pinned``: a device reads it behind work that may be aborted."""
-        self._word = torch.zeros((), pin_memory=is_pinned)
+        self._word = torch.zeros((), dtype=torch.float64, pin_memory=is_pinned)
 
     def lift(self) -> None:
         """Raise the flag; safe from any thread."""

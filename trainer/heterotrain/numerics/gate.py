@@ -42,10 +42,12 @@ class Gate:
         self._flats, self._versions = flats, [flat._version for flat in flats]  # noqa: SLF001  # torch's own count of changes
         norms = _norms(flats)
         self.squared = torch.dot(norms, norms)
-        closed = self.squared.isfinite().logical_not().float()
-        self.closed = closed if flag is None else torch.maximum(closed, flag.on(closed.device))
+        closed = (self.squared - self.squared).ne_(0.0)  # NaN if not finite; ``isfinite`` would launch four kernels
+        if flag is not None:
+            closed = torch.maximum(closed, flag.on(closed.device))
+        self.closed = closed.float()
         self.divisor: torch.Tensor | None = None
-        self._copy = HostCopy(torch.stack((self.closed.double(), self.squared)))
+        self._copy = HostCopy(torch.stack((closed, self.squared)))
 
     @property
     def is_current(self) -> bool:
