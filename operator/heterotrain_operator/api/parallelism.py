@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from heterotrain_core.contract.choices import Parallelism as Mode
+from heterotrain_core.contract.choices import Parallelism
 from pydantic import Field
 
 from heterotrain_operator.api.schema import Model
 
-PLANNED_MODES = frozenset({Mode.PIPELINE, Mode.AUTO})
+PLANNED_MODES = frozenset({Parallelism.PIPELINE, Parallelism.AUTO})
 """Modes whose members are always planned from what the workers measure of the model."""
 
 
@@ -28,11 +28,11 @@ class PoolLink(Model):
     )
 
 
-class Parallelism(Model):
+class ParallelismSpec(Model):
     """How the model is divided among the processes of a job."""
 
-    mode: Mode = Field(
-        default=Mode.DATA,
+    mode: Parallelism = Field(
+        default=Parallelism.DATA,
         description="Data: each process holds the whole model. Sharded: the processes of a worker hold it together, "
         "and each worker gets one share of the batch; for models that fit no single accelerator. The script has to use "
         "job.wrap. Pipeline: several workers may hold the model together, each some of its layers; the workers measure "
@@ -64,7 +64,7 @@ class Parallelism(Model):
     @property
     def is_planned(self) -> bool:
         """Whether members are planned from what the workers measure of the model."""
-        return self.mode in PLANNED_MODES or (self.mode is Mode.SHARDED and self.across_workers)
+        return self.mode in PLANNED_MODES or (self.mode is Parallelism.SHARDED and self.across_workers)
 
     @property
     def may_cut(self) -> bool:
@@ -74,7 +74,7 @@ class Parallelism(Model):
     @property
     def may_shard(self) -> bool:
         """Whether planned members may be sharded over several workers."""
-        return self.is_planned and self.mode is not Mode.PIPELINE
+        return self.is_planned and self.mode is not Parallelism.PIPELINE
 
 
 def problem_with_links(links: Sequence[PoolLink], pools: Sequence[str]) -> str:

@@ -11,13 +11,12 @@ from typing import Annotated
 
 from heterotrain_core import uris
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.choices import Choice, Objective, Runtime
-from heterotrain_core.contract.choices import Parallelism as ParallelismMode
+from heterotrain_core.contract.choices import Choice, Objective, Parallelism, Runtime
 from pydantic import Field, WithJsonSchema
 
 from heterotrain_operator.api.failures import FailurePolicy
 from heterotrain_operator.api.network import NETWORK_RULES, Network
-from heterotrain_operator.api.parallelism import Parallelism
+from heterotrain_operator.api.parallelism import ParallelismSpec
 from heterotrain_operator.api.pod_group import PodGroup
 from heterotrain_operator.api.pools import ElasticPolicy, WorkerPool
 from heterotrain_operator.api.schema import MapList, Model, SpecRule
@@ -176,7 +175,7 @@ _RUNTIME_RULES = (
     ),
     SpecRule(
         cel=f"{_ONLY_TORCHRUN}self.parallelism.mode == 'Data'",
-        holds=lambda self: not _by_torchrun(self) or self.parallelism.mode is ParallelismMode.DATA,
+        holds=lambda self: not _by_torchrun(self) or self.parallelism.mode is Parallelism.DATA,
         message="with runtime: Torchrun the script divides its model itself: remove parallelism",
     ),
     SpecRule(
@@ -275,7 +274,7 @@ class HeteroTrainJobSpec(
         ),
         SpecRule(
             cel="!self.parallelism.acrossWorkers || self.parallelism.mode == 'Sharded'",
-            holds=lambda self: not self.parallelism.across_workers or self.parallelism.mode is ParallelismMode.SHARDED,
+            holds=lambda self: not self.parallelism.across_workers or self.parallelism.mode is Parallelism.SHARDED,
             message="parallelism.acrossWorkers belongs to mode Sharded: remove it, or choose that mode",
         ),
         SpecRule(
@@ -313,8 +312,8 @@ class HeteroTrainJobSpec(
     training: Training = Field(
         default_factory=Training, description="Training settings that do not depend on the machines."
     )
-    parallelism: Parallelism = Field(
-        default_factory=Parallelism,
+    parallelism: ParallelismSpec = Field(
+        default_factory=ParallelismSpec,
         description="How the model is divided among the processes. Default: not at all.",
     )
     elastic_policy: ElasticPolicy = Field(
