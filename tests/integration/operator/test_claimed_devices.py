@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 from heterotrain_operator.decide.plugins.claimed_devices.devices import EXTENDED_RESOURCE_CLAIM
-from heterotrain_operator.kube.resources import (
+from heterotrain_operator.engine.plugins.claimed_devices import (
     DEVICE_CLASSES,
-    PODS,
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
-    Resource,
 )
+from heterotrain_operator.kube.resources import PODS, Resource
 from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import Cluster, Operator
 from support.waiting import until
