@@ -248,8 +248,7 @@ class StepPasses:
             self.reducer.arm(self.group)
         factor = 0.0 if is_padding else (samples if weight is None else 1.0) / self.task.batch_samples
         # Equal to backward of the loss times the factor, but autograd does not have to keep the product.
-        gradient = loss.new_full(loss.shape, factor * self.numerics.loss_scale)
-        loss.backward(gradient)
+        loss.backward(loss.new_full(loss.shape, factor * self.numerics.loss_scale))
         self.numerics.forward_state.take(samples)
         ended = self.clock.spent(Phase.BACKWARD, began)
         if last:
