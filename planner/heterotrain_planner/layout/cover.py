@@ -6,9 +6,10 @@ join as further templates.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from heterotrain_planner.layout.alike import alike_members
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.costs import Ints
 from heterotrain_planner.layout.exchange import exchange_seconds, least_exchange, rough_exchange
-from heterotrain_planner.layout.level import FINE, ROUGH, Level, LevelMenu, Search, menu_of
+from heterotrain_planner.layout.level import FINE, MOST_MEMBERS, ROUGH, Level, LevelMenu, Search, menu_of
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, Member, MemberLimit, NoLayout, Template
 from heterotrain_planner.layout.step_bound import least_step
@@ -33,10 +34,16 @@ NOTICED_EXCHANGE = 0.005
 exchanges, only its own stage."""
 NOTICED_LOSS = 0.1
 """Part of a member's time from which on a loss counts as its limit."""
-MOST_FINALISTS = 2
-"""Choices of templates that are worked out, the best by the formula."""
-NEAR = 1.005
-"""Step of such a choice over the shortest one by the formula, at most."""
+MOST_FINALISTS, MOST_OF_FEW = 2, 8
+"""Choices of templates that are worked out, the best by the formula; of few devices."""
+NEAR, NEAR_OF_FEW = 1.005, 1.3
+"""Step of such a choice over the shortest one by the formula, at most; with few devices, whose exchanges differ most
+from those of equal parts."""
+FEW_DEVICES = 16
+MOST_ALIKE = 15
+"""Sets of kinds that all members have, as far as few devices are looked at more closely."""
+FEWER_MEMBERS = (1, 2, 3, 4, 6, 8, 12)
+"""Most members that are tried there."""
 _MOST_SHOWN = 4
 """Different layouts in a reason."""
 _MOST_SPLITS = 64
@@ -87,21 +94,39 @@ def cover(
     first = _rough(book, left, menu_of(book, further, kinds, 1))
     if first is None:
         return _too_few(book, left, kinds, further)
-    tried = {1: first}
+    few = sum(left) <= FEW_DEVICES
+    near_ratio = NEAR_OF_FEW if few else NEAR
+    tried: dict[tuple[int, int, tuple[bool, ...]], _Rough] = {(1, MOST_MEMBERS, ()): first}
     exchange_s = first.step_s - first.level.level_s
     least_exchange_s = least_exchange(book.problem)
-    if exchange_s > NOTICED_EXCHANGE * first.step_s and LayoutKind.PIPELINE in kinds:
-        # By factors of two first, then on either side of the best.
-        for numbers in ((2, 4, 8, 16, 32, 64), (-1, 1)):
-            best = min(tried, key=lambda stages: tried[stages].step_s)
-            for stages in numbers if numbers[0] > 0 else (best * 3 // 4, best * 3 // 2):
-                if stages not in tried and 1 < stages <= min(book.problem.most_stages, sum(left)):
-                    shortest_s = NEAR * min(each.step_s for each in tried.values()) - least_exchange_s
-                    menu = menu_of(book, further, kinds, stages)
-                    other = _rough(book, left, menu, first.least_s, shortest_s)
-                    tried |= {} if other is None else {stages: other}
-    wholes = sorted(tried.values(), key=lambda each: each.step_s)
-    near = [each for each in wholes[:MOST_FINALISTS] if each.step_s <= NEAR * wholes[0].step_s]
+
+    def try_others(choices: Iterable[tuple[int, int, tuple[bool, ...]]]) -> None:
+        for choice in choices:
+            stages, most, alike = choice
+            if choice not in tried and 1 <= stages <= min(book.problem.most_stages, sum(left)):
+                shortest_s = near_ratio * min(each.step_s for each in tried.values()) - least_exchange_s
+                menu = first.menu if stages == 1 else menu_of(book, further, kinds, stages)
+                menu = menu.of_kinds(alike) if alike else menu
+                other = _rough(book, left, menu, guess_s=first.least_s, shortest_s=shortest_s, most_members=most)
+                tried.update({} if other is None else {choice: other})
+
+    if exchange_s > NOTICED_EXCHANGE * first.step_s:
+        if LayoutKind.PIPELINE in kinds:
+            # By factors of two first, then on either side of the best.
+            try_others((stages, MOST_MEMBERS, ()) for stages in (2, 4, 8, 16, 32, 64))
+            best = min(tried, key=lambda choice: tried[choice].step_s)[0]
+            try_others((stages, MOST_MEMBERS, ()) for stages in (best * 3 // 4, best * 3 // 2) if stages > 1)
+        if few:
+            # Fewer members exchange less, and those with the same kinds among devices of one kind.
+            members = sum(first.level.amounts.values())
+            fewer = [most for most in FEWER_MEMBERS if book.problem.least_members <= most < members]
+            try_others((1, most, ()) for most in fewer)
+            alike = [each for each in itertools.product((False, True), repeat=len(left)) if any(each)]
+            try_others((1, most, each) for each in alike[:MOST_ALIKE] for most in (MOST_MEMBERS, *fewer))
+    each_once = {frozenset(each.level.amounts.items()): each for each in tried.values()}
+    wholes = sorted(each_once.values(), key=lambda each: each.step_s)
+    most_finalists = MOST_OF_FEW if few else MOST_FINALISTS
+    near = [each for each in wholes[:most_finalists] if each.step_s <= near_ratio * wholes[0].step_s]
     results = [_worked_out(book, left, each, first) for each in near]
     for each in wholes[len(near) :]:  # where the best choices need too many groups of owners
         if not all(isinstance(result, NoLayout) for result in results):
@@ -142,7 +167,13 @@ def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | NoLayo
 
 
 def _rough(
-    book: Book, left: Sequence[int], menu: LevelMenu, guess_s: float = 0.0, shortest_s: float = math.inf
+    book: Book,
+    left: Sequence[int],
+    menu: LevelMenu,
+    *,
+    guess_s: float = 0.0,
+    shortest_s: float = math.inf,
+    most_members: int = MOST_MEMBERS,
 ) -> _Rough | None:
     """Return the whole members with the shortest step by the formula; ``None`` where none is shorter than another's.
 
@@ -152,8 +183,9 @@ def _rough(
         menu: templates that members may have.
         guess_s: about the step of members in parts.
         shortest_s: time before the exchange that members have to stay below.
+        most_members: that there may be.
     """
-    search = Search(menu, np.array(left, dtype=np.int64), book.problem.least_members)
+    search = Search(menu, np.array(left, dtype=np.int64), book.problem.least_members, most_members)
     least_s = search.relaxed_s(guess_s)
     if least_s is None or least_s >= shortest_s or not search.reaches(shortest_s, ROUGH):
         return None

@@ -93,6 +93,9 @@ def least_exchange(problem: Problem) -> float:
 def rough_exchange(problem: Problem, members: Mapping[tuple[int, ...], int]) -> float:
     """Return about the seconds of the exchange between members whose devices hold equal parts of the model.
 
+    Devices of a kind are next to each other in each member, kinds in one order for all, so that owners of a piece are
+    of the same kind where that is possible: that is what the choice of cuts comes to where links differ.
+
     Args:
         problem: sound.
         members: their number, by the devices of each kind.
@@ -100,11 +103,35 @@ def rough_exchange(problem: Problem, members: Mapping[tuple[int, ...], int]) -> 
     number = sum(members.values())
     if number <= 1:
         return 0.0
-    used = [0] * len(problem.kinds)
-    for devices, each in members.items():
-        used = [count + each * own for count, own in zip(used, devices, strict=True)]
-    held = sum(unit.parameter_bytes for unit in problem.units) / min(sum(devices) for devices in members)
-    return ring_seconds([slowest_link(problem, used)], number, held)
+    size = float(sum(unit.parameter_bytes for unit in problem.units))
+    groups = [(devices, count) for devices, count in sorted(members.items()) if count]
+    held = [_held(devices, groups) for devices, _ in groups]
+    busy_s: dict[tuple[int, int], float] = defaultdict(float)
+    for start, end in itertools.pairwise(_distinct(edge for own in held for _, edge in own)):
+        middle = (start + end) / 2
+        owners = [next(place for place, (_, edge) in enumerate(own) if middle < edge) for own in held]
+        names = [problem.kinds[own[place][0]].name for own, place in zip(held, owners, strict=True)]
+        pairs = set(zip(names, [*names[1:], names[0]], strict=True)) if len(groups) > 1 else set()
+        pairs |= {(name, name) for name, (_, count) in zip(names, groups, strict=True) if count > 1}
+        ring_s = ring_seconds([problem.link(*pair) for pair in pairs], number, size * (end - start))
+        for device in enumerate(owners):
+            busy_s[device] += ring_s
+    return max(busy_s.values())
+
+
+def _held(devices: tuple[int, ...], groups: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[int, float]]:
+    """Return the kind of each device of a member, and where its part of the model ends.
+
+    Members with the same kinds hold the same part with each kind, so that its devices exchange among themselves.
+    """
+    alike = [(own, count) for own, count in groups if [bool(each) for each in own] == [bool(each) for each in devices]]
+    weight = sum(count for _, count in alike)
+    edge, found = 0.0, []
+    for kind, number in enumerate(devices):
+        part = sum(count * own[kind] / sum(own) for own, count in alike) / weight
+        found += [(kind, edge + part * (place + 1) / number) for place in range(number)]
+        edge += part
+    return found
 
 
 def slowest_link(problem: Problem, devices: Sequence[int]) -> Link:

@@ -72,6 +72,11 @@ class LevelMenu:
     multisets: int
     further: tuple[Template, ...]
 
+    def of_kinds(self, kinds: Sequence[bool]) -> LevelMenu:
+        """Return the same without templates that lack one of these kinds or have another one."""
+        alike_J = ((self.need_JK > 0) == np.array(kinds)).all(axis=1)
+        return replace(self, first_BJ=np.where(alike_J, self.first_BJ, np.inf))
+
     def micro_batches(self, level_s: float) -> Ints:
         """Return how many micro-batches each template takes within a time, ``_BJ``; 0 where it is too short."""
         most = -(-self.batch_samples // self.samples_BJ)

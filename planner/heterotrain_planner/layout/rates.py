@@ -14,15 +14,15 @@ Legend: ``T`` times, ``N`` numbers of devices, flattened, ``J`` templates, ``K``
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Floats, Ints
-from heterotrain_planner.layout.exchange import slowest_link
+from heterotrain_planner.layout.exchange import rough_exchange
 from heterotrain_planner.layout.level import LevelMenu, menu_of
-from heterotrain_planner.layout.problem import Link
 from heterotrain_planner.layout.result import LayoutKind, Template
 
 MOST_WORK = 200_000_000
@@ -33,6 +33,12 @@ MOST_CELLS = 8192
 TIME_RATIO = 1.04
 """Between two neighbouring times. A step is interpolated between them by the samples that do not fit."""
 MOST_TIMES = 160
+_FEW_MEMBERS = 4
+"""Numbers of members that are told apart where the exchange is noticed."""
+_NOTICED_EXCHANGE = 0.005
+"""Part of the shortest step."""
+_CLOSER = 5
+"""Work of a closer look, in multiples of the first one."""
 MOST_LEAST_MEMBERS = 8
 """Least members that the table tells apart; larger minimums count as so many."""
 
@@ -48,6 +54,8 @@ class LayoutRates:
 
     def __init__(self, book: Book, kinds: frozenset[LayoutKind], further: Sequence[Template] = ()) -> None:
         self._problem = book.problem
+        self._exchanges: dict[frozenset[tuple[tuple[int, ...], int]], float] = {}
+        """Seconds of the exchange by the numbers of members with the same devices."""
         menu = menu_of(book, further, kinds, 1)
         possible = np.isfinite(menu.first_BJ).any(axis=0)
         self._rate_N: Floats
@@ -63,7 +71,17 @@ class LayoutRates:
             self._steps <= self._counts
         ).any():
             self._steps[np.argmax(self._counts // self._steps)] *= 2
-        self._rate_N = self._table(menu, np.flatnonzero(possible), times_T, least)
+        columns = np.flatnonzero(possible)
+        self._rate_N = self._table(menu, columns, times_T, least, least)
+        noticed = max(self._exchanges.values(), default=0.0) > _NOTICED_EXCHANGE * times_T[0]
+        if not noticed or np.prod(self._sizes(), dtype=float) * each * _CLOSER > MOST_WORK:
+            return
+        # The most samples may come with a long exchange: fewer members, or members of the same kinds, may be faster.
+        kinds_J = menu.need_JK[columns] > 0
+        alike = [columns[(kinds_J == kinds).all(axis=1)] for kinds in np.unique(kinds_J, axis=0)]
+        for own in [columns, *alike] if len(alike) > 1 else [columns]:
+            found_N = self._table(menu, own, times_T, least, max(least, _FEW_MEMBERS))
+            self._rate_N = np.maximum(self._rate_N, found_N)
 
     def of(self, names: Sequence[str], counts_ON: Ints) -> Floats:
         """Return samples per second for each row of numbers of devices; 0 where no members hold the model.
@@ -89,8 +107,11 @@ class LayoutRates:
     def _sizes(self) -> tuple[int, ...]:
         return tuple((self._counts // self._steps + 1).tolist())
 
-    def _table(self, menu: LevelMenu, columns: Ints, times_T: Floats, least: int) -> Floats:
-        """Return the rate of each cell."""
+    def _table(self, menu: LevelMenu, columns: Ints, times_T: Floats, least: int, exact: int) -> Floats:
+        """Return the rate of each cell with these templates.
+
+        Up to ``exact``, numbers of members are told apart, and the best of them counts.
+        """
         sizes = self._sizes()
         cells_NK = np.stack(np.unravel_index(np.arange(int(np.prod(sizes))), sizes), axis=1)
         need_JK = -(-menu.need_JK[columns] // self._steps)
@@ -101,59 +122,60 @@ class LayoutRates:
         # A template that is too slow for a time gives nothing then, and forms no member.
         samples_TJ[samples_TJ <= 0] = -np.inf
         size = len(cells_NK)
-        best_MTN = np.full((least + 1, len(times_T), size), -np.inf)
+        best_MTN = np.full((exact + 1, len(times_T), size), -np.inf)
         best_MTN[0] = 0.0
-        number_TN, held_TN = np.zeros((2, len(times_T), size))
-        held_J = 1.0 / menu.need_JK[columns].sum(axis=1)
+        # The last template of each cell, and the layer of the members before it.
+        last_MTN = np.full(best_MTN.shape, -1, dtype=np.int32)
+        layer_MTN = np.zeros(best_MTN.shape, dtype=np.int8)
         row = np.arange(len(times_T))
         for cell in range(1, size):
             fits = np.flatnonzero((need_JK <= cells_NK[cell]).all(axis=1))
             if not len(fits):
                 continue
             before = cell - offset_J[fits]
-            for members in range(least + 1):
+            for members in range(exact + 1):
                 # The last layer has at least so many members, the others exactly.
-                sources = {max(0, members - 1), members} if members == least else {members - 1} - {-1}
+                sources = {max(0, members - 1), members} if members == exact else {members - 1} - {-1}
                 for source in sorted(sources):
                     value_TF = best_MTN[source][:, before] + samples_TJ[:, fits]
                     pick_T = value_TF.argmax(axis=1)
                     value_T = value_TF[row, pick_T]
                     better = value_T > best_MTN[members, :, cell]
                     best_MTN[members, better, cell] = value_T[better]
-                    if members == least:
-                        last = before[pick_T[better]]
-                        number_TN[better, cell] = (number_TN[better, last] if source == least else members - 1) + 1
-                        held_TN[better, cell] = np.maximum(held_TN[better, last], held_J[fits[pick_T[better]]])
-        return self._rates(times_T, best_MTN[least], number_TN, held_TN)
+                    last_MTN[members, better, cell] = fits[pick_T[better]]
+                    layer_MTN[members, better, cell] = source
 
-    def _rates(self, times_T: Floats, best_TN: Floats, number_TN: Floats, held_TN: Floats) -> Floats:
+        def exchange_s(layer: int, step: int, cell: int) -> float:
+            """Return about the exchange of the members of a cell within a time."""
+            found = Counter[tuple[int, ...]]()
+            while (template := int(last_MTN[layer, step, cell])) >= 0:
+                found[needs[template]] += 1
+                layer, cell = int(layer_MTN[layer, step, cell]), cell - int(offset_J[template])
+            key = frozenset(found.items())
+            if key not in self._exchanges:
+                self._exchanges[key] = rough_exchange(self._problem, found)
+            return self._exchanges[key]
+
+        needs = [tuple(need) for need in menu.need_JK[columns].tolist()]
+        rate_N: Floats = np.zeros(size)
+        for layer in range(least, exact + 1):
+            step_N = self._steps_of(times_T, best_MTN[layer])
+            for cell in np.flatnonzero(np.isfinite(step_N)).tolist():
+                first = int((best_MTN[layer, :, cell] >= self._problem.batch_samples).argmax())
+                seconds = float(step_N[cell]) + exchange_s(layer, first, cell)
+                rate_N[cell] = max(rate_N[cell], self._problem.batch_samples / seconds)
+        return rate_N
+
+    def _steps_of(self, times_T: Floats, best_TN: Floats) -> Floats:
+        """Return the time in which each cell takes the batch, before the exchange; infinite where it does not."""
         batch = self._problem.batch_samples
         enough_TN = best_TN >= batch
         first_N = enough_TN.argmax(axis=0)
-        columns = np.arange(best_TN.shape[1])
-        taken_N = best_TN[first_N, columns]
+        taken_N = best_TN[first_N, np.arange(best_TN.shape[1])]
         earlier_N = np.where(first_N > 0, times_T[np.maximum(first_N - 1, 0)], 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            step_N = np.maximum(earlier_N, times_T[first_N] * batch / taken_N)
-        members_N, held_N = number_TN[first_N, columns], held_TN[first_N, columns]
-        latency_N, pace_N = self._links()
-        whole = float(sum(unit.parameter_bytes for unit in self._problem.units))
-        moved_N = whole * held_N / np.maximum(members_N, 1)
-        exchange_N = np.where(members_N > 1, 2 * (members_N - 1) * (latency_N + moved_N * pace_N), 0)
-        possible_N = enough_TN.any(axis=0)
-        rate_N: Floats = np.where(possible_N, batch / np.where(possible_N, step_N + exchange_N, 1.0), 0.0)
-        return rate_N
-
-    def _links(self) -> tuple[Floats, Floats]:
-        """Return latency and seconds for each byte of the slowest link among the devices of each cell."""
-        sizes = self._sizes()
-        counts_NK = np.stack(np.unravel_index(np.arange(int(np.prod(sizes))), sizes), axis=1) * self._steps
-        # Whether there is none, one or more of a kind says which links there are.
-        rows, cell_N = np.unique(np.minimum(counts_NK, 2), axis=0, return_inverse=True)
-        links = [slowest_link(self._problem, row) if sum(row) > 1 else Link() for row in rows.tolist()]
-        latency = np.array([link.latency_s for link in links])
-        pace = np.array([1.0 / link.bytes_per_s for link in links])
-        return latency[cell_N.ravel()], pace[cell_N.ravel()]
+            step_N: Floats = np.maximum(earlier_N, times_T[first_N] * batch / taken_N)
+        return np.where(enough_TN.any(axis=0), step_N, np.inf)
 
 
 def _times(menu: LevelMenu) -> Floats:
