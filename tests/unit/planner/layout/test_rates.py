@@ -12,6 +12,7 @@ from heterotrain_planner.allocate.problem import JobDemand, JobPool, Objective, 
 from heterotrain_planner.allocate.value import rates as value_rates
 from heterotrain_planner.allocate.value import scored_options
 from heterotrain_planner.layout import rates
+from heterotrain_planner.layout.best import best_members
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import Link, Problem
@@ -19,6 +20,7 @@ from heterotrain_planner.layout.rates import LayoutRates
 from heterotrain_planner.layout.result import Cover, LayoutKind
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
+from unit.planner.layout.test_covers_against_brute_force import a_cluster
 
 KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
 
@@ -91,6 +93,19 @@ def test_a_slow_exchange_makes_further_members_worth_less() -> None:
     names, counts = [kind.name for kind in problem.kinds], np.array([[kind.count for kind in problem.kinds]])
     many = LayoutRates(book, KINDS).of(names, counts)
     assert (LayoutRates(again, KINDS).of(names, counts) <= many).all()
+
+
+@pytest.mark.parametrize("first", range(0, times(gate=10, every=400), 10))
+def test_rates_count_the_exchange_of_the_owners(first: int) -> None:
+    """Where links within kinds are faster than those between them: within a fifth of what the planner finds."""
+    for seed in range(first, first + 10):
+        problem = a_cluster(seed)
+        book = book_of(problem)
+        found = best_members(book, problem)
+        if isinstance(book, Book) and isinstance(found, Cover):
+            counts = np.array([[kind.count for kind in problem.kinds]])
+            rate = float(LayoutRates(book, KINDS).of([kind.name for kind in problem.kinds], counts)[0])
+            assert 0.8 < rate * found.step_s / problem.batch_samples < 1.1
 
 
 def test_objectives_choose_among_layouts() -> None:
