@@ -6,11 +6,10 @@ join as further templates.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
@@ -20,53 +19,33 @@ from heterotrain_core.split.member import SplitMember
 from heterotrain_planner.layout.alike import alike_members
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.costs import Ints
-from heterotrain_planner.layout.exchange import exchange_seconds, least_exchange, rough_exchange
-from heterotrain_planner.layout.level import FINE, MOST_MEMBERS, ROUGH, Level, LevelMenu, Search, menu_of
+from heterotrain_planner.layout.exchange import exchange_seconds
+from heterotrain_planner.layout.level import FINE, Level, LevelMenu, Search, menu_of
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, Member, MemberLimit, NoLayout, Template
+from heterotrain_planner.layout.rough_cover import (
+    FEW_DEVICES,
+    NEAR,
+    NEAR_OF_FEW,
+    NOTICED_EXCHANGE,
+    RoughCover,
+    exchange_and_update,
+    rough_cover,
+    rough_covers,
+)
 from heterotrain_planner.layout.step_bound import least_step
-from heterotrain_planner.layout.update import least_update, rough_update
+from heterotrain_planner.layout.update import least_update
 from heterotrain_planner.layout.worked_out import WorkedOut, work_out
 
 EVERY_KIND = frozenset(LayoutKind)
-NOTICED_EXCHANGE = 0.005
-"""Part of a step from which on the exchange decides about the number of stages: a device of a pipeline holds, and
-exchanges, only its own stage."""
 NOTICED_LOSS = 0.1
 """Part of a member's time from which on a loss counts as its limit."""
 MOST_FINALISTS, MOST_OF_FEW = 2, 8
 """Choices of templates that are worked out, the best by the formula; of few devices."""
-NEAR, NEAR_OF_FEW = 1.005, 1.3
-"""Step of such a choice over the shortest one by the formula, at most; with few devices, whose exchanges differ most
-from those of equal parts."""
-FEW_DEVICES = 16
-MOST_ALIKE = 15
-"""Sets of kinds that all members have, as far as few devices are looked at more closely."""
-FEWER_MEMBERS = (1, 2, 3, 4, 6, 8, 12)
-"""Most members that are tried there."""
 _MOST_SHOWN = 4
 """Different layouts in a reason."""
 _MOST_SPLITS = 64
 """Global batches, padded further and further, that are tried where sizes of micro-batches differ."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Rough:
-    """A choice of templates before their layouts are worked out.
-
-    Attributes:
-        menu: the templates.
-        search: for members out of them.
-        least_s: no members take less before the exchange.
-        level: whole members.
-        step_s: by the formula, exchange included.
-    """
-
-    menu: LevelMenu
-    search: Search
-    least_s: float
-    level: Level
-    step_s: float
 
 
 def cover(
@@ -91,39 +70,14 @@ def cover(
     """
     counts = [kind.count for kind in book.problem.kinds]
     left = counts if devices is None else [max(0, min(pair)) for pair in zip(devices, counts, strict=True)]
-    first = _rough(book, left, menu_of(book, further, kinds, 1))
+    first = rough_cover(book, left, menu_of(book, further, kinds, 1))
     if first is None:
         return _too_few(book, left, kinds, further)
     few = sum(left) <= FEW_DEVICES
     near_ratio = NEAR_OF_FEW if few else NEAR
-    tried: dict[tuple[int, int, tuple[bool, ...]], _Rough] = {(1, MOST_MEMBERS, ()): first}
     exchange_s = first.step_s - first.level.level_s
-    least_exchange_s = least_exchange(book.problem)
-
-    def try_others(choices: Iterable[tuple[int, int, tuple[bool, ...]]]) -> None:
-        for choice in choices:
-            stages, most, alike = choice
-            if choice not in tried and 1 <= stages <= min(book.problem.most_stages, sum(left)):
-                shortest_s = near_ratio * min(each.step_s for each in tried.values()) - least_exchange_s
-                menu = first.menu if stages == 1 else menu_of(book, further, kinds, stages)
-                menu = menu.of_kinds(alike) if alike else menu
-                other = _rough(book, left, menu, guess_s=first.least_s, shortest_s=shortest_s, most_members=most)
-                tried.update({} if other is None else {choice: other})
-
-    if exchange_s > NOTICED_EXCHANGE * first.step_s:
-        if LayoutKind.PIPELINE in kinds:
-            # By factors of two first, then on either side of the best.
-            try_others((stages, MOST_MEMBERS, ()) for stages in (2, 4, 8, 16, 32, 64))
-            best = min(tried, key=lambda choice: tried[choice].step_s)[0]
-            try_others((stages, MOST_MEMBERS, ()) for stages in (best * 3 // 4, best * 3 // 2) if stages > 1)
-        if few:
-            # Fewer members exchange less, and those with the same kinds among devices of one kind.
-            members = sum(first.level.amounts.values())
-            fewer = [most for most in FEWER_MEMBERS if book.problem.least_members <= most < members]
-            try_others((1, most, ()) for most in fewer)
-            alike = [each for each in itertools.product((False, True), repeat=len(left)) if any(each)]
-            try_others((1, most, each) for each in alike[:MOST_ALIKE] for most in (MOST_MEMBERS, *fewer))
-    each_once = {frozenset(each.level.amounts.items()): each for each in tried.values()}
+    tried = rough_covers(book, left, kinds, further, first=first, near_ratio=near_ratio)
+    each_once = {frozenset(each.level.amounts.items()): each for each in tried}
     wholes = sorted(each_once.values(), key=lambda each: each.step_s)
     most_finalists = MOST_OF_FEW if few else MOST_FINALISTS
     near = [each for each in wholes[:most_finalists] if each.step_s <= near_ratio * wholes[0].step_s]
@@ -152,7 +106,7 @@ def _bounded(book: Book, left: Sequence[int], menu: LevelMenu, found: Cover) -> 
     return replace(found, bound_s=bound_s, gap_ratio=known_s / bound_s - 1)
 
 
-def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | NoLayout) -> Cover | NoLayout:
+def _alike(book: Book, left: Sequence[int], rough: RoughCover, known: Cover | NoLayout) -> Cover | NoLayout:
     """Return equal members with one cut where their step is shorter than that of known members."""
     step_s = known.step_s if isinstance(known, Cover) else math.inf
     found = alike_members(book, rough.menu, np.array(left, dtype=np.int64), step_s)
@@ -166,50 +120,12 @@ def _alike(book: Book, left: Sequence[int], rough: _Rough, known: Cover | NoLayo
     return _result(book, left, level, taken, found.padding_samples)
 
 
-def _rough(
-    book: Book,
-    left: Sequence[int],
-    menu: LevelMenu,
-    *,
-    guess_s: float = 0.0,
-    shortest_s: float = math.inf,
-    most_members: int = MOST_MEMBERS,
-) -> _Rough | None:
-    """Return the whole members with the shortest step by the formula; ``None`` where none is shorter than another's.
-
-    Args:
-        book: the templates.
-        left: devices by kind.
-        menu: templates that members may have.
-        guess_s: about the step of members in parts.
-        shortest_s: time before the exchange that members have to stay below.
-        most_members: that there may be.
-    """
-    search = Search(menu, np.array(left, dtype=np.int64), book.problem.least_members, most_members)
-    least_s = search.relaxed_s(guess_s)
-    if least_s is None or least_s >= shortest_s or not search.reaches(shortest_s, ROUGH):
-        return None
-    level = search.whole(least_s, ROUGH)
-    if level is None:
-        return None
-    step_s = level.level_s + _about_s(book.problem, menu, level.amounts)
-    return _Rough(menu=menu, search=search, least_s=least_s, level=level, step_s=step_s)
-
-
-def _about_s(problem: Problem, menu: LevelMenu, amounts: Mapping[int, int]) -> float:
-    """Return about the seconds of the exchange between members of these templates, and of the update."""
-    members = Counter[tuple[int, ...]]()
-    for column, number in amounts.items():
-        members[tuple(menu.need_JK[column].tolist())] += number
-    return rough_exchange(problem, members) + rough_update(problem, members)
-
-
-def _worked_out(book: Book, left: Sequence[int], rough: _Rough, first: _Rough) -> Cover | NoLayout:
+def _worked_out(book: Book, left: Sequence[int], rough: RoughCover, first: RoughCover) -> Cover | NoLayout:
     """Return the cover with cuts, simulated schedules and shares; ``first`` has the bound of all templates."""
     level = rough.level
     fine = rough.search.whole(rough.least_s, FINE, level)
     # A lower level may be one of more members, whose exchange outweighs it.
-    if fine is not None and fine.level_s + _about_s(book.problem, rough.menu, fine.amounts) <= rough.step_s:
+    if fine is not None and fine.level_s + exchange_and_update(book.problem, rough.menu, fine.amounts) <= rough.step_s:
         level = fine
     if rough is not first:
         level = replace(level, bound_s=min(level.bound_s, first.level.bound_s))
