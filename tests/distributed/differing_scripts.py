@@ -25,6 +25,16 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
             yield problem(96)[index]
 
 
+class Shorter(torch.utils.data.IterableDataset[Any]):
+    """A stream that ends earlier on the second rank."""
+
+    def __init__(self, rank: int) -> None:
+        self._samples = 96 - 6 * rank
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (problem(96)[index] for index in range(self._samples))
+
+
 class Restless(torch.utils.data.Dataset[Any]):
     """Samples with random changes that no seed of the job reaches."""
 
@@ -57,6 +67,7 @@ def data_of(kind: str, rank: int) -> Any:
         "length": lambda: problem(96 - 6 * rank),
         "sharded": lambda: torch.utils.data.Subset(problem(96), range(rank, 96, 2)),
         "stream": lambda: Sharded(rank),
+        "shorter": lambda: Shorter(rank),
         "rounded": lambda: torch.utils.data.TensorDataset(x + 1e-7 * rank, y),
         "restless": Restless,
         "unreadable": lambda: Unreadable(rank),
@@ -71,7 +82,7 @@ def train(*, kind: str, out: str, rank: int | None = None, fault: dict[str, Any]
     install_faults(injector := FaultInjector(fault))
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))
-    for step in job.steps(data_of(kind, own)):
+    for step in job.steps(data_of(kind, own), readers="all" if kind == "shorter" else "one"):
         with step:
             injector.at("step", step.number)
             for x, y in step.micro_batches():

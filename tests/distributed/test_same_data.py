@@ -49,6 +49,14 @@ def test_what_only_looks_different_trains(own_ranks: OwnRanks, tmp_path: Path, k
     assert ("reads other samples a second time" in ranks[0].log()) == (kind == "restless")
 
 
+def test_streams_of_different_lengths_are_one_error_before_their_last_step(own_ranks: OwnRanks, tmp_path: Path) -> None:
+    """Where every rank reads, nothing else would show it until weights differ, or ranks wait for each other."""
+    ranks = own_ranks.start(SCRIPT, world_size=2, kind="shorter", out=str(tmp_path))
+    assert [rank.ended() for rank in ranks] == [1, 1]
+    for rank in ranks:
+        assert "for step 5 rank 0 has 16 and the epoch's end, and rank 1 has 10 and the epoch's end" in rank.log()
+
+
 def test_a_newcomer_with_other_data_is_refused_alone(operate: Callable[..., Operator], tmp_path: Path) -> None:
     """The others end the training without it."""
     operator = operate(epochs=1)

@@ -19,10 +19,12 @@ FIELDS = (
     "checkpoint", "mark",
     "plain_weighted", "plain_groups", "plain_total",
     "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
-    "measure_every", "fingerprint", "signature", "more", "changed", "summed", "ends",
+    "measure_every", "fingerprint", "signature", "more", "changed", "summed", "ends", "samples",
 )  # fmt: skip
 HEADER = len(FIELDS)
-SIGNATURE, CHANGED = FIELDS.index("signature"), FIELDS.index("changed")
+VOTE, STEPS, SIGNATURE, CHANGED, SAMPLES = map(FIELDS.index, ("vote", "steps", "signature", "changed", "samples"))
+LAST = 0.5
+"""Is added to the samples of an epoch's last step."""
 WAITS = 0.5
 """Stands in place of 1 for a rank that has to leave, but still waits."""
 AFTER, BEFORE = 1.0, 2.0
@@ -71,6 +73,7 @@ class Slot:
         more: whether this rank makes another pass over its micro-batches in this step.
         changed: whether a tensor has changed in forward that no rank has tracked before, or got another shape.
         ends: ``AFTER`` or ``BEFORE`` where this rank's script has ended the training, else 0.
+        samples: of the step over all ranks, as this rank has read its data; with ``LAST`` in an epoch's last step.
         summed: what this rank knows of a loss that is a sum over samples (``steps/summed_loss.py``); 0 for nothing.
         buckets_s: seconds of each bucket's transfer, one step late; NaN when unknown.
         unused: parameters that got no gradient on this rank: bit i stands for the i-th in the buckets.
@@ -97,6 +100,7 @@ class Slot:
     changed: bool = False
     summed: float = 0.0
     ends: float = 0.0
+    samples: float = 0.0
     buckets_s: tuple[float, ...] = ()
     unused: int = 0
     parameters: int = 0
@@ -166,8 +170,7 @@ def to_row(slot: Slot) -> list[float]:
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
         slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total,
         float(slot.measure_every), slot.fingerprint, float(slot.signature), float(slot.more), float(slot.changed),
-        slot.summed,
-        slot.ends,
+        slot.summed, slot.ends, slot.samples,
         *_words(slot.unused, slot.parameters), *slot.buckets_s,
     ]  # fmt: skip
 
@@ -184,7 +187,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
         votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
         plain_weighted, plain_groups, plain_total,
         preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints, _, more, _,
-        summed, ends,
+        summed, ends, _,
     ) = columns[:HEADER]  # fmt: skip
     words = word_count(parameters)
     versions = list(zip(generations, revisions, strict=True))

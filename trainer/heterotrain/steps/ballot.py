@@ -9,7 +9,7 @@ from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.manifest import new_mark
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
-from heterotrain.network.control import Slot
+from heterotrain.network.control import LAST, Slot
 from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.state.training import TrainState
@@ -60,5 +60,5 @@ class StepBallot:
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
             signature=reducer.signature, more=step.more, unused=reducer.unused, parameters=reducer.parameters,
             changed=state.is_active and state.has_news, summed=step.summed.code,
-            ends=self.shutdown.ends(step.task.number),
+            ends=self.shutdown.ends(step.task.number), samples=step.task.batch_samples + LAST * step.task.ends_epoch,
         )  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from heterotrain.checkpoints.same_data import ADVICE
 from heterotrain.errors import UsageError
 from heterotrain.forward_state.state import ForwardState
 from heterotrain.membership.agreement import share_newest_plan
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
-from heterotrain.network.control import CHANGED, SIGNATURE, Slot, StepDecision, decide, to_row
+from heterotrain.network.control import CHANGED, SAMPLES, SIGNATURE, STEPS, VOTE, Slot, StepDecision, decide, to_row
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
@@ -38,7 +39,7 @@ def exchange_votes(
 
     Raises:
         PeerLost: the group broke meanwhile.
-        UsageError: this rank trains other parameters than another one.
+        UsageError: this rank trains other parameters than another one, or ranks have read other numbers of samples.
     """
     row = to_row(slot)
     if active_group.group is None or active_group.group.world_size == 1:
@@ -64,7 +65,9 @@ def exchange_votes(
     if state.is_active:
         state.wait(active_group.group)
     active_group.group.wait(gathering, "the vote on the step")
-    decision = decide([unpack_floats(other) for other in gathering.rows], parameters=slot.parameters)
+    rows = [unpack_floats(other) for other in gathering.rows]
+    _check_same_samples(rows, slot.steps)
+    decision = decide(rows, parameters=slot.parameters)
     reducer.drop_unused(decision.unused)
     return decision, share_newest_plan(active_group.group, decision, held, job_uid=job_uid)
 
@@ -87,3 +90,15 @@ def _check_same_parameters(rows_WF: list[list[float]], rank: int) -> None:  # no
             "use channels_last on all ranks or on none. A rank that joins later starts with the parameters that are "
             "trained then (job.on_restore)"
         )
+
+
+def _check_same_samples(rows_WF: list[list[float]], step: int) -> None:  # noqa: N803  # shape in the name
+    """Refuse a step to which ranks have read different numbers of samples, as of streams of different lengths."""
+    first = rows_WF[0]
+    for rank, row in enumerate(rows_WF):
+        if row[SAMPLES] != first[SAMPLES] and row[STEPS] == first[STEPS] and row[VOTE] and first[VOTE]:
+            read = [f"{int(each[SAMPLES])}" + " and the epoch's end" * (each[SAMPLES] % 1 > 0) for each in (first, row)]
+            raise UsageError(
+                f"ranks have read different numbers of samples: for step {step} rank 0 has {read[0]}, and rank {rank} "
+                f"has {read[1]}. {ADVICE}"
+            )
