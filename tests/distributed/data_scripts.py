@@ -30,7 +30,6 @@ class Stream(torch.utils.data.IterableDataset[Sample]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch before it is read."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Sample]:
@@ -48,11 +47,9 @@ class CountedStream(Stream):
         self._record = record
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at the position in the next iteration."""
         self._next = state["position"]
 
     def __iter__(self) -> Iterator[Sample]:

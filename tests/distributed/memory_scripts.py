@@ -26,7 +26,6 @@ class Block(torch.nn.Module):
         self.inner = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the values after the block."""
         return x + torch.tanh(self.inner(x))
 
 

@@ -392,13 +392,6 @@ class ComplexParameter(Report):
         return model
 
 
-class Lbfgs(Report):
-    """Row 18."""
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.LBFGS(model.parameters())
-
-
 class InBackward(Report):
     """Row 32: optimizers that step in the backward pass."""
 
@@ -426,13 +419,6 @@ class BadSample(Report):
 
     def data(self) -> Any:
         return Poison()
-
-
-class Loader(Report):
-    """Row 34: a DataLoader with a sampler."""
-
-    def data(self) -> Any:
-        return torch.utils.data.DataLoader(problem(SAMPLES), sampler=range(SAMPLES))
 
 
 class DefaultDevice(Report):

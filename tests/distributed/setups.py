@@ -86,7 +86,6 @@ class Streamed(torch.utils.data.IterableDataset[tuple[torch.Tensor, ...]]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch before it is read."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -102,7 +101,6 @@ class Memory(torch.nn.Module):
         self._rows = (forward, backward)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the input."""
         if len(x) > self._rows[0]:
             raise torch.OutOfMemoryError("too many rows in forward")
         result: torch.Tensor = _Held.apply(x, self._rows[1])

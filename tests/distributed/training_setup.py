@@ -51,13 +51,11 @@ class TrainingSetup:
     passes: str = "one"
 
     def data(self) -> torch.utils.data.TensorDataset:
-        """Return the samples."""
         return torch.utils.data.TensorDataset(
             *(t.to(getattr(torch, self.dtype)) for t in problem(self.samples).tensors)
         )
 
     def model(self) -> torch.nn.Sequential:
-        """Return the model, the same everywhere."""
         torch.manual_seed(3)
         layers: list[torch.nn.Module] = []
         known: dict[tuple[int, int], torch.nn.Linear] = {}
@@ -72,13 +70,11 @@ class TrainingSetup:
         return torch.nn.Sequential(*layers).to(getattr(torch, self.dtype))
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Return an optimizer with state."""
         if self.adam:
             return torch.optim.AdamW(model.parameters(), lr=0.01)
         return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     def loss(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, step: int) -> tuple[torch.Tensor, float]:
-        """Return the sum of the loss and the weight behind it."""
         output = model(x)
         if self.error == "classes":
             classes = (y.flatten() > 0).long() + (y.flatten() > 6).long()

@@ -25,7 +25,6 @@ class Codebook(nn.Module):
         self.register_buffer("total", self.code.clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the nearest codes, with the gradient of the input."""
         with torch.no_grad():
             near = torch.cdist(x, self.code).argmin(1)
             chosen = self.code[near]
@@ -37,12 +36,10 @@ class Codebook(nn.Module):
         return x + (chosen - x).detach()
 
     def codes(self) -> torch.Tensor:
-        """Return the codes that follow from sums and counts."""
         return self.total / self.count.clamp(min=1e-3)[:, None]
 
     @classmethod
     def declare(cls, job: Any, prefix: str = "") -> None:
-        """Give the rules of all buffers."""
         job.buffers(f"{prefix}count", "sum", decay=cls.DECAY)
         job.buffers(f"{prefix}total", "sum", decay=cls.DECAY)
         job.buffers(f"{prefix}code", cls.codes)
@@ -57,7 +54,6 @@ class MomentumEncoder(nn.Module):
         self.key = copy.deepcopy(self.query).requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the query's output, pulled towards the key's."""
         with torch.no_grad():
             for own, other in zip(self.key.parameters(), self.query.parameters(), strict=True):
                 own.lerp_(other, 0.1)
@@ -74,14 +70,12 @@ class Tally(nn.Module):
         self.register_buffer("mask", torch.ones(64, 64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the input."""
         self.seen.add_(len(x))
         self.average.lerp_(x.detach().mean(0), 0.2)
         return x
 
     @staticmethod
     def declare(job: Any, prefix: str = "") -> None:
-        """Give the rules of both buffers."""
         job.buffers(f"{prefix}seen", "sum")
         job.buffers(f"{prefix}average", "mean")
 
@@ -95,7 +89,6 @@ class Queue(nn.Module):
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the input."""
         places = (torch.arange(len(x)) + self.pointer) % 64
         self.rows[places] = x.detach()
         self.pointer.add_(len(x))
@@ -147,7 +140,6 @@ class Everything(nn.Module):
         self.double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return one number for each sample."""
         x = self.tally(self.encoder(torch.tanh(self.first(x))))
         self.channels(self.observer(x.detach()))
         found: torch.Tensor = self.head(self.book(x) + x)
@@ -155,7 +147,6 @@ class Everything(nn.Module):
 
     @staticmethod
     def declare(job: Any) -> None:
-        """Give the rules of buffers that no kind of torch has."""
         Tally.declare(job, "tally.")
         Codebook.declare(job, "book.")
         job.buffers("encoder.key.*", "leader")
