@@ -150,8 +150,9 @@ def test_another_namespace_image_or_command_starts_without() -> None:
     async def story(world: World) -> None:
         await world.train("first", steps=SHORT)
         assert even(await world.train("elsewhere", namespace="others", steps=SHORT))
-        main = {"name": "main", "image": "image", "command": ["train"]}
-        for number, change in enumerate(({"image": "other"}, {"command": ["train", "--large"]})):
+        main: Body = {"name": "main", "image": "image", "command": ["train"]}
+        changes: tuple[Body, ...] = ({"image": "other"}, {"command": ["train", "--large"]})
+        for number, change in enumerate(changes):
             template = {"spec": {"containers": [{**main, **change}]}}
             assert even(await world.train(f"other{number}", steps=SHORT, spec={"template": template}))
         assert loss(await world.train("same", steps=SHORT)) <= 0.02

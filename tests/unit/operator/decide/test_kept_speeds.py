@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_operator.api.kept_speed import KeptEntry
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.kept_speeds import (
     MOST_ENTRIES,
     NAME,
-    KeptEntry,
     config_map,
     entry_of,
     keeps_speeds,

@@ -44,7 +44,7 @@ def predicted_over_mean(seed: int, members: int, scrape_steps: int) -> float:
     ]
     job = PhasedMembers(truth=truth, variation=NOISE, seed=seed)
     seen: list[tuple[Observation, ...]] = [()] * members
-    shares, decision = (100,) * members, None
+    shares, prediction = (100,) * members, None
     for scrape in range(1, 1200 // scrape_steps + 1):
         job.run(shares, scrape_steps)
         for each in job.scrape():
@@ -56,9 +56,8 @@ def predicted_over_mean(seed: int, members: int, scrape_steps: int) -> float:
                 SharesRequest(total_samples=100 * members, members=evidence, current_shares=shares, probe=False)
             )
             assert isinstance(decision, SharesDecision)
-            shares = decision.division.shares
-    assert decision is not None
-    assert decision.division.prediction is not None
+            shares, prediction = decision.division.shares, decision.division.prediction
+    assert prediction is not None
     own_W = np.array(
         [
             (c.per_sample_s + c.backward_per_sample_s) * n + c.fixed_s + c.backward_fixed_s + c.update_s
@@ -67,7 +66,7 @@ def predicted_over_mean(seed: int, members: int, scrape_steps: int) -> float:
     )
     slow_DW = np.where(rng.random((200_000, members)) < LASTS / (LASTS + EVERY), SLOWER, 1.0)
     noise_DW = 1 + NOISE * rng.standard_normal(slow_DW.shape)
-    return decision.division.prediction.step_s / float((own_W * slow_DW * noise_DW).max(axis=1).mean())
+    return prediction.step_s / float((own_W * slow_DW * noise_DW).max(axis=1).mean())
 
 
 @pytest.mark.parametrize(("members", "scrape_steps"), [(3, 5), (6, 10), (12, 25)])
