@@ -58,7 +58,7 @@ async def test_a_new_job_gets_its_part_and_returns_it_at_its_end(cluster: Cluste
     assert (await cluster.condition("WorkersLimited", "old"))[:2] == ("True", "NodesShared")
     message = (await cluster.condition("WorkersLimited", "old"))[2]
     assert "other jobs need them more" in message
-    assert "; the next member lacks a worker of a; allocation: " in message
+    assert message.endswith("; the next member lacks a worker of a")
     await cluster.end(first, Ending.LEFT, reason="drained")
     await cluster.confirm_deletions()
     (second,) = await until(one_leaves, "another worker leaves once the new job's first one is ready")

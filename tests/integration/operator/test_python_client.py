@@ -159,8 +159,10 @@ async def test_the_api_server_s_refusals_are_one_sentence(
     job = await client.train(script, **settings)
     with pytest.raises(InputError, match="job my-training exists already"):
         await client.train(script, **settings)
+    with pytest.raises(InputError, match="its pools hold at most 1 workers"):
+        await job.scale(2)
     with pytest.raises(InputError) as refused:
-        await job.scale(10**9)
+        await job.scale(pools={"a": 10**9})
     assert "maxReplicas" in str(refused.value)
     node = await cluster.add_node("a")
     labels = {"heterotrain.dev/job": NAME}
