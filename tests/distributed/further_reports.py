@@ -414,7 +414,7 @@ class Copied(Report):
 
     def model(self) -> nn.Module:
         torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).double()
+        return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 1)).double()
 
     def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
         del optimizer
