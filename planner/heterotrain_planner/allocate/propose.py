@@ -144,10 +144,9 @@ def _shared(
 
     # 1. Where options were thinned out: list those close to the choice, and choose again.
     complete = all(candidate.complete for candidate in jobs)
-    listed = jobs
     for _ in range(0 if complete else _ROUNDS):
         choice = [candidate.options[option] for candidate, option in zip(jobs, found.options, strict=True)]
-        jobs = with_close_options(listed, choice, capacity)
+        jobs = with_close_options(jobs, choice, capacity)
         start = [candidate.index_of(option.counts) for candidate, option in zip(jobs, choice, strict=True)]
         value, found = found.value, share(jobs, admission.rows, start)
         if found.value <= value + _EQUAL:

@@ -24,8 +24,8 @@ _FEW_OPTIONS = 12
 """Options of a job, on average, up to which there is one programme without prices."""
 _FIRST_OPTIONS = 6
 """Options of a job, on average, in the first of two programmes."""
-_MOST_COLUMNS = 40_000
-"""Options of one programme; it bounds time and memory."""
+_MOST_COLUMNS, _MOST_OPTIONS = 800, 60
+"""Options of one programme, and of a job on average, at most: with few jobs of very many options, nodes take long."""
 _ROUNDS_OF_PRICES = 40
 _ENTERING = 4
 """Options of one job that enter the linear programme at a time."""
@@ -72,7 +72,11 @@ def share(candidates: Sequence[Candidate], rows: PoolRows, start: Sequence[int])
     before = -1.0
     # The options that lose least first; what they reach leaves fewer others to look at.
     for slack in (_slack(losses, _FIRST_OPTIONS * len(candidates)), np.inf):
-        width = min(slack, best.bound - best.value + _ROUNDING, _slack(losses, _MOST_COLUMNS))
+        width = min(
+            slack,
+            best.bound - best.value + _ROUNDING,
+            _slack(losses, max(_MOST_COLUMNS, _MOST_OPTIONS * len(candidates))),
+        )
         if width <= before or best.bound - best.value <= gap:
             break
         kept = [
