@@ -1,4 +1,4 @@
-"""What a job's file shows to be wrong although the API server takes it: its pods would be refused, or never run."""
+"""Finds mistakes in a job's file that the API server takes: its pods would be refused, or never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the learning rate follows the batch."""
+"""Scaling rules: the learning rate as a function of the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training script imports.
+"""The public names that a training script imports.
 
 ::
 

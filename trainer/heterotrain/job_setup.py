@@ -1,4 +1,4 @@
-"""What a rank needs before its script has a model: the job's configuration, and how it finds the other ranks."""
+"""Sets up a rank before its script has a model: the job's configuration, and the way to the other ranks."""
 
 from __future__ import annotations
 

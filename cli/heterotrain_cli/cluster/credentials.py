@@ -1,4 +1,4 @@
-"""How a user of a kubeconfig logs in: token, file, certificate, password, or a program of the cloud."""
+"""Credentials of a user of a kubeconfig: token, file, certificate, password, or a program of the cloud."""
 
 from __future__ import annotations
 

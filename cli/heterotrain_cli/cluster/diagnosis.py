@@ -1,4 +1,4 @@
-"""Why a job waits or is slow, and what to do: sentences from its status. Pure."""
+"""Diagnoses a job that waits or is slow, and says what to do: sentences from its status. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands on a cluster print for programs (``-o json|yaml``). The names are documented and stay. Pure."""
+"""Documents for programs (``-o json|yaml``) of the commands on a cluster. The names are documented and stay. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the workers' time goes, from Prometheus: the parts of a step of each worker."""
+"""Phases of each worker's steps, from Prometheus."""
 
 from __future__ import annotations
 

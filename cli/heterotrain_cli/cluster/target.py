@@ -1,4 +1,4 @@
-"""Which cluster and namespace a command works on: kubectl's options."""
+"""Options that choose a command's cluster and namespace, as kubectl's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands show of a job: plain values made from the objects of the API server."""
+"""Views of jobs for the commands: plain values made from the objects of the API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pods of several pools have in common, and what is different in each: the inverse of the operator's merge."""
+"""Separates what pods of several pools share from what is different in each: the inverse of the operator's merge."""
 
 from __future__ import annotations
 

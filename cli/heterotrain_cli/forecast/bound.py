@@ -1,4 +1,4 @@
-"""How fast and how cheap any allocation of a job could be: a bound that no allocation and no shares exceed.
+"""Bounds how fast and how cheap any allocation of a job could be: no allocation and no shares exceed it.
 
 Where all allocations can be listed, each one gets a lower bound of its step time. Let ``L`` be the mean step with
 noise. No member's mean time exceeds it, and neither does the mean of the latest of one pool's members. Let these be

@@ -1,4 +1,4 @@
-"""How many groups of ranks exchange gradients among themselves when members hold the model in different parts.
+"""Counts the groups of ranks that exchange gradients among themselves when members hold the model in different parts.
 
 The owners of an element are the ranks that hold it, one of each member, and each set of owners is a group with
 connections of its own. Stages change owners at cuts between units, shards at edges inside each unit. So the groups are

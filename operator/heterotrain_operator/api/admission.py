@@ -1,4 +1,4 @@
-"""What the API server checks when a job is applied, for jobs that are not applied yet.
+"""Checks a job as the API server does when it is applied, for jobs that are not applied yet.
 
 The API server refuses by the CRD's structural schema: unknown fields, wrong types, missing and repeated entries. It
 also refuses by validation rules. Here, the same schema is walked and the rules' twins in Python are evaluated. Unlike

@@ -1,4 +1,4 @@
-"""What a pod's status says about each of its containers: the one that trains, init containers and those beside it."""
+"""Parses a pod's status container by container: the one that trains, init containers and those beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers have measured of the links between pools."""
+"""Links between pools, as workers have measured them."""
 
 from __future__ import annotations
 

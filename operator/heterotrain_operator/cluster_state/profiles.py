@@ -1,4 +1,4 @@
-"""What the workers have measured of the model's units, by pool, and the jobs that need it."""
+"""Profiles of the model's units, as workers have measured them, by pool, and the jobs that need them."""
 
 from __future__ import annotations
 

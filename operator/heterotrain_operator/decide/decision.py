@@ -1,4 +1,4 @@
-"""What a pass over one job decided to do, as values: the shell carries it out in this order."""
+"""The decision of a pass over one job, as values: the shell carries it out in this order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long pods of ended workers stay, for their logs and their other containers, and what their end holds up."""
+"""Keeps or removes pods of ended workers: they stay for their logs and their other containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one pass over a job looks at, and what follows from it before anything is decided."""
+"""The input of a pass over one job, and what follows from it before anything is decided."""
 
 from __future__ import annotations
 

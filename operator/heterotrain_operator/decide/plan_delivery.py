@@ -1,4 +1,4 @@
-"""Which kubelets deliver a new plan at once: those of a few members, and of the workers that no member tells."""
+"""Chooses the kubelets that deliver a plan at once: those of a few members, and of the workers that no member tells."""
 
 from __future__ import annotations
 

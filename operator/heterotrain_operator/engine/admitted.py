@@ -1,4 +1,4 @@
-"""What the API server's admission makes of the pods of each job: learned from dry runs, by job and pool.
+"""Learns what the API server's admission makes of each job's pods, from dry runs, by job and pool.
 
 LimitRanges, runtime classes, PriorityClasses and webhooks change a pod when it is created. The operator reads none of
 them. The answer to a dry run has the outcome.

@@ -1,4 +1,4 @@
-"""How late the event loop runs what is due: a pass or a read that holds it up delays all jobs."""
+"""Measures the delay of the event loop: a pass or a read that holds it up delays all jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator keeps in memory about one job between two passes."""
+"""The operator's memory of one job between two passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a client of the operator's metrics is, and whether it may read them: the API server answers both."""
+"""Authenticates clients of the operator's metrics, and asks whether they may read them: the API server answers both."""
 
 from __future__ import annotations
 

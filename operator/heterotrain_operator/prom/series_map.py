@@ -1,4 +1,4 @@
-"""What each series of an answer stands for. Pure.
+"""Maps each series of an answer to what it measures. Pure.
 
 A job exports the same series for minutes. So their labels are checked once, and each read after that only puts the new
 values into their places.

@@ -1,4 +1,4 @@
-"""Whether workers fit on nodes: one node has to hold everything that one worker needs.
+"""Packs workers onto nodes: one node has to hold everything that one worker needs.
 
 ``PoolCapacity`` is what the pools hold when they are empty; ``Occupancy`` is what a trial allocation places in them.
 """

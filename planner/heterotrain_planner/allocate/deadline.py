@@ -1,4 +1,4 @@
-"""Whether sets of workers meet a deadline, including the time that losses may still cost.
+"""Tests whether sets of workers meet a deadline, including the time that losses may still cost.
 
 Legend: ``O`` options. The time to the end is ``r / v + k a / n``: the remaining samples ``r`` at ``v`` samples per
 second, and for each of ``k`` losses the absence ``a`` of one of ``n`` workers until its successor trains. Losses are

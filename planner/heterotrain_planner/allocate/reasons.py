@@ -1,4 +1,4 @@
-"""Why a job gets its workers or has to wait: one sentence, shown in the job's status."""
+"""Reasons for a job's workers or its wait: one sentence, shown in the job's status."""
 
 from __future__ import annotations
 

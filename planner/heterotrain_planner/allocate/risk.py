@@ -1,4 +1,4 @@
-"""How long workers last, learned from observed losses."""
+"""Estimates how long workers last, from observed losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices one more member lacks: the fewest that let some devices form a member more than they do.
+"""Finds the devices that one more member lacks: the fewest that let some devices form a member more than they do.
 
 Legend: ``K`` kinds of devices, ``J`` templates.
 """

@@ -1,4 +1,4 @@
-"""What devices are worth to a job: the rate of its best members on every number of devices of each kind, in one table.
+"""Tabulates the rate of a job's best members on every number of devices of each kind.
 
 Within a time T, members that use n devices of each kind take at most
 

@@ -1,4 +1,4 @@
-"""How large a micro-batch may be: by declaration, by peak memory, and by out-of-memory errors."""
+"""Limits micro-batches: by declaration, by peak memory, and by out-of-memory errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How single steps of each member vary: noise that goes on from step to step, skew, and rare long steps.
+"""Models the variation of a member's steps: noise that goes on from step to step, skew, and rare long steps.
 
 A scrape shows the mean and the variance of its steps. Noise that goes on moves whole scrapes, so it shows between their
 means and hardly within them: a step's variance is the mean of ``(steps - 1) / steps * variance + (mean - usual)²``,

@@ -1,4 +1,4 @@
-"""What is known about a job's members, and how far a plan may rely on it."""
+"""Evidence about a job's members, and how far a plan may rely on it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What outlives the processes: checkpoints in a store, when they are written, and what a run can be repeated from."""
+"""Checkpoints in a store: when they are written, and what a run can be repeated from."""

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be written in the rest of a grace period, estimated from the speed of earlier writes."""
+"""Estimates whether a checkpoint can be written in the rest of a grace period, from the speed of earlier writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When checkpoints are written and by which rank, and what a cold start restores.
+"""Decides when checkpoints are written and by which rank, and what a cold start restores.
 
 A checkpoint is a set of parts, each written by one rank (``CheckpointManager.write``). Of a state that ranks hold in
 parts, every element is written by one of the ranks that hold it. Otherwise the state is the same on every rank. A small

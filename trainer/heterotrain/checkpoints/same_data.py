@@ -1,4 +1,4 @@
-"""Whether all ranks have the same data, in the same order: agreed when they meet, because later it is too late.
+"""Checks that all ranks have the same data, in the same order, when they meet, because later it is too late.
 
 Each rank describes its data by a row of numbers: how many samples, which order, and a look at a few of them. At the
 start of a job a difference is an error of all ranks. Later the newcomer alone is refused, and the others train on.

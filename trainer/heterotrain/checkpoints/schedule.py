@@ -1,4 +1,4 @@
-"""When the next checkpoint is due, and when a slow one should be logged. Pure: times are passed in."""
+"""Schedules checkpoints, and tells when a slow one should be logged. Pure: times are passed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the values that micro-batches leave in a tensor become one."""
+"""Rules by which the values that micro-batches leave in a tensor become one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the members of a formation agree on before they train: the newest plan and the newest state among them."""
+"""Agrees on the newest plan and the newest state among the members of a formation, before they train."""
 
 from __future__ import annotations
 

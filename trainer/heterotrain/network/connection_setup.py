@@ -1,4 +1,4 @@
-"""How a formation's ranks find each other and connect, in a thread that can be abandoned.
+"""Connects a formation's ranks, in a thread that can be abandoned.
 
 Gloo's constructor waits for connections from its peers, cannot be interrupted, and retries several times. So it runs in
 a thread of its own: when a member is lost meanwhile, the training thread continues at once, and the result of the

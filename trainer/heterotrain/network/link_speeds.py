@@ -1,4 +1,4 @@
-"""How fast messages arrive from other workers of this rank's member, measured by the messages of the steps themselves.
+"""Measures the links to other workers of this rank's member by the messages of the steps themselves.
 
 Gloo moves a message only when its receiver is ready. So the seconds from then until it has arrived are those of the
 link, if the sender was ready before. A stage receives a tensor right after its header, so its sender always is. Ranks

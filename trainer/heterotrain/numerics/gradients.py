@@ -1,4 +1,4 @@
-"""What a step needs of the code that sums gradients: of ``Reducer`` for whole models, ``PieceReducer`` for pieces."""
+"""The interface of the code that sums gradients: ``Reducer`` for whole models, ``PieceReducer`` for pieces."""
 # ruff: noqa: ARG002, D102  # Reducer documents the members; some do nothing for pieces
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to a step whose loss or gradient is not finite, the same on all ranks.
+"""Decides about a step whose loss or gradient is not finite, the same on all ranks.
 
 The loss of every rank is in the control vector, and the summed gradient has the same bits on every rank. So all ranks
 find the same step, before it has changed the weights, and decide the same without another message.

@@ -1,4 +1,4 @@
-"""Which errors mean that a micro-batch does not fit into memory."""
+"""Recognizes errors that mean that a micro-batch does not fit into memory."""
 
 from __future__ import annotations
 

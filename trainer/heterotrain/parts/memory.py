@@ -1,4 +1,4 @@
-"""How much memory a rank may use for its part of the model, as the layout planner needs it."""
+"""Measures the memory that a rank may use for its part of the model, as the layout planner needs it."""
 
 from __future__ import annotations
 

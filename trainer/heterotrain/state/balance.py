@@ -1,4 +1,4 @@
-"""Who sends what, such that the busiest sender has as little to send as possible.
+"""Balances senders: the busiest one has as little to send as possible.
 
 Each load can be divided at will among the ranks that have it. The least possible maximum is found by bisection over
 it: loads and ranks form a flow network, in which every rank may carry at most that much. All integers, so every rank

@@ -1,4 +1,4 @@
-"""Which ranks' copies of the state differ, by their fingerprints, and which copy the others should take."""
+"""Compares ranks' copies of the state by their fingerprints, and chooses the copy that the others should take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether tensors hold only finite numbers, at the cost of reading them once.
+"""Tests whether tensors hold only finite numbers, at the cost of reading them once.
 
 A sum is not finite as soon as one of its terms is infinite or NaN. It takes the time of one pass through memory, a
 sixtieth of ``torch.isfinite(tensor).all()`` on a CPU. A sum of finite terms may overflow as well, so a sum that is not

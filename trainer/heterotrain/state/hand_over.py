@@ -1,4 +1,4 @@
-"""What ranks that leave a divided model pass on to those that stay, while all of them are still connected.
+"""Hands over: ranks that leave a divided model pass their parts on, while all ranks are still connected.
 
 A part of the state that only leaving ranks hold would be gone with them. Those that stay take it over, for the layout
 that comes next: each takes what it will need then. What none of them will need, because a rank that is about to join

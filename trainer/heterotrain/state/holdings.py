@@ -1,4 +1,4 @@
-"""Which rank holds which elements of the model's parameters. Pure: the same on every rank.
+"""Assigns elements of the model's parameters to ranks. Pure: the same on every rank.
 
 A rank holds one contiguous range of each parameter's elements, counted in the flattened whole parameter. A replicated
 rank holds everything, a rank of a sharded member some rows of each parameter, and a stage of a pipeline some whole

@@ -1,4 +1,4 @@
-"""Which bytes of a state are sent between which ranks, such that no rank's network link carries more than necessary."""
+"""Routes the bytes of a state between ranks, such that no rank's network link carries more than necessary."""
 
 from __future__ import annotations
 

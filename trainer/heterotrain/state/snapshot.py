@@ -1,4 +1,4 @@
-"""What a hook of the script may change, as it was before: a hook that was interrupted is called again from there.
+"""Snapshots of what a hook of the script may change: a hook that was interrupted is called again from there.
 
 Weights are only looked at, not copied, because a hook rarely changes them, and a copy would double the memory for them.
 """

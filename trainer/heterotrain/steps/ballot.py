@@ -1,4 +1,4 @@
-"""What this rank says in the vote on a step."""
+"""This rank's ballot in the vote on a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a rank that has to leave does so: at once, or with the next plan, which no longer needs its part of the model.
+"""Decides when a rank leaves that has to: at once, or with the next plan, which no longer needs its part of the model.
 
 A rank of a member of several workers takes that member with it. The operator sees the announced end as early as the
 rank does, and divides the model anew for those that stay. Until that plan is there, the formation trains on in its old

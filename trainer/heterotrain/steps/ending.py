@@ -1,4 +1,4 @@
-"""Whether the training is over: because everything is committed, or because a rank's script has ended it."""
+"""Determines the end of the training: everything is committed, or a rank's script has ended it."""
 
 from __future__ import annotations
 

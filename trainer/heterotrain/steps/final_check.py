@@ -1,4 +1,4 @@
-"""What must hold of the weights before a training may end successfully."""
+"""Checks the weights before a training may end successfully."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a step whose loss or gradient is not finite; all ranks come to the same conclusion."""
+"""Judges a step whose loss or gradient is not finite; all ranks come to the same conclusion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank does what has to happen once for the whole job, such as writing to an experiment tracker."""
+"""Appoints the rank that does what has to happen once for the whole job, such as writing to an experiment tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a script may exchange data with other ranks: only while the loss of a worker would repeat what it does."""
+"""Allows a script to exchange data with other ranks only while the loss of a worker would repeat what it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a committed step changes besides weights: progress, logs, schedulers and telemetry."""
+"""Records a committed step besides its weights: progress, logs, schedulers and telemetry."""
 
 from __future__ import annotations
 

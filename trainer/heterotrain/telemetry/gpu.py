@@ -1,4 +1,4 @@
-"""How busy and how full this rank's GPU is, sampled by a thread of its own and exported with the rank's other gauges.
+"""Samples this rank's GPU, its use and its memory, in a thread of its own; exported with the rank's other gauges.
 
 A driver that hangs holds up this thread only. Its last values then go stale and are no longer exported, while
 everything else still is.

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver reports about a GPU, by its management library NVML (package ``nvidia-ml-py``).
+"""Reads what NVIDIA's driver reports about a GPU, by its management library NVML (package ``nvidia-ml-py``).
 
 The library itself comes with the driver: container runtimes mount it into each pod with a GPU.
 """

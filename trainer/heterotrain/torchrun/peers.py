@@ -1,4 +1,4 @@
-"""What the launchers of a job ask each other after a failure: was a worker lost, or did the script fail by itself?
+"""Questions between the launchers of a job after a failure: was a worker lost, or did the script fail by itself?
 
 A lost or leaving worker breaks the connections of all others, so their processes fail, too. Such a failure ends with
 the next plan. Where every other launcher is there, no plan will come, and the script's own failure is the reason.

@@ -1,4 +1,4 @@
-"""Which jobs compete with each other for which nodes.
+"""Groups jobs that compete for the same nodes.
 
 Jobs that share no node, not even through other jobs, are decided separately. A large cluster thus becomes many small
 problems, and a job that cannot be decided affects only its own competition.

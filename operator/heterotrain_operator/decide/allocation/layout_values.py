@@ -1,4 +1,4 @@
-"""What devices are worth to jobs whose members are planned: the rates of their best layouts.
+"""Rates of the best layouts of jobs whose members are planned, by devices.
 
 A table is made once for a job's model and limits, and kept from one allocation to the next. Jobs whose workers have not
 measured the model yet are valued like other jobs.

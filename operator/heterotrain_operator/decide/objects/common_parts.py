@@ -1,4 +1,4 @@
-"""What a pod was made from, and what all ranks of a running job must have in common.
+"""Common parts of pods: what all ranks of a running job must share, and the template in force.
 
 A pod carries a digest of what the user wrote about it, so that one that has never run can be made again after a
 correction. Image, command, environment, volumes and settings of the training are different: two versions of them in one

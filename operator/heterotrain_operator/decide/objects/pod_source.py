@@ -1,4 +1,4 @@
-"""What a worker's pod is made from."""
+"""Sources of a worker's pod, and their digest."""
 
 from __future__ import annotations
 

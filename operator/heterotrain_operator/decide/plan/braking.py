@@ -1,4 +1,4 @@
-"""Whether the shares in force are to be taken back, because their steps take far longer than the plan predicts."""
+"""Brakes: takes shares back whose steps take far longer than the plan predicts."""
 
 from __future__ import annotations
 

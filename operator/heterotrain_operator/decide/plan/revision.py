@@ -1,4 +1,4 @@
-"""When new shares are worth a new revision: each one is written, delivered to every pod and read by every worker.
+"""Decides when new shares are worth a new revision, which is written, delivered to every pod and read by every worker.
 
 Shares change at a boundary, and only the newest revision counts there. Far from the boundary, the next scrape will
 bring better evidence. So only a large, significant gain is written, in case no later revision arrives in time. Close to

@@ -1,4 +1,4 @@
-"""How often a job's plan may be revised: a budget, because each revision patches every pod of the job.
+"""Budgets a job's revisions, because each one patches every pod of the job.
 
 Speeds that alternate would otherwise cause a revision for each scrape. The budget allows some revisions in quick
 succession, as a job's first minutes need them, and then one for each interval. Changes of membership are never delayed.

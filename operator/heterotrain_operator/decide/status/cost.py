@@ -1,4 +1,4 @@
-"""What a job has cost so far, and what a step costs: prices of the pools, over the time in which workers had nodes.
+"""Accounts for a job's cost, in total and by step: prices of the pools, over the time in which workers had nodes.
 
 The amount is kept with the time up to which it counts and the rate since then. It is written again when the rate
 changes, and otherwise once a minute: an amount that grows would rewrite the status in every pass.

@@ -1,4 +1,4 @@
-"""Whether a job is expected to end by its deadline, and by how much it is early or late, by the newest allocation."""
+"""Estimates whether a job ends by its deadline, and how early or late, by the newest allocation."""
 
 from __future__ import annotations
 

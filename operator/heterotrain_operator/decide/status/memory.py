@@ -1,4 +1,4 @@
-"""Whether memory has sufficed: which workers spare it since it ran out, and which pools hold less of the model."""
+"""Reports memory: the workers that spare it since it ran out, and the pools that hold less of the model."""
 
 from __future__ import annotations
 

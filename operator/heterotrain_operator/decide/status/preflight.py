@@ -1,4 +1,4 @@
-"""Whether what the workers check before they train has found anything: their sentences, each once."""
+"""Reports the findings of the workers' preflight: their sentences, each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether steps are committed, and the rank that all others wait for when they are not.
+"""Reports whether steps are committed, and the rank that all others wait for when they are not.
 
 A rank reports for how long it has waited for others. The one that stops the training is the one that does not wait, or
 does not report at all: the rank that looks stuck is never the one that is.

@@ -1,4 +1,4 @@
-"""Whether all workers were made from the present template and pools."""
+"""Reports whether all workers were made from the present template and pools."""
 
 from __future__ import annotations
 

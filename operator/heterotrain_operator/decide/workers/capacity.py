@@ -1,4 +1,4 @@
-"""How many more workers of a pool fit: the nodes' allocatable resources less the requests of all running pods.
+"""Computes how many more workers of a pool fit: the nodes' allocatable resources less the requests of all running pods.
 
 This is an estimate: affinity between pods and volumes are visible to the scheduler only, as are some devices. It
 decides no more than how many pods are worth creating, and a pod that the scheduler cannot place delays nothing.

@@ -1,4 +1,4 @@
-"""How many workers each pool should have: as many as fit, at least the minimum, and a few that wait for a node.
+"""Decides how many workers each pool should have: as many as fit, at least the minimum, and a few that wait for a node.
 
 A worker without a node delays nothing. One per pool may therefore wait: the scheduler places it as soon as there is
 room, and a cluster autoscaler sees the demand for a node. Once nodes came for workers that had waited, more of them may

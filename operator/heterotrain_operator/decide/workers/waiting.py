@@ -1,4 +1,4 @@
-"""Why a worker does not run yet, and the next step: from the scheduler's and the kubelet's own words.
+"""Explains why a worker does not run yet, and the next step: from the scheduler's and the kubelet's own words.
 
 Their words name the cause, but not always what to do about it. Words that are not known here are passed on as they are.
 """

@@ -1,1 +1,1 @@
-"""How survivors agree on the next formation: Paxos, the election that carries it, peer state, rendezvous."""
+"""Consensus of survivors on the next formation: Paxos, the election that carries it, peer state, rendezvous."""

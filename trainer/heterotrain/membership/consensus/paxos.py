@@ -1,4 +1,4 @@
-"""How survivors agree on the members of the next formation: single-decree Paxos, one instance per formation.
+"""Single-decree Paxos, one instance per formation: survivors agree on the members of the next formation.
 
 The acceptors of formation ``g.(k+1)`` are the members of ``g.k``, including those that announced their leave: they vote
 and then go. So do the living ranks of a broken member: they vote, and then wait as spares. Two disjoint sets can

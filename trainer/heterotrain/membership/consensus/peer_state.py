@@ -1,4 +1,4 @@
-"""What one rank has promised, accepted and learned about formations, and its answers to peers.
+"""The state of one rank in the consensus: what it has promised, accepted and learned, and its answers to peers.
 
 Votes, arrivals and the end of a formation are recorded here from two sources: this rank's own search for its next
 formation (``rendezvous``, ``election``) and requests of peers. Everything runs in the peer service's loop.

@@ -1,4 +1,4 @@
-"""How a formation comes about: its members are determined (by the plan or a vote), then all of them arrive.
+"""Rendezvous of a formation: its members are determined (by the plan or a vote), then all of them arrive.
 
 A new generation needs no vote: the plan names its members. When members of ``g.k`` are lost or leave, the remaining
 ones vote on ``g.(k+1)`` (``election``). In both cases the lowest member rank waits until all others have arrived.

@@ -1,4 +1,4 @@
-"""What a model's ``forward`` does around its list of layers, seen in one run on the meta device.
+"""Traces what a model's ``forward`` does around its list of layers, in one run on the meta device.
 
 The run checks that the model is a sequence: each unit gets what the unit before it returned, and nothing else that was
 computed on the way. It also shows which parameters each unit uses, and the bytes that it keeps and hands on.

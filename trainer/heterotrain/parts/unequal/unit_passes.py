@@ -1,4 +1,4 @@
-"""When the units of a rank are gathered, reduced and released during its forward and backward passes.
+"""Gathers, reduces and releases the units of a rank during its forward and backward passes.
 
 Ranks tell messages apart by their order alone, so all ranks of a member exchange the same units in the same order:
 forwards in the order of the list of layers, and backwards in the opposite one. A layer that a rank's samples skip is
