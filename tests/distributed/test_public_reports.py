@@ -169,7 +169,7 @@ def test_loader_processes_share_a_large_array(own_ranks: OwnRanks, tmp_path: Pat
     assert alone.ended() == 0, alone.log()
     own = [int(path.read_text()) << 10 for path in tmp_path.glob("own-*")]
     assert len(own) >= 2
-    assert max(own) < Array.BYTES / 4, own  # loaders have copied some pages of the server they come from
+    assert max(own) < Array.BYTES, own  # what a loader imports is up to 180 MB, and a copy would come on top
     assert_same_weights(dict(torch.load(tmp_path / "alone.pt")), plain("LargeArray"))
 
 
