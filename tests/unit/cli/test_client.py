@@ -259,8 +259,8 @@ def test_a_running_job_is_changed(stub: ApiStub, script: Path) -> None:
     assert spec["suspend"] is False
     # The operator has written the status since the client has read the job.
     stub.refusals[("PATCH", f"{JOBS}/my-training")] = [(409, "the object has been modified")]
-    job.scale(4, pools={"t4": 1})
-    assert spec["elasticPolicy"] == {"maxReplicas": 4}
+    job.scale(3, pools={"t4": 1})
+    assert spec["elasticPolicy"] == {"maxReplicas": 3}
     assert [pool["maxReplicas"] for pool in spec["workerPools"]] == [2, 1]
     with pytest.raises(InputError, match="the job has no pool v100: its pools are a100, t4"):
         job.scale(pools={"v100": 1})
