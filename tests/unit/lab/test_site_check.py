@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lab.site_check import browser, faults
 
-DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
+DOT = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 WIDE = '<div style="width: 300px"><table><tr><td style="min-width: 500px">wide</td></tr></table></div>'
 FITS = '<div style="width: 300px; overflow-x: auto"><table><tr><td>fits</td></tr></table></div>'
 
