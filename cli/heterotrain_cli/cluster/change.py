@@ -166,9 +166,7 @@ def scaled(body: Mapping[str, Any], *, name: str, workers: int | None, pools: tu
         room = {str(pool["name"]): int(pool["maxReplicas"]) for pool in limits}
         if workers > sum(room.values()):
             held = ", ".join(f"{pool} {most}" for pool, most in room.items())
-            raise InputError(
-                f"its pools hold at most {sum(room.values())} workers ({held}): raise one by --pool POOL=N"
-            )
+            raise InputError(f"its pools hold at most {sum(room.values())} in all ({held}): scale a pool, too")
         spec["elasticPolicy"] = {"maxReplicas": workers}
     patch: dict[str, Any] = {"spec": spec}
     if pools:

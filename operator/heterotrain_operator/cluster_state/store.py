@@ -127,10 +127,6 @@ class PodKind(ObjectTable[tuple[str, str], PodView]):
         """Return the jobs with pods on this node."""
         return self._on_node.get(node, {}).keys()
 
-    def has_any(self, key: JobKey) -> bool:
-        """Return whether the job has pods."""
-        return key in self._of_job
-
     def placed(self, key: JobKey) -> int:
         """Return how many pods of the job have a node and have not ended."""
         return self._placed[key]

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.result import Layout
 
-_TYPICAL_BYTES = 1e9
-"""Message by which links are compared while the real sizes are not known."""
 _ROUNDING = 1e-9
 """Parts of the state whose edges differ by less begin at the same element."""
 
@@ -132,13 +130,6 @@ def _held(devices: tuple[int, ...], groups: Sequence[tuple[tuple[int, ...], int]
         found += [(kind, edge + part * (place + 1) / number) for place in range(number)]
         edge += part
     return found
-
-
-def slowest_link(problem: Problem, devices: Sequence[int]) -> Link:
-    """Return the slowest link between two of these devices, at least two by kind."""
-    names = [kind.name for kind, count in zip(problem.kinds, devices, strict=True) for _ in range(min(2, count))]
-    links = (problem.link(*pair) for pair in itertools.combinations(names, 2))
-    return max(links, key=lambda link: link.seconds(_TYPICAL_BYTES))
 
 
 def _owner(parts: Sequence[HeldUnits], unit: int, place: float) -> int:

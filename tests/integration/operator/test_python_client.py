@@ -159,7 +159,7 @@ async def test_the_api_server_s_refusals_are_one_sentence(
     job = await client.train(script, **settings)
     with pytest.raises(InputError, match="job my-training exists already"):
         await client.train(script, **settings)
-    with pytest.raises(InputError, match="its pools hold at most 1 workers"):
+    with pytest.raises(InputError, match="its pools hold at most 1 in all"):
         await job.scale(2)
     with pytest.raises(InputError) as refused:
         await job.scale(pools={"a": 10**9})

@@ -439,11 +439,11 @@ def test_following_goes_on_while_workers_come_and_go(stub: ApiStub) -> None:
         (("get", "nothing"), 2, "there is no job nothing in namespace ml: `heterotrain get -A` lists all jobs"),
         (("describe", "nothing"), 2, "there is no job nothing in namespace ml: `heterotrain get -A` lists all jobs"),
         (("logs", "digits"), 2, "job digits has no workers at present: `heterotrain describe digits` tells why"),
-        (("scale", "digits", "6"), 2, "its pools hold at most 5 workers (a100 2, t4 3): raise one by --pool POOL=N"),
+        (("scale", "digits", "6"), 2, "its pools hold at most 5 in all (a100 2, t4 3): scale a pool, too"),
         (
             ("scale", "digits", "5", "--pool", "a100=1"),
             2,
-            "its pools hold at most 4 workers (a100 1, t4 3): raise one by --pool POOL=N",
+            "its pools hold at most 4 in all (a100 1, t4 3): scale a pool, too",
         ),
         (("scale", "digits", "--pool", "h100=2"), 2, "the job has no pool h100: its pools are a100, t4"),
         (("scale", "digits", "--pool", "a100"), 2, "--pool a100 is not of the form POOL=N, such as a100=2"),

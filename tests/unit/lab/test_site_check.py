@@ -16,7 +16,7 @@ FITS = '<div style="width: 300px; overflow-x: auto"><table><tr><td>fits</td></tr
 def test_wide_tables_and_broken_pictures_are_found_on_every_page(tmp_path: Path) -> None:
     program = browser()
     if program is None:
-        pytest.skip("no browser is installed")
+        pytest.skip("no browser is installed")  # `make docs` says the same and goes on
     (tmp_path / "docs").mkdir()
     (tmp_path / "good.html").write_text(f'<body>{FITS}<img src="{DOT}"></body>')
     (tmp_path / "docs/bad.html").write_text(f'<body>{WIDE}<img src="none.png"></body>')

@@ -38,7 +38,7 @@ def two_tenants(waiting: Body, **spec: object) -> tuple[MultiJobCluster, FakeClu
 
 def repair(new: FakeCluster) -> None:
     """Let the kubelet run the containers from now on."""
-    del new.run  # type: ignore[attr-defined]
+    del new.run  # type: ignore[attr-defined]  # what a test has put in front of the method
     new.run()
 
 
@@ -106,7 +106,7 @@ def test_one_worker_stays_as_a_probe_where_nobody_needs_its_node() -> None:
     """It shows when the cause is gone, and the others do not hold nodes that an autoscaler could give back."""
     multi = MultiJobCluster().with_nodes("a", "a2", cpu="2")
     new = multi.add("new", pool("a", maxReplicas=4))
-    new.run = lambda *_, **__: waits(PULL)(new)  # type: ignore[method-assign]
+    new.run = lambda *_, **__: waits(PULL)(new)  # type: ignore[method-assign]  # a kubelet that pulls no image
     multi.settle()
     multi.now_s += 600
     multi.settle()
