@@ -7,6 +7,7 @@ limit of a test counts on the clock of patience, and is shorter where a test onl
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,25 @@ COMPUTES = tuple(
 )
 """Folders of tests without processes that they wait for, besides a few commands."""
 LIMIT_S = repeat.times(gate=60, every=7200)
+
+
+SOURCES = tuple(
+    f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("core", "planner", "operator", "trainer", "cli", "tests")
+)
+
+
+def _keep_sources(event: str, arguments: tuple[object, ...]) -> None:
+    """Refuse to write a file among the sources, which tests beside it list and count."""
+    if event != "open":
+        return
+    path, _, flags = arguments
+    if not isinstance(path, str) or not isinstance(flags, int) or not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        return
+    if path.startswith(SOURCES) and "__pycache__" not in path:
+        raise PermissionError(f"{path}: a test writes into the sources, which others count: use tmp_path")
+
+
+sys.addaudithook(_keep_sources)
 
 
 def pytest_report_header() -> str:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from support import patience
 from support.patience import LOOK_S, RELUCTANCE, PatienceClock, Pressure, SleeperCount
+from support.suites import TESTS, output_of
 from support.waiting import wait_until
-
-TESTS = Path(__file__).parents[2]
 
 
 class Machine:
@@ -141,20 +140,12 @@ def test_longer_than_its_limit(): time.sleep({seconds})
 
 
 @pytest.mark.parametrize(("speed", "seconds", "expected"), [(0.0, 1, "1 passed"), (1.0, 200, "Timeout (>0.3s)")])
-def test_a_tests_limit_counts_patience(speed: float, seconds: int, expected: str) -> None:
-    suite = TESTS / "unit" / "lab" / f"suite_patience_{os.getpid()}.py"  # not collected by others
-    suite.write_text(
+def test_a_tests_limit_counts_patience(tmp_path: Path, speed: float, seconds: int, expected: str) -> None:
+    text = (
         f"{SUITE.format(seconds=seconds)}\nbegan_s = time.monotonic()\n"
         f"patience._process_clock = lambda: (time.monotonic() - began_s) * {speed}\n"
     )
-    try:
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=0.3", str(suite)],
-            capture_output=True, text=True, check=False, timeout=240,
-        )  # fmt: skip
-    finally:
-        suite.unlink()
-    assert expected in run.stdout, run.stdout + run.stderr
+    assert expected in output_of(text, tmp_path, {}, "--timeout=0.3")
 
 
 def test_the_clock_of_this_process_goes_on() -> None:

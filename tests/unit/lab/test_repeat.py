@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support import repeat
-
-TESTS = Path(__file__).parents[2]
+from support.suites import output_of
 
 
 @pytest.mark.parametrize(("value", "expected"), [(None, False), ("", False), ("gate", False), ("all", True)])
@@ -56,14 +52,12 @@ def test_seeds(seed): pass
 
 
 @pytest.mark.parametrize(("value", "expected"), [("gate", "2 passed, 2 deselected"), ("all", "4 passed")])
-def test_the_gate_leaves_out_what_is_marked_thorough(value: str, expected: str) -> None:
-    suite = TESTS / "unit" / "lab" / f"suite_{value}_{os.getpid()}.py"  # not collected by others
-    suite.write_text(SUITE)
-    try:
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(suite)],
-            env={**os.environ, repeat.VARIABLE: value}, capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
-    finally:
-        suite.unlink()
-    assert expected in run.stdout, run.stdout + run.stderr
+def test_the_gate_leaves_out_what_is_marked_thorough(tmp_path: Path, value: str, expected: str) -> None:
+    assert expected in output_of(SUITE, tmp_path, {repeat.VARIABLE: value})
+
+
+def test_a_test_may_not_write_into_the_sources(tmp_path: Path) -> None:
+    target = Path(__file__).with_name("stray.py")
+    printed = output_of(f"def test_it(): open({str(target)!r}, 'w')", tmp_path)
+    assert "a test writes into the sources, which others count: use tmp_path" in printed
+    assert not target.exists()
