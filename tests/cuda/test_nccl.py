@@ -13,11 +13,11 @@ from cuda.nccl_scripts import connected
 from cuda.shared_card import card
 from distributed.harness import LIMIT_S, START_S, Operator, Worker, Zygote, assert_same_weights, reference
 from distributed.scripts import net
+from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.connection_setup import c10d
 from heterotrain.network.nccl import abort, length_s, release, settle_nccl
 from heterotrain.numerics.fused import take_step
-from heterotrain.numerics.reducer import Reducer
 from heterotrain_core.contract.outcome import Ending
 from support.lineage import lineage
 

@@ -14,11 +14,11 @@ import torch
 from distributed.network_cut import cut, refuse
 from heterotrain.checkpoints.manager import CheckpointManager, WriteReason
 from heterotrain.errors import PeerLost
+from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.membership.consensus.election import Election
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
-from heterotrain.numerics.reducer import Reducer
 from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.parts.stages.neighbours import Neighbours
 from heterotrain.parts.unequal.part_messages import PartExchange

@@ -15,8 +15,8 @@ from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.training_setup import TrainingSetup
 from heterotrain.data.order import permutation
 from heterotrain.data.progress import micro_batches
+from heterotrain.exchange.flat.reducer import Bucket, Reducer
 from heterotrain.network.control import StepDecision
-from heterotrain.numerics.reducer import Bucket, Reducer
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.step import Step
 from support.passes import perturb, put_back

@@ -12,8 +12,8 @@ import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import FEATURES, net, optimizer_of, problem
-from heterotrain.numerics.buckets import Bucket
-from heterotrain.numerics.reducer import Reducer
+from heterotrain.exchange.flat.buckets import Bucket
+from heterotrain.exchange.flat.reducer import Reducer
 from support import passes
 
 

@@ -16,7 +16,7 @@ from distributed.harness import Operator, Worker
 from distributed.setups import Twin, cuts, distance, twin
 from distributed.test_plans import waiting
 from distributed.training_setup import TrainingSetup
-from heterotrain.numerics.compression import ROUNDOFF
+from heterotrain.exchange.flat.compression import ROUNDOFF
 from support.lineage import lineage
 
 Operate = Callable[..., Operator]

@@ -1,6 +1,6 @@
 """Proof on one GPU that an update queued behind the trainer's gate is exact, and what it costs in loops of PyTorch.
 
-The gate (``heterotrain.numerics.gate``) is ``found_inf`` of torch's fused optimizers, exactly 0.0 or 1.0: closed if a
+The gate (``heterotrain.exchange.gate``) is ``found_inf`` of torch's fused optimizers, exactly 0.0 or 1.0: closed if a
 flag in page-locked memory is up, or if the gradient is not finite. Clipping happens on the device, by ``grad_scale``.
 
 1. Bits: behind a closed gate, weights, moments and step counts stay as they are, and the next step is what it would
@@ -30,11 +30,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from heterotrain.exchange.gate import Gate
+from heterotrain.exchange.host_copy import HostCopy
 from heterotrain.network import nccl
 from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.numerics.fused import take_step
-from heterotrain.numerics.gate import Gate
-from heterotrain.numerics.host_copy import HostCopy
 from models import GPU_CASES, Case, mlp
 from ratios import median_interval
 

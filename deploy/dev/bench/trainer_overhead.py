@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import heterotrain
-import heterotrain.numerics.reducer
+import heterotrain.exchange.flat.reducer
 import torch
 import torch.distributed as dist
 from heterotrain.numerics.noise import Measurement
@@ -162,7 +162,7 @@ def guards_s(job: heterotrain.Job, turns: Iterator[None]) -> tuple[float, float]
     """Return the processor seconds of comparing one slice of the state, and of a step's test of its gradient."""
     comparing, testing = Spent(time.thread_time), Spent(time.thread_time)
     measure = comparing.timed(job._loop._replicas.measure)  # noqa: SLF001  # not reachable otherwise
-    reducer: Any = heterotrain.numerics.reducer
+    reducer: Any = heterotrain.exchange.flat.reducer
     kept, reducer.is_finite = reducer.is_finite, testing.timed(reducer.is_finite)
     for _ in range(GUARDED_STEPS):
         next(turns)  # between two calls, a step has filled the caches with other data

@@ -11,8 +11,8 @@ import heterotrain
 import pytest
 import torch
 from heterotrain.errors import UsageError
+from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.numerics.outlier_samples import RankSquares, estimate_by_rank
-from heterotrain.numerics.reducer import Reducer
 from heterotrain.session import Job
 from heterotrain.state.tensors import flatten, unflatten
 from heterotrain_core.scaling_rules import Statistics

@@ -1,1 +1,1 @@
-"""The numerics of a step: number format, gradient buckets, compression, BatchNorm, gradient noise, learning rate."""
+"""The numbers of a step: format, BatchNorm, gradient noise, learning rate."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from heterotrain.numerics.gate import Gate
+from heterotrain.exchange.gate import Gate
 from heterotrain.numerics.learning_rate import step_scaled
 from heterotrain.state.strides import is_dense
 

@@ -15,20 +15,20 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_statistics
 
 from heterotrain.errors import UsageError
+from heterotrain.exchange.flat.buckets import MIB
+from heterotrain.exchange.flat.compression import Compressor
+from heterotrain.exchange.flat.reducer import Reducer
+from heterotrain.exchange.gate import Gate
 from heterotrain.forward_state.state import ForwardState
 from heterotrain.network.group import Group
 from heterotrain.numerics import fused, learning_rate
 from heterotrain.numerics.batch_norm import BatchNorm, BatchNormContext, GlobalBatchNorm, synchronise
-from heterotrain.numerics.buckets import MIB
-from heterotrain.numerics.compression import Compressor
-from heterotrain.numerics.gate import Gate
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
 from heterotrain.numerics.local_batch_norm import localise
 from heterotrain.numerics.noise_scale import NoiseAverage
 from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
 from heterotrain.numerics.outlier_samples import Kurtosis, RankSquares, estimate_by_rank
 from heterotrain.numerics.precision import LossScale, MixedPrecision
-from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.admission import check_belongs, check_model, choice
 from heterotrain.state.training import TrainState
 

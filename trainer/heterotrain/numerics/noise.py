@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import torch
 
+from heterotrain.exchange.flat.buckets import Bucket, squared_norm
+from heterotrain.exchange.interface import Gradients
 from heterotrain.network.control import Squares
-from heterotrain.numerics.buckets import Bucket, squared_norm
-from heterotrain.numerics.gradients import Gradients
 
 
 class Measurement:

@@ -26,9 +26,9 @@ import torch
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain.errors import UsageError
+from heterotrain.exchange.interface import Gradients
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.group import Group
-from heterotrain.numerics.gradients import Gradients
 from heterotrain.parts.batches import LossFunction
 from heterotrain.state.prepared import Confirmation, PreparedStep
 

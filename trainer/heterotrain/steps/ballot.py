@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.manifest import new_mark
+from heterotrain.exchange.interface import Gradients
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import LAST, Slot
-from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.state.training import TrainState
 from heterotrain.steps.observer import Observer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-from heterotrain.numerics.gradients import Gradients
+from heterotrain.exchange.interface import Gradients
 from heterotrain.steps.result import GradientNorm
 
 ClipLimits: TypeAlias = tuple[float | None, float | None]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
-from heterotrain.numerics.timeline import Timeline, Timestamp
-from heterotrain.numerics.transfers import ReductionTimestamps
+from heterotrain.exchange.flat.transfers import ReductionTimestamps
+from heterotrain.exchange.timeline import Timeline, Timestamp
 from heterotrain.telemetry.report import StepTimes
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from heterotrain.errors import NonFinite
+from heterotrain.exchange.gate import Gate, PassedGate
+from heterotrain.exchange.interface import Gradients
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
-from heterotrain.numerics.gate import Gate, PassedGate
-from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.non_finite import Action, describe, remedy
 

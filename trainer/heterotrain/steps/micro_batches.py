@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from heterotrain.errors import PeerLost
+from heterotrain.exchange.timeline import Timestamp
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.method import Numerics
-from heterotrain.numerics.timeline import Timestamp
 from heterotrain.parts.interface import Share
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.task import Task

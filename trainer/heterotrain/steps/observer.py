@@ -19,13 +19,13 @@ import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.scaling_rules import Statistics
 
+from heterotrain.exchange.flat.transfers import ReductionTimestamps
+from heterotrain.exchange.interface import Gradients
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.control import Squares, StepDecision
-from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement, Preconditioner
 from heterotrain.numerics.outlier_samples import RankSquares
-from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.state.training import TrainState
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from heterotrain.errors import UsageError
-from heterotrain.numerics.buckets import squared_norm
-from heterotrain.numerics.gradients import Gradients
+from heterotrain.exchange.flat.buckets import squared_norm
+from heterotrain.exchange.interface import Gradients
 
 
 class GradientNorm:

@@ -18,9 +18,9 @@ from typing import NoReturn, Protocol, Self
 import torch
 
 from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError, drop_frames
+from heterotrain.exchange.gate import Gate
 from heterotrain.network.control import BEFORE, StepDecision
 from heterotrain.numerics.fused import can_stay_behind
-from heterotrain.numerics.gate import Gate
 from heterotrain.numerics.non_finite import Action
 from heterotrain.numerics.out_of_memory import out_of_memory
 from heterotrain.parts.interface import SecondPhase

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 
 from heterotrain.errors import PeerLost, UsageError
+from heterotrain.exchange.host_copy import HostCopy
+from heterotrain.exchange.interface import Gradients
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.all_gather import Gathered, all_gather
-from heterotrain.numerics.gradients import Gradients
-from heterotrain.numerics.host_copy import HostCopy
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.parts.batches import LossFunction, check_loss_function, inputs_and_targets, loss_and_weight

@@ -6,6 +6,8 @@ import torch
 
 from heterotrain.checkpoints.same_data import ADVICE
 from heterotrain.errors import UsageError
+from heterotrain.exchange.host_copy import HostCopy
+from heterotrain.exchange.interface import Gradients
 from heterotrain.forward_state.state import ForwardState
 from heterotrain.membership.agreement import share_newest_plan
 from heterotrain.membership.interface import ActiveGroup
@@ -14,8 +16,6 @@ from heterotrain.network.control import CHANGED, SAMPLES, SIGNATURE, STEPS, VOTE
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
-from heterotrain.numerics.gradients import Gradients
-from heterotrain.numerics.host_copy import HostCopy
 
 
 def exchange_votes(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from heterotrain.exchange.gate import Gate
 from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.numerics.fused import can_stay_behind, prefer_fused, take_step
-from heterotrain.numerics.gate import Gate
 
 KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
+from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.numerics.noise import Measurement, Preconditioner
 from heterotrain.numerics.noise_scale import estimate
-from heterotrain.numerics.reducer import Reducer
 from support.repeat import times
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import heterotrain
 import pytest
 import torch
-from heterotrain.numerics.timeline import CudaTimeline, HostTimeline, timeline_of
-from heterotrain.numerics.transfers import ReductionTimestamps
+from heterotrain.exchange.flat.transfers import ReductionTimestamps
+from heterotrain.exchange.timeline import CudaTimeline, HostTimeline, timeline_of
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.telemetry.report import RankMetrics, StepTimes
 from prometheus_client import generate_latest
@@ -65,7 +65,7 @@ def test_a_step_without_samples_has_no_gamma() -> None:
 def test_a_device_that_lags_is_read_when_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     """The update still runs at the commit, so a scrape then shows the steps before, in the device's own seconds."""
     device = Device()
-    monkeypatch.setattr("heterotrain.numerics.reducer.timeline_of", lambda _device: device)
+    monkeypatch.setattr("heterotrain.exchange.flat.reducer.timeline_of", lambda _device: device)
     found: list[StepTimes] = []
     monkeypatch.setattr(RankMetrics, "step", lambda _self, **facts: found.append(facts["times"]))
     reports: list[RankMetrics] = []

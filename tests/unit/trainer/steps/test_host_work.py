@@ -11,7 +11,7 @@ from typing import Any
 import heterotrain
 import pytest
 import torch
-from heterotrain.numerics import gate as gates
+from heterotrain.exchange import gate as gates
 from heterotrain.steps import observer
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -9,10 +9,10 @@ import heterotrain
 import pytest
 import torch
 from heterotrain.errors import NonFinite, PeerLost
+from heterotrain.exchange import gate as gates
+from heterotrain.exchange.gate import Gate, PassedGate
 from heterotrain.network.group import Group
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.numerics import gate as gates
-from heterotrain.numerics.gate import Gate, PassedGate
 from heterotrain.steps.finite_gradient import read_gate
 from support.one_process import DATA, squared_error
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from heterotrain.errors import UsageError
+from heterotrain.exchange.host_copy import HostCopy
 from heterotrain.network.control import HEADER, SAMPLES, STEPS, VOTE
 from heterotrain.network.group import Group
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.numerics.host_copy import HostCopy
 from heterotrain.steps import vote
 from heterotrain.steps.vote import read_loss
 

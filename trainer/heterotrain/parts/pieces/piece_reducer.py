@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 import torch
 
 from heterotrain.errors import UsageError
+from heterotrain.exchange.flat.buckets import Bucket, squared_norm
+from heterotrain.exchange.flat.reducer import CHANGED, CLEARED, TWICE
+from heterotrain.exchange.flat.script_hooks import ScriptHooks
+from heterotrain.exchange.flat.transfers import ReductionTimestamps
+from heterotrain.exchange.interface import Gradients
+from heterotrain.exchange.timeline import HostTimeline, Timeline, timeline_of
 from heterotrain.network.group import Group
-from heterotrain.numerics.buckets import Bucket, squared_norm
-from heterotrain.numerics.gradients import Gradients
-from heterotrain.numerics.reducer import CHANGED, CLEARED, TWICE
-from heterotrain.numerics.script_hooks import ScriptHooks
-from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
-from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.parts.pieces.division import PieceDivision
 from heterotrain.parts.pieces.piece_buckets import PieceBucket, piece_buckets
 from heterotrain.state.finite import all_finite

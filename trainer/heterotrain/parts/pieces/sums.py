@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from heterotrain.exchange.flat.reducer import Reducer
+from heterotrain.exchange.interface import Gradients
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
-from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
-from heterotrain.numerics.reducer import Reducer
 from heterotrain.parts.pieces.division import divide
 from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.state.prepared import Confirmation, PreparedStep

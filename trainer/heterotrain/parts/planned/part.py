@@ -16,12 +16,12 @@ import torch
 from heterotrain_core.contract.plan import Layout, LayoutKind, Plan
 
 from heterotrain.errors import OutOfMemory, UsageError
+from heterotrain.exchange.interface import Gradients
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.network.link_speeds import LinkSpeeds
 from heterotrain.numerics.elementwise import check_elementwise
-from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.out_of_memory import out_of_memory
 from heterotrain.parts.interface import OwnSchedule, Part, SecondPhase
 from heterotrain.parts.memory import give_back, usable_bytes

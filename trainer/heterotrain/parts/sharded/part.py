@@ -14,9 +14,9 @@ import torch
 from heterotrain_core.contract.plan import LayoutKind
 
 from heterotrain.errors import UsageError
+from heterotrain.exchange.interface import Gradients
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.gloo.member_group import MemberGroup, backend_for
-from heterotrain.numerics.gradients import Gradients
 from heterotrain.parts.interface import SecondPhase
 from heterotrain.parts.pieces.sums import PieceSums
 from heterotrain.parts.sharded.sharded import forget_pass

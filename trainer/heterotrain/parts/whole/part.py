@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from heterotrain.exchange.interface import Gradients
 from heterotrain.membership.interface import ActiveGroup
-from heterotrain.numerics.gradients import Gradients
 from heterotrain.parts.batches import run
 from heterotrain.parts.interface import Part
 from heterotrain.parts.units.draws import UnitDraws

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from heterotrain.exchange.host_copy import HostCopy
 from heterotrain.network.abort_flag import AbortFlag
-from heterotrain.numerics.host_copy import HostCopy
 
 
 class PassedGate(NamedTuple):

@@ -21,15 +21,15 @@ from functools import partial
 import torch
 
 from heterotrain.errors import UsageError
+from heterotrain.exchange import gate
+from heterotrain.exchange.flat.bucket_order import arrange, leave_in_order, share_order
+from heterotrain.exchange.flat.buckets import Bucket, buckets_of, check_dense, squared_norm
+from heterotrain.exchange.flat.compression import Compressor
+from heterotrain.exchange.flat.gradient_hooks import GradientHooks
+from heterotrain.exchange.flat.script_hooks import ScriptHooks
+from heterotrain.exchange.flat.transfers import ReductionTimestamps, transfers_s
+from heterotrain.exchange.timeline import HostTimeline, Timeline, timeline_of
 from heterotrain.network.group import Group
-from heterotrain.numerics import gate
-from heterotrain.numerics.bucket_order import arrange, leave_in_order, share_order
-from heterotrain.numerics.buckets import Bucket, buckets_of, check_dense, squared_norm
-from heterotrain.numerics.compression import Compressor
-from heterotrain.numerics.gradient_hooks import GradientHooks
-from heterotrain.numerics.script_hooks import ScriptHooks
-from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
-from heterotrain.numerics.transfers import ReductionTimestamps, transfers_s
 from heterotrain.state.finite import all_finite, is_finite
 from heterotrain.state.layers import Layers
 from heterotrain.state.strides import order_of

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.numerics import buckets, gradient_hooks
-from heterotrain.numerics.buckets import MIB, Bucket
-from heterotrain.numerics.gradient_hooks import MOST_SURPRISES
-from heterotrain.numerics.reducer import Reducer
+from heterotrain.exchange.flat import buckets, gradient_hooks
+from heterotrain.exchange.flat.buckets import MIB, Bucket
+from heterotrain.exchange.flat.gradient_hooks import MOST_SURPRISES
+from heterotrain.exchange.flat.reducer import Reducer
 from hypothesis import given
 from hypothesis import strategies as st
 

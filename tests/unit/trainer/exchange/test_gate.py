@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
+from heterotrain.exchange.gate import Gate, runs_behind
 from heterotrain.network.abort_flag import AbortFlag
-from heterotrain.numerics.gate import Gate, runs_behind
 
 
 @pytest.mark.parametrize("is_up", [None, False, True])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heterotrain.numerics.buckets import Bucket
-from heterotrain.numerics.timeline import Timeline, Timestamp
+from heterotrain.exchange.flat.buckets import Bucket
+from heterotrain.exchange.timeline import Timeline, Timestamp
 
 
 @dataclass(slots=True)

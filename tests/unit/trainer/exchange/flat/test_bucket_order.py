@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.numerics.bucket_order import KEEP, arrange, leave_in_order, share_order
-from heterotrain.numerics.reducer import Reducer
+from heterotrain.exchange.flat.bucket_order import KEEP, arrange, leave_in_order, share_order
+from heterotrain.exchange.flat.reducer import Reducer
 
 LAYER_BYTES = (8 * 8 + 8) * 4
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from heterotrain.numerics.buckets import Bucket
+from heterotrain.exchange.flat.buckets import Bucket
 
 LARGE_BYTES = 512 * 1024
 """On a CPU, gradients of at least this size are copied at once: a hook costs less than fetching them from memory again.

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from heterotrain.numerics.buckets import Bucket
-from heterotrain.numerics.gradient_hooks import LARGE_BYTES, GradientHooks
+from heterotrain.exchange.flat.buckets import Bucket
+from heterotrain.exchange.flat.gradient_hooks import LARGE_BYTES, GradientHooks
 
 
 @pytest.mark.parametrize(("device", "calls"), [("cpu", 2), ("meta", 1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from heterotrain.numerics.compression import CHUNK_ELEMENTS, ROUNDOFF, Compressor, largest
+from heterotrain.exchange.flat.compression import CHUNK_ELEMENTS, ROUNDOFF, Compressor, largest
 from heterotrain_core.contract.choices import Compression
 
 

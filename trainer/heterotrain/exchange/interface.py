@@ -8,12 +8,12 @@ from typing import Protocol
 
 import torch
 
+from heterotrain.exchange.flat.buckets import Bucket
+from heterotrain.exchange.flat.script_hooks import ScriptHooks
+from heterotrain.exchange.flat.transfers import ReductionTimestamps
+from heterotrain.exchange.gate import Gate
+from heterotrain.exchange.timeline import Timeline
 from heterotrain.network.group import Group
-from heterotrain.numerics.buckets import Bucket
-from heterotrain.numerics.gate import Gate
-from heterotrain.numerics.script_hooks import ScriptHooks
-from heterotrain.numerics.timeline import Timeline
-from heterotrain.numerics.transfers import ReductionTimestamps
 
 
 class Gradients(Protocol):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 
 from heterotrain.errors import UsageError
+from heterotrain.exchange.flat.compression import Compressor
+from heterotrain.exchange.timeline import Timestamp
 from heterotrain.network.two_levels import Reduction
-from heterotrain.numerics.compression import Compressor
-from heterotrain.numerics.timeline import Timestamp
 from heterotrain.state.strides import view_like
 
 MIB = 1024 * 1024
