@@ -386,7 +386,7 @@ def outlier_steps(shares: tuple[int, ...], steps: int) -> Iterator[tuple[list[Ra
 
 
 def test_outlier_samples_are_learned_and_survive_a_checkpoint() -> None:
-    """Later estimates deviate less; a copy goes on alike, and an older checkpoint knows nothing of them."""
+    """Later estimates deviate less; a copy goes on alike."""
     shares = (2, 4, 60)
     job, *_ = a_job()
     numerics = job._training.extras["heterotrain-numerics"]
@@ -409,8 +409,6 @@ def test_outlier_samples_are_learned_and_survive_a_checkpoint() -> None:
     for each in (numerics, fresh):
         each.measured(Statistics.PLAIN, ranks, total_squared=total)
     assert fresh.state_dict() == numerics.state_dict()
-    fresh.load_state_dict({name: value for name, value in kept.items() if name != "kurtosis"})
-    assert fresh.kurtosis[Statistics.PLAIN].samples() == 0
 
 
 def test_nothing_to_train() -> None:

@@ -23,10 +23,8 @@ from typing import Any
 import torch
 
 from heterotrain.checkpoints import part as parts_of_state
-from heterotrain.checkpoints.format_2 import read_plan
 from heterotrain.checkpoints.manifest import (
     FORMAT,
-    FORMAT_2,
     Label,
     Located,
     Manifest,
@@ -277,7 +275,7 @@ class CheckpointFolder:
             OSError: a file cannot be read. A store's library may raise others.
         """
         flat = empty(self.storage.get_checked(manifest.skeleton), extent_of)
-        wanted = read_plan(flat, len(manifest.parts)) if manifest.format == FORMAT_2 else _read_plan(flat, manifest)
+        wanted = _read_plan(flat, manifest)
 
         def read(number: int) -> None:
             if wanted[number]:

@@ -14,10 +14,8 @@ from heterotrain_core.uris import redacted
 from safetensors.torch import save_file
 
 from heterotrain.checkpoints.checkpoint import RECORD, CheckpointFolder
-from heterotrain.checkpoints.manifest import FORMAT_2, Manifest
 from heterotrain.errors import UsageError
 from heterotrain.state.groups import COMPILED
-from heterotrain.state.tensors import Entry
 
 MOST_RECORD_BYTES = 16 * 1024 * 1024
 PICKLED = (".pt", ".pth")
@@ -81,7 +79,7 @@ def read_weights(uri: str, *, step: int | None = None) -> Weights:
     folder = CheckpointFolder(uri, max_to_keep=1)
     try:
         manifest = folder.select(step)
-        state = folder.load(manifest, lambda entry: entry.whole if _is_model(manifest, entry) else None)
+        state = folder.load(manifest, lambda entry: entry.whole if entry.name.startswith("model.") else None)
         model = {name.replace(COMPILED, ""): value for name, value in state["model"].items()}
         progress = state["progress"]
         tensors, tied = _untied(model)
@@ -132,11 +130,6 @@ def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
         scratch.unlink(missing_ok=True)
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     return Exported(step=found.step, epoch=epoch, tensors=len(weights), size_bytes=size_bytes, tied=tied)
-
-
-def _is_model(manifest: Manifest, entry: Entry) -> bool:
-    """Return whether a tensor has to be read for the model; in format 2, all of them."""
-    return manifest.format == FORMAT_2 or entry.name.startswith("model.")
 
 
 def _untied(model: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -19,9 +19,6 @@ from heterotrain.checkpoints.part import Span
 from heterotrain.checkpoints.storage import StoredFile
 
 FORMAT = 3
-FORMAT_2 = 2
-"""One sequence of bytes, cut into parts of equal length; still read."""
-READABLE = (FORMAT_2, FORMAT)
 MARK_BITS = 48
 """A mark is sent in the control vector as a float64, which represents whole numbers up to 2^53."""
 SKELETON = "-skeleton.pt"
@@ -30,7 +27,7 @@ MOST = 2**53
 MOST_DIMENSIONS = 64
 _MANIFEST = re.compile(r"checkpoint-g(\d{9})-s(\d{12})-([0-9a-f]{12})\.json", re.ASCII)
 _ANY = re.compile(
-    r"\.?checkpoint-g(\d{9})-s(\d{12})-[0-9a-f]{12}(?:\.json|-[a-z0-9]+\.(?:bin|pt|json|safetensors))", re.ASCII
+    r"\.?checkpoint-g(\d{9})-s(\d{12})-[0-9a-f]{12}(?:\.json|-[a-z0-9]+\.(?:pt|json|safetensors))", re.ASCII
 )
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -98,7 +95,7 @@ class Manifest:
     """The description of a complete checkpoint.
 
     Attributes:
-        tensors: where every tensor is; empty in format 2.
+        tensors: where every tensor is.
         hooks: steps and epochs whose hooks have run. Of two checkpoints of one step the greater is the newer one.
     """
 
@@ -162,13 +159,12 @@ def decode_manifest(name: str, text: bytes) -> Manifest:
     """
     label = label_of(name)
     raw = _object(text)
-    if raw.get("format") not in READABLE:
-        shown = str(raw.get("format"))[:20]
-        raise ValueError(f"it has format {shown}, this version reads {' and '.join(map(str, READABLE))}")
+    if raw.get("format") != FORMAT:
+        raise ValueError(f"it has format {raw.get('format')!s:.20}, this version reads {FORMAT}")
     try:
         skeleton, parts = _file(raw["skeleton"]), tuple(_file(part) for part in raw["parts"])
-        tensors = tuple(_located(each, len(parts)) for each in raw.get("tensors", ()))
-        hooked, evaluated = raw.get("hooks", (-1, -1))
+        tensors = tuple(_located(each, len(parts)) for each in raw["tensors"])
+        hooked, evaluated = raw["hooks"]
         manifest = Manifest(
             format=raw["format"], generation=_count(raw["generation"]), step=_count(raw["step"]), skeleton=skeleton,
             parts=parts, written_unix_s=_number(raw["written_unix_s"]),
@@ -178,8 +174,7 @@ def decode_manifest(name: str, text: bytes) -> Manifest:
         raise ValueError(f"a field is missing or of another type: {error!r}") from error
     if label is None or manifest.order != (label.generation, label.step):
         raise ValueError("it is that of another checkpoint")
-    ending = "bin" if manifest.format == FORMAT_2 else "safetensors"
-    own = (label.skeleton, *(label.part(index, len(parts), ending=ending) for index in range(len(parts))))
+    own = (label.skeleton, *(label.part(index, len(parts)) for index in range(len(parts))))
     if manifest.files != own:
         raise ValueError("it names files that are not its own")
     return manifest

@@ -29,7 +29,6 @@ Patarin, CRYPTO 2003), because domains are small here and round functions are no
 BLOCK = 4096
 """Positions computed together: calls for single micro-batches would spend their time in numpy's overhead."""
 
-_OF = " of "
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
@@ -114,12 +113,7 @@ def shuffled(key: tuple[object, ...], count: int, start: int, stop: int) -> npt.
 
 def order_name(*, seed: int, shuffle: bool, samples: int) -> str:
     """Return the text by which a checkpoint names an order; more samples at the end of an unshuffled one keep it."""
-    return f"{ALGORITHM} with seed {seed}{_OF}{samples} samples" if shuffle else UNSHUFFLED
-
-
-def is_same_order(saved: str, present: str) -> bool:
-    """Return whether two names are of one order; earlier versions left out the number of samples."""
-    return present == saved or (_OF not in saved and present.startswith(f"{saved}{_OF}"))
+    return f"{ALGORITHM} with seed {seed} of {samples} samples" if shuffle else UNSHUFFLED
 
 
 @lru_cache(maxsize=64)

@@ -102,10 +102,9 @@ class Numerics:
         """Restore a state that ``state_dict`` returned on this or another rank."""
         self._rate = self._next = Rate(**state["rate"])
         self._loss_scale = LossScale(**state["loss_scale"])
-        self.losses = LossHistory(**state.get("losses", {}))  # older checkpoints have none
+        self.losses = LossHistory(**state["losses"])
         self.noise = {Statistics(kind): NoiseAverage(**average) for kind, average in state["noise"].items()}
-        known = state.get("kurtosis", {})  # older checkpoints have none
-        self.kurtosis = {kind: Kurtosis(**known.get(str(kind), {})) for kind in Statistics}
+        self.kurtosis = {Statistics(kind): Kurtosis(**known) for kind, known in state["kurtosis"].items()}
 
     # -- the script's objects ----------------------------------------------------------------------------------------
 

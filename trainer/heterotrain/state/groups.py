@@ -217,7 +217,8 @@ def named_as(state: dict[str, Any], parameters: Collection[str], model: Collecti
             known[STATE] = {renamed(name): value for name, value in saved[STATE].items()}
             known[GROUPS] = [group | {NAMES: [renamed(name) for name in group[NAMES]]} for group in saved[GROUPS]]
         optimizers.append(saved | known)
-    found = {"model": {renamed(name): value for name, value in state["model"].items()}, "optimizers": optimizers}
-    if "trained" in state:  # older checkpoints do not say
-        found["trained"] = [renamed(name) for name in state["trained"]]
-    return state | found
+    return state | {
+        "model": {renamed(name): value for name, value in state["model"].items()},
+        "optimizers": optimizers,
+        "trained": [renamed(name) for name in state["trained"]],
+    }

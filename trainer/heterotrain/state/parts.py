@@ -1,6 +1,6 @@
 """Tensors as one long sequence of bytes, cut into parts of equal length, and their copies in host memory.
 
-Transfers, fingerprints and checkpoints of format 2 cut by bytes, not by tensors, so that a huge tensor is divided too.
+Transfers and fingerprints cut by bytes, not by tensors, so that a huge tensor is divided too.
 """
 
 from __future__ import annotations

@@ -231,20 +231,14 @@ def unpacked(skeleton: bytes) -> dict[str, Any]:
 
 
 def entries_of(skeleton: bytes) -> list[Entry]:
-    """Return the tensors that a skeleton names, larger formats first, so that each is aligned in a file of them all.
-
-    Earlier versions numbered them; these keep their order.
-    """
-    found: dict[Hashable, Entry] = {}
+    """Return the tensors that a skeleton names, larger formats first, so that each is aligned in a file of them all."""
+    found: dict[str, Entry] = {}
 
     def visit(value: Any) -> None:
         if isinstance(value, dict):
             if _MARKER in value:
-                key = value[_MARKER]
-                found[key] = Entry(
-                    str(key), value.get("of", ""), tuple(value["shape"]), _dtype(value["dtype"]),
-                    value.get("divided", False),
-                )  # fmt: skip
+                name, shape = str(value[_MARKER]), tuple(value["shape"])
+                found[name] = Entry(name, value["of"], shape, _dtype(value["dtype"]), value["divided"])
                 return
             for item in value.values():
                 visit(item)
@@ -253,8 +247,6 @@ def entries_of(skeleton: bytes) -> list[Entry]:
                 visit(item)
 
     visit(unpacked(skeleton))
-    if all(isinstance(key, int) for key in found):
-        return [found[index] for index in range(len(found))]
     return sorted(found.values(), key=_order)
 
 
@@ -352,10 +344,13 @@ def merged(skeletons: Sequence[bytes]) -> bytes:
 
 
 def _marker(entry: Entry) -> dict[str, Any]:
-    found: dict[str, Any] = {_MARKER: entry.name, "shape": list(entry.shape), "dtype": str(entry.dtype)}
-    if entry.of:
-        found |= {"of": entry.of, "divided": entry.divided}
-    return found
+    return {
+        _MARKER: entry.name,
+        "shape": list(entry.shape),
+        "dtype": str(entry.dtype),
+        "of": entry.of,
+        "divided": entry.divided,
+    }
 
 
 def _order(entry: Entry) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from heterotrain.data.order import UNSHUFFLED, is_same_order
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
 from heterotrain.state import groups
@@ -186,7 +185,7 @@ class TrainState:
             whole = self.layout
             state = groups.named_as(state, [name for name, _ in whole.named_parameters()], whole.state_dict())
         kinds = [type(optimizer).__name__ for optimizer in self.optimizers]
-        if state.get("kinds", kinds) != kinds:
+        if state["kinds"] != kinds:
             raise UsageError(
                 f"the state to continue from has {' and '.join(state['kinds'])}, and this script has "
                 f"{' and '.join(kinds)}: {SAME_SCRIPT}"
@@ -205,8 +204,7 @@ class TrainState:
         except RuntimeError as error:
             why = "; ".join(line.strip().rstrip(".") for line in str(error).splitlines()[1:4])
             raise UsageError(f"the state to continue from belongs to another model ({why}): {SAME_SCRIPT}") from error
-        if "trained" in state:  # older checkpoints do not say
-            self._freeze(frozenset(state["trained"]))
+        self._freeze(frozenset(state["trained"]))
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             try:
                 groups.restore(optimizer, saved, self.layout)
@@ -218,7 +216,7 @@ class TrainState:
         for name, saved in state["extras"].items():
             self.extras[name].load_state_dict(saved)
         self.progress = progress
-        self.stream = state.get("stream", b"")  # older checkpoints have none
+        self.stream = state["stream"]
         self.has_state, self.earlier = True, None
 
     def restore_flat(self, flat: Flat) -> None:
@@ -246,9 +244,8 @@ class TrainState:
 
     def _check_order(self, state: dict[str, Any]) -> None:
         """Refuse to go on in the middle of an epoch in another order, which would lose and repeat samples."""
-        # Earlier versions drew orders with numpy and did not name them.
-        saved = state.get("order", UNSHUFFLED if self.order == UNSHUFFLED else "drawn by numpy")
-        if state["progress"]["cursor"] == 0 or "" in (saved, self.order) or is_same_order(saved, self.order):
+        saved = state["order"]
+        if state["progress"]["cursor"] == 0 or "" in (saved, self.order) or saved == self.order:
             return
         raise UsageError(
             f"the state to continue from is in the middle of an epoch whose order of samples is {saved!r}, and here it "

@@ -112,14 +112,14 @@ def test_the_newest_few_are_kept(place: str) -> None:
 def test_files_of_dead_writers_are_removed_with_age(tmp_path: Path) -> None:
     """Incomplete files older than the kept checkpoints are removed; those of a possibly live writer stay."""
     folder = CheckpointFolder(tmp_path, max_to_keep=1)
-    old = ".checkpoint-g000000001-s000000000001-00000000000a-p0of1.bin"
-    new = "checkpoint-g000000001-s000000000009-00000000000b-p0of1.bin"
-    for name in (old, new, "somebody-elses.bin"):
+    old = ".checkpoint-g000000001-s000000000001-00000000000a-p0of1.safetensors"
+    new = "checkpoint-g000000001-s000000000009-00000000000b-p0of1.safetensors"
+    for name in (old, new, "somebody-elses.safetensors"):
         (tmp_path / name).touch()
     written(folder, 2)
     assert not (tmp_path / old).exists()
     assert (tmp_path / new).exists()
-    assert (tmp_path / "somebody-elses.bin").exists()
+    assert (tmp_path / "somebody-elses.safetensors").exists()
 
 
 def test_a_later_generation_outranks_a_higher_step(place: str) -> None:

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
-from heterotrain.checkpoints.export import export_weights
 from heterotrain.checkpoints.manifest import Label
 from heterotrain.checkpoints.part import ROWS, cut, packed, size_bytes, spans_of, writers
 from heterotrain.checkpoints.restore import restore_newest
 from heterotrain.checkpoints.writer import CheckpointWriter, WriteRequest, WriteResult
-from heterotrain.data.progress import Progress
 from heterotrain.state.holdings import Extent, Holding
 from heterotrain.state.tensors import flatten
 from heterotrain.state.training import TrainState
@@ -146,46 +144,6 @@ def test_ranks_write_equal_amounts() -> None:
     assert [sum(extent.elements for extent in writes(rank, "w")) for rank in range(4)] == [9, 9, 9, 9]
     found = sorted(extent for rank in range(4) for extent in writes(rank, "w"))
     assert [extent.start for extent in found] == [0, *(extent.stop for extent in found[:-1])]
-
-
-def a_small_training(steps: int) -> TrainState:
-    """Return the training of which ``format_2`` holds a checkpoint after two steps, written by an earlier version."""
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.arange(parameter.numel()).view(parameter.shape) / 8)
-    groups = [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.25}]
-    optimizer = torch.optim.SGD(groups, lr=0.5, momentum=0.5)
-    for step in range(steps):
-        for parameter in model.parameters():
-            parameter.grad = torch.full_like(parameter, 2.0**-step)
-        optimizer.step()
-    return TrainState(model=model, optimizers=[optimizer], order="as given", progress=Progress(steps=steps))
-
-
-def test_a_checkpoint_of_format_2_stays_readable(tmp_path: Path) -> None:
-    """It has two parts, cut in the middle of a tensor; the resumed state is written in the present format."""
-    expected, resumed = a_small_training(2), a_small_training(0)
-    folder = Path(__file__).parent / "format_2"
-    restored = restore_newest(CheckpointFolder(folder, max_to_keep=1), resumed)
-    assert restored is not None
-    assert restored.step == 2
-    assert resumed.progress == expected.progress
-    assert resumed.optimizers[0].param_groups[1]["lr"] == 0.25
-    wanted, found = expected.flat(), resumed.flat()
-    assert found.skeleton == wanted.skeleton
-    assert len(found.held) == 8
-    for one, other in zip(found.held, wanted.held, strict=True):
-        torch.testing.assert_close(one.values, other.values, rtol=0, atol=0)
-    kept = CheckpointFolder(tmp_path, max_to_keep=1)
-    kept.write(found, generation=1, step=2, now_s=0.0)
-    restored = restore_newest(kept, a_small_training(0))
-    assert restored is not None
-    assert restored.step == 2
-    export_weights(str(folder), tmp_path / "weights.pt")
-    weights = torch.load(tmp_path / "weights.pt", weights_only=True)
-    assert expected.model is not None
-    torch.testing.assert_close(weights, dict(expected.model.state_dict()), rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -11,7 +11,6 @@ import heterotrain
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.state.training import TrainState
 
 pytestmark = pytest.mark.usefixtures("own_process")
 
@@ -56,20 +55,3 @@ def test_another_order_may_begin_with_an_epoch(tmp_path: Path) -> None:
     """Each epoch still covers the data set."""
     stopped(tmp_path, in_step=2)
     assert sorted(train(tmp_path, seed=1)) == list(range(24))
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_checkpoints_from_before_orders_had_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool
-) -> None:
-    """Their shuffled orders were drawn by numpy and are refused; the data set's own order is still the same."""
-    capture = TrainState.capture
-    monkeypatch.setattr(
-        TrainState, "capture", lambda *given: {name: each for name, each in capture(*given).items() if name != "order"}
-    )
-    stopped(tmp_path, in_step=1, shuffle=shuffle)
-    if not shuffle:
-        assert train(tmp_path, shuffle=False) == [*range(16, 24), *range(24)]
-        return
-    with pytest.raises(UsageError, match="order of samples is 'drawn by numpy'"):
-        train(tmp_path)

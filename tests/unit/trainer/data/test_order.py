@@ -12,11 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from heterotrain.data.order import (
-    ALGORITHM,
     BLOCK,
-    UNSHUFFLED,
     Bijection,
-    is_same_order,
     order_name,
     permutation,
 )
@@ -151,12 +148,3 @@ def test_orders_have_names() -> None:
     assert source_of(Huge(), collate=None, shuffle=True, seed=1).order == of_huge
     of_shards = order_name(seed=1, shuffle=True, samples=2)
     assert source_of(Shards(["a"], [2], list, seed=1), collate=None, shuffle=False, seed=0).order == of_shards
-
-
-def test_names_of_earlier_versions_lack_the_number_of_samples() -> None:
-    """Their checkpoints are continued; seed and algorithm still count."""
-    name = order_name(seed=1, shuffle=True, samples=96)
-    assert is_same_order(name, name)
-    assert is_same_order(f"{ALGORITHM} with seed 1", name)
-    others = (f"{ALGORITHM} with seed 2", order_name(seed=1, shuffle=True, samples=9), UNSHUFFLED)
-    assert not any(is_same_order(other, name) for other in others)
