@@ -26,11 +26,11 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from heterotrain_core.units import ends_inside
 from heterotrain_planner.layout.costs import costs_of
-from heterotrain_planner.layout.pass_time import Gathering, gathered_bytes
+from heterotrain_planner.layout.pass_time import gathered_bytes
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
-from heterotrain_planner.layout.result import NoLayout
+from heterotrain_planner.layout.result import Template
 from heterotrain_planner.layout.schedule import passes, share_seconds
-from heterotrain_planner.layout.sharded import ShardedMember, sharded_member
+from heterotrain_planner.layout.sharded import sharded_template
 from machine import machine
 from paced_pipelines import Operator, Worker, Zygote, plan_members, profiles, stages_of
 
@@ -71,7 +71,7 @@ def problem_of(
         micro_batches=tuple(sorted({1, 2, 4, 8, batch // 2, batch})), may_cut=False, may_shard=True, reduces_late=True,
         ends_inside=ends_inside(units[0].name),
     )  # fmt: skip
-    gathered = gathered_bytes(problem, len(kinds), Gathering.EACH_MICRO_BATCH)
+    gathered = gathered_bytes(problem, len(kinds))
     state = problem.state_ratio * sum(unit.parameter_bytes for unit in units)
     sample = sum(unit.activation_bytes for unit in units)
     least = state / len(kinds) + gathered + sample  # equal parts leave the smallest device room for one sample
@@ -83,19 +83,20 @@ def problem_of(
     return replace(problem, kinds=kinds)
 
 
-def divisions(problem: Problem) -> dict[str, ShardedMember]:
-    """Return the planner's divisions, equal and by memory, of exactly these devices.
+def divisions(problem: Problem) -> dict[str, Template]:
+    """Return the planner's divisions with the shortest step, equal and by memory, of exactly these devices.
 
     Raises:
         SystemExit: one of them does not fit.
     """
-    devices = {kind.name: 1 for kind in problem.kinds}
+    devices = [1] * len(problem.kinds)
     found = {}
     for name, equal in (("equal", True), ("by memory", False)):
-        member = sharded_member(problem, devices, problem.batch_samples, equal_shards=equal)
-        if isinstance(member, NoLayout):
-            sys.exit(member.reason)
-        found[name] = member
+        tried = [sharded_template(problem, devices, size, equal_shards=equal) for size in problem.micro_batches]
+        fitting = [each for each in tried if each is not None]
+        if not fitting:
+            sys.exit(f"no {name} division fits")
+        found[name] = min(fitting, key=lambda each: -(-problem.batch_samples // each.micro_batch_samples) * each.next_s)
     return found
 
 
@@ -119,11 +120,12 @@ class Way(NamedTuple):
     samples: str
 
 
-def a_sharded_way(member: ShardedMember, batch: int) -> Way:
+def a_sharded_way(member: Template, batch: int) -> Way:
     """Return a division of every unit."""
     shards = member.layout.shards
     return Way(
-        layout=member.layout.planned, micro_batch_samples=-(-batch // member.micro_batches), step_s=member.step_s,
+        layout=member.layout.planned, micro_batch_samples=member.micro_batch_samples,
+        step_s=-(-batch // member.micro_batch_samples) * member.next_s,
         planned_bytes=tuple(shard.memory_bytes for shard in shards),
         parts=", ".join(f"{shard.state_ratio:.0%}" for shard in shards),
         samples=", ".join(str(shard.share_samples) for shard in shards),

@@ -15,7 +15,7 @@ from heterotrain_core.contract import plan
 from heterotrain_planner.layout.costs import seconds_at
 from heterotrain_planner.layout.cover import divide
 from heterotrain_planner.layout.exchange import exchange_seconds
-from heterotrain_planner.layout.pass_time import DeviceTimes, Gathering, collectives
+from heterotrain_planner.layout.pass_time import DeviceTimes, collectives
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Layout, NoLayout, Shard, Stage
 from heterotrain_planner.layout.schedule import passes, share_seconds
@@ -122,7 +122,7 @@ def _sharded(problem: Problem, member: KnownMember) -> WorkedOut:
     whole = sum(layout.state_weights)
     ratios = [weight / whole for weight in layout.state_weights]
     ring = collectives(problem, member.kinds)
-    times = {kind: DeviceTimes(problem, kind, max(sizes), Gathering.EACH_MICRO_BATCH) for kind in set(member.kinds)}
+    times = {kind: DeviceTimes(problem, kind, max(sizes)) for kind in set(member.kinds)}
     curves = {kind: each.overlapped_s(ring, max(ratios)) for kind, each in times.items()}
     pass_s = max(float(curves[kind][size]) for kind, size in zip(member.kinds, sizes, strict=True))
     shards = tuple(

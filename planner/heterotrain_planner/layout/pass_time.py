@@ -33,22 +33,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from heterotrain_core.contract.choices import Choice
 from heterotrain_core.units import UnitSeconds
 from numpy.typing import NDArray
 
 from heterotrain_planner.layout.problem import Link, Problem
 
 Floats = NDArray[np.float64]
-
-
-class Gathering(Choice):
-    """When a sharded member gathers parameters and reduces gradients."""
-
-    EACH_MICRO_BATCH = "EachMicroBatch"
-    """For every micro-batch, unit by unit: least memory. All devices take the same number of micro-batches."""
-    ONCE = "Once"
-    """Once a step: parameters and gradients stay whole in between, and devices may differ in micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +71,7 @@ def collectives(problem: Problem, kinds: Sequence[str]) -> Gathers:
     return Gathers(devices=len(kinds), link=slowest)
 
 
-def gathered_bytes(problem: Problem, devices: int, gathering: Gathering) -> int:
+def gathered_bytes(problem: Problem, devices: int) -> int:
     """Return the bytes beyond its state and activations that a device needs for whole parameters and gradients.
 
     In each pass: a unit and the one that is gathered for next, its gradient and the one that is being reduced. Where
@@ -91,8 +81,6 @@ def gathered_bytes(problem: Problem, devices: int, gathering: Gathering) -> int:
     sizes = [unit.parameter_bytes for unit in problem.units]
     if devices == 1:
         return 0
-    if gathering is Gathering.ONCE:
-        return 2 * sum(sizes)
     if problem.reduces_late:
         stay, inner = 2 * (sizes[0] + sum(sizes[-1:] if len(sizes) > 1 else ())), sizes[1:-1]
         if problem.ends_inside:
@@ -112,7 +100,7 @@ class DeviceTimes:
         compute_M: seconds of a forward and a backward pass without any collective.
     """
 
-    def __init__(self, problem: Problem, kind: str, most_samples: int, gathering: Gathering) -> None:
+    def __init__(self, problem: Problem, kind: str, most_samples: int) -> None:
         """Read the measurements of a sound problem for 0 to ``most_samples`` samples.
 
         Times that fall with the size are replaced by the longest time of any smaller size. A micro-batch of 0 takes as
@@ -122,7 +110,7 @@ class DeviceTimes:
         sizes = [unit.parameter_bytes for unit in problem.units]
         terms: Counter[tuple[bool, tuple[UnitSeconds, ...], tuple[int, ...], tuple[int, ...]]] = Counter()
         for index, unit in enumerate(problem.units):
-            ahead, behind, alone = _moved(problem, index, gathering)
+            ahead, behind, alone = _moved(problem, index)
             terms[True, unit.seconds[kind], ahead, ()] += 1
             terms[False, unit.seconds[kind], behind, alone] += 1
         curves = {term[:2]: _curve(term[1], samples_M, forward=term[0]) for term in terms}
@@ -146,20 +134,16 @@ class DeviceTimes:
         return total
 
 
-def _moved(
-    problem: Problem, index: int, gathering: Gathering
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _moved(problem: Problem, index: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return the bytes of units that move beside a unit's forward and backward pass, and while nothing computes.
 
     The first unit is left out, which is gathered before anything computes and reduced after everything has.
     """
     sizes = [unit.parameter_bytes for unit in problem.units]
-    last, each = len(sizes) - 1, gathering is Gathering.EACH_MICRO_BATCH
+    last = len(sizes) - 1
     after, before = tuple(sizes[index + 1 : index + 2]), tuple(sizes[max(0, index - 1) : index])
     if not problem.reduces_late:
-        return after, (before if each else ()) + after, ()
-    if not each:
-        return after, (), after
+        return after, before + after, ()
     if problem.ends_inside:
         return after, before, after
     # The last unit stays, too: it is gathered and reduced alone.
@@ -174,37 +158,3 @@ def _curve(points: Sequence[UnitSeconds], samples_M: NDArray[np.int64], *, forwa
     seconds = np.array([point.forward_s if forward else point.backward_s for point in points])
     inside = np.interp(samples_M, sizes, seconds)
     return np.maximum.accumulate(np.where(samples_M > sizes[-1], seconds[-1] * samples_M / sizes[-1], inside))
-
-
-def lockstep_seconds(
-    problem: Problem,
-    ring: Gathers,
-    largest_ratio: float,
-    gathering: Gathering,
-    sizes: Sequence[tuple[str, int]],
-) -> float:
-    """Return the seconds of one pass whose devices wait for each other at every unit.
-
-    Never less than the slowest device's own time, and equal to it where all units have the same ratio of speeds.
-
-    Args:
-        problem: sound.
-        ring: of the member.
-        largest_ratio: the largest shard.
-        gathering: with one gathering a step, the backward pass only reduces.
-        sizes: (kind, micro-batch) of the devices.
-    """
-
-    def sent_s(moved: Sequence[int]) -> float:
-        return sum(ring.seconds(size, largest_ratio) for size in moved)
-
-    total = 2 * ring.seconds(problem.units[0].parameter_bytes, largest_ratio)
-    for index, unit in enumerate(problem.units):
-        forward = backward = 0.0
-        for kind, size in sizes:
-            up_to = np.arange(1, max(1, size) + 1)
-            forward = max(forward, float(_curve(unit.seconds[kind], up_to, forward=True)[-1]))
-            backward = max(backward, float(_curve(unit.seconds[kind], up_to, forward=False)[-1]))
-        ahead, behind, alone = _moved(problem, index, gathering)
-        total += max(forward, sent_s(ahead)) + max(backward, sent_s(behind)) + sent_s(alone)
-    return total

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from heterotrain_core.contract.outcome import Cause
 from heterotrain_core.contract.plan import LayoutKind, Member, Plan, Rank
-from heterotrain_planner.layout.pass_time import Gathering, gathered_bytes
+from heterotrain_planner.layout.pass_time import gathered_bytes
 from heterotrain_planner.layout.problem import Problem
 
 from heterotrain_operator.api.internal_status import InternalPool, PoolMemory
@@ -190,7 +190,7 @@ def _shard_bytes(problem: Problem, member: Member, rank: Rank) -> int:
     own = layout.state_weights[rank.shard] / sum(layout.state_weights)
     start, stop = layout.sample_part(member.micro_batch_samples or max(1, member.share_samples), rank.shard)
     kept = max(1, stop - start) * sum(unit.activation_bytes for unit in problem.units)
-    gathered = gathered_bytes(problem, layout.shards, Gathering.EACH_MICRO_BATCH)
+    gathered = gathered_bytes(problem, layout.shards)
     return math.ceil(own * state + kept + gathered)
 
 

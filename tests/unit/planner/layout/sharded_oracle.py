@@ -93,12 +93,12 @@ def collective_s(problem: Problem, number: int, size: float, largest: float) -> 
     return 0.0 if number == 1 else (number - 1) * (link.latency_s + largest * size / link.bytes_per_s)
 
 
-def pass_s(problem: Problem, kind: str, size: int, number: int, largest: float, *, once: bool) -> float:
+def pass_s(problem: Problem, kind: str, size: int, number: int, largest: float) -> float:
     """Return one forward and backward pass with collectives, event by event."""
     units = problem.units
     sizes = [unit.parameter_bytes for unit in units]
     moved = [collective_s(problem, number, size_bytes, largest) for size_bytes in sizes]
-    if problem.reduces_late and not once:
+    if problem.reduces_late:
         return _late_pass_s(problem, kind, size, moved)
     clock = moved[0]
     for index, unit in enumerate(units):
@@ -106,10 +106,7 @@ def pass_s(problem: Problem, kind: str, size: int, number: int, largest: float, 
         clock += max(seconds(unit.seconds[kind], size, "forward_s"), beside)
     for index in reversed(range(len(units))):
         beside = moved[index + 1] if index + 1 < len(units) else 0.0
-        if problem.reduces_late:
-            clock += beside
-            beside = 0.0
-        if index and not once:
+        if index:
             beside += moved[index - 1]
         clock += max(seconds(units[index].seconds[kind], size, "backward_s"), beside)
     return clock + moved[0]
@@ -145,18 +142,10 @@ def _late_pass_s(problem: Problem, kind: str, size: int, moved: Sequence[float])
     return clock + sum(moved[index] for index in range(len(units)) if index not in reduced)
 
 
-def compute_s(problem: Problem, kind: str, size: int) -> float:
-    return sum(
-        seconds(unit.seconds[kind], size, part) for unit in problem.units for part in ("forward_s", "backward_s")
-    )
-
-
-def whole_units_bytes(problem: Problem, number: int, *, once: bool) -> int:
+def whole_units_bytes(problem: Problem, number: int) -> int:
     sizes = [unit.parameter_bytes for unit in problem.units]
     if number == 1:
         return 0
-    if once:
-        return 2 * sum(sizes)
     most = 0
     if problem.reduces_late:  # the ends stay, or are as the others; then each pass of those, event by event
         stay, inner = 2 * (sizes[0] + (sizes[-1] if len(sizes) > 1 else 0)), sizes[1:-1]
@@ -185,36 +174,26 @@ def largest_ratio(rooms: Sequence[float], state: float) -> float | None:
     return high / state
 
 
-def least_step_s(
-    problem: Problem, devices: dict[str, int], share: int, *, once: bool, equal_shards: bool
-) -> float | None:
-    """Return the least step of all divisions, ``None`` where none fits."""
+def least_pass_s(problem: Problem, devices: dict[str, int], size: int, *, equal_shards: bool) -> float | None:
+    """Return the least pass over so many samples of all divisions, ``None`` where none fits."""
     kinds = [kind.name for kind in problem.kinds for _ in range(devices.get(kind.name, 0))]
     memory = {kind.name: kind.memory_bytes for kind in problem.kinds}
     number = len(kinds)
-    extra = whole_units_bytes(problem, number, once=once)
+    extra = whole_units_bytes(problem, number)
     activation = sum(unit.activation_bytes for unit in problem.units)
     state = problem.state_ratio * sum(unit.parameter_bytes for unit in problem.units)
     best: float | None = None
-    for passes in (1,) if once else range(1, share + 1):
-        size = -(-share // passes)
-        menus = [[(m, c) for m in range(1, share + 1) for c in range(1, share // m + 2)] for _ in kinds]
-        if not once:
-            menus = [[(m, 1) for m in range(size + 1)] for _ in kinds]
-        for chosen in itertools.product(*menus):
-            if sum(m * c for m, c in chosen) < size:
-                continue
-            rooms = [memory[k] - extra - activation * max(1, m) for k, (m, _) in zip(kinds, chosen, strict=True)]
-            if min(rooms) < 0:
-                continue
-            largest = largest_ratio(rooms, state)
-            if equal_shards:
-                largest = 1 / number if min(rooms) >= state / number - 1e-9 else None
-            if largest is None:
-                continue
-            step = passes * max(
-                pass_s(problem, k, m, number, largest, once=once) + (c - 1) * compute_s(problem, k, m)
-                for k, (m, c) in zip(kinds, chosen, strict=True)
-            )
-            best = step if best is None else min(best, step)
+    for chosen in itertools.product(range(size + 1), repeat=number):
+        if sum(chosen) < size:
+            continue
+        rooms = [memory[kind] - extra - activation * max(1, m) for kind, m in zip(kinds, chosen, strict=True)]
+        if min(rooms) < 0:
+            continue
+        largest = largest_ratio(rooms, state)
+        if equal_shards:
+            largest = 1 / number if min(rooms) >= state / number - 1e-9 else None
+        if largest is None:
+            continue
+        step = max(pass_s(problem, kind, m, number, largest) for kind, m in zip(kinds, chosen, strict=True))
+        best = step if best is None else min(best, step)
     return best

@@ -8,7 +8,7 @@ import pytest
 from heterotrain_core.contract.consistency import MAX_WEIGHT
 from heterotrain_planner.layout.best import allowed_kinds, best_members, shards_of
 from heterotrain_planner.layout.book import book_of
-from heterotrain_planner.layout.pass_time import Gathering, gathered_bytes
+from heterotrain_planner.layout.pass_time import gathered_bytes
 from heterotrain_planner.layout.result import Cover, LayoutKind, NoLayout
 from support.repeat import times
 from unit.planner.layout.sharded_oracle import a_problem
@@ -71,5 +71,5 @@ def test_ends_that_stay_gathered_take_memory() -> None:
     problem = a_problem(0)[0]
     stay = replace(problem, reduces_late=True)
     sizes = [unit.parameter_bytes for unit in problem.units]
-    assert gathered_bytes(stay, 2, Gathering.EACH_MICRO_BATCH) >= 2 * (sizes[0] + sizes[-1])
-    assert gathered_bytes(stay, 1, Gathering.EACH_MICRO_BATCH) == 0
+    assert gathered_bytes(stay, 2) >= 2 * (sizes[0] + sizes[-1])
+    assert gathered_bytes(stay, 1) == 0

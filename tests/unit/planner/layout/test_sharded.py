@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
-from heterotrain_planner.layout.pass_time import Gathering
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
-from heterotrain_planner.layout.result import Cover, LayoutKind, MemberLimit, NoLayout
-from heterotrain_planner.layout.sharded import (
-    GAP_RATIO,
-    ShardedMember,
-    sharded_member,
-    sharded_template,
-    sharded_templates,
-)
+from heterotrain_planner.layout.result import Cover, LayoutKind, Template
+from heterotrain_planner.layout.sharded import GAP_RATIO, sharded_template, sharded_templates
 from scipy.optimize import linprog
 from support.repeat import times
-from unit.planner.layout.sharded_oracle import a_problem, least_step_s, whole_units_bytes
+from unit.planner.layout.sharded_oracle import a_problem, least_pass_s, whole_units_bytes
 
 MIB, GIB = 2**20, 2**30
 KINDS = {"a100": (1.0, 1.0, 80), "a6000": (2.4, 1.5, 48), "a10g": (4.0, 0.5, 22), "t4": (9.0, 1.0, 15)}
@@ -62,59 +54,55 @@ def a_cluster(count: int = 16, *, state_part: float = 0.5, bytes_per_s: float = 
     )
 
 
-def solved(problem: Problem, share: int, **choices: object) -> ShardedMember:
-    devices = {kind.name: kind.count for kind in problem.kinds}
-    found = sharded_member(problem, devices, share, **choices)  # type: ignore[arg-type]  # for tests
-    assert isinstance(found, ShardedMember), found
+def solved(problem: Problem, samples: int, *, equal_shards: bool = False) -> Template:
+    found = sharded_template(problem, [kind.count for kind in problem.kinds], samples, equal_shards=equal_shards)
+    assert found is not None
     return found
 
 
-def assert_possible(problem: Problem, found: ShardedMember, share: int) -> None:
+def by_kind(problem: Problem, devices: dict[str, int]) -> list[int]:
+    return [devices.get(kind.name, 0) for kind in problem.kinds]
+
+
+def assert_possible(problem: Problem, found: Template, samples: int) -> None:
+    """Check the parts of every device, and that each has room for its shard and one sample.
+
+    A device without samples runs one of weight zero in each pass, because all devices meet in the collectives.
+    """
     memory = {kind.name: kind.memory_bytes for kind in problem.kinds}
-    assert sum(shard.share_samples for shard in found.layout.shards) == share == found.share_samples
+    activation_bytes = sum(unit.activation_bytes for unit in problem.units)
+    gathered_bytes = whole_units_bytes(problem, len(found.layout.shards))
+    state_bytes = problem.state_ratio * sum(unit.parameter_bytes for unit in problem.units)
+    assert sum(shard.share_samples for shard in found.layout.shards) == samples == found.micro_batch_samples
     assert sum(shard.state_ratio for shard in found.layout.shards) == pytest.approx(1)
-    assert all(shard.memory_bytes <= memory[shard.kind] + 1 for shard in found.layout.shards)
     for shard in found.layout.shards:
-        assert 0 <= shard.share_samples <= shard.micro_batch_samples * found.micro_batches
-    assert found.bound_s <= found.step_s * (1 + 1e-12) <= found.lockstep_s * (1 + 1e-9)
+        assert 0 <= shard.share_samples <= shard.micro_batch_samples
+        held = shard.state_ratio * state_bytes + max(1, shard.micro_batch_samples) * activation_bytes + gathered_bytes
+        assert shard.memory_bytes == pytest.approx(held, abs=1)
+        assert held <= memory[shard.kind] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(times(gate=18, every=720)))
 def test_no_division_is_faster(seed: int) -> None:
-    once, equal_shards = bool(seed & 1), bool(seed & 2)
-    problem, devices, share = a_problem(seed)
-    gathering = Gathering.ONCE if once else Gathering.EACH_MICRO_BATCH
-    found = sharded_member(problem, devices, share, gathering=gathering, equal_shards=equal_shards)
-    least = least_step_s(problem, devices, share, once=once, equal_shards=equal_shards)
-    if least is None:
-        assert isinstance(found, NoLayout)
-        assert found.needed_bytes > 0
+    problem, devices, samples = a_problem(seed)
+    equal_shards = bool(seed & 1)
+    found = sharded_template(problem, by_kind(problem, devices), samples, equal_shards=equal_shards)
+    least = least_pass_s(problem, devices, samples, equal_shards=equal_shards)
+    if least is None or found is None:
+        assert least is found is None
         return
-    assert isinstance(found, ShardedMember), found
-    assert least * (1 - 1e-9) <= found.step_s <= least * (1 + 1.01 * GAP_RATIO)
-    assert found.bound_s <= least * (1 + 1e-9)
-    assert_possible(problem, found, share)
+    assert least * (1 - 1e-9) <= found.first_s <= least * (1 + 1.01 * GAP_RATIO)
+    assert_possible(problem, found, samples)
 
 
-@pytest.mark.parametrize("gathering", list(Gathering))
-def test_every_device_has_room_for_its_shard_and_one_sample(gathering: Gathering) -> None:
-    """A device without samples runs one of weight zero in each pass, because all devices meet in the collectives."""
+def test_every_device_has_room_for_its_shard_and_one_sample() -> None:
     idle = 0
     for seed in range(times(gate=150, every=20_000)):
-        problem, devices, share = a_problem(seed, most_devices=4)
-        member = sharded_member(problem, devices, share, gathering=gathering)
-        if isinstance(member, NoLayout):
-            continue
-        memory_bytes = {kind.name: kind.memory_bytes for kind in problem.kinds}
-        activation_bytes = sum(unit.activation_bytes for unit in problem.units)
-        gathered_bytes = whole_units_bytes(problem, sum(devices.values()), once=gathering is Gathering.ONCE)
-        state_bytes = problem.state_ratio * sum(unit.parameter_bytes for unit in problem.units)
-        for shard in member.layout.shards:
-            held = (
-                shard.state_ratio * state_bytes + max(1, shard.micro_batch_samples) * activation_bytes + gathered_bytes
-            )
-            assert held <= memory_bytes[shard.kind] * (1 + 1e-9), seed
-            idle += not shard.share_samples and activation_bytes > 0
+        problem, devices, samples = a_problem(seed, most_devices=4)
+        member = sharded_template(problem, by_kind(problem, devices), samples, equal_shards=False)
+        if member is not None:
+            assert_possible(problem, member, samples)
+            idle += any(not shard.share_samples for shard in member.layout.shards)
     assert idle > 20
 
 
@@ -135,27 +123,16 @@ def test_a_sample_that_takes_a_part_of_the_room_below_the_cap_is_cheaper() -> No
         micro_batches=(1,),
     )
     found = solved(problem, 3)
-    assert found.step_s == 4.0 == least_step_s(problem, {"large": 1, "small": 1}, 3, once=False, equal_shards=False)
+    assert found.first_s == 4.0 == least_pass_s(problem, {"large": 1, "small": 1}, 3, equal_shards=False)
     assert [shard.share_samples for shard in found.layout.shards] == [2, 1]
     assert [shard.state_ratio for shard in found.layout.shards] == [0.75, 0.25]
-
-
-@pytest.mark.parametrize("gathering", list(Gathering))
-@pytest.mark.parametrize("state_part", [0.1, 0.5, 0.75])
-def test_64_devices_stay_within_the_gap(gathering: Gathering, state_part: float) -> None:
-    problem = a_cluster(state_part=state_part, bytes_per_s=5e9)
-    found = solved(problem, 4096, gathering=gathering)
-    assert_possible(problem, found, 4096)
-    assert found.step_s <= found.bound_s * (1 + 1.01 * GAP_RATIO)
 
 
 def test_the_linear_relaxation_is_no_better_than_one_sample() -> None:
     # Times are lines and links take no time, so a linear programme bounds a pass: T ≥ fixed + rate · m, Σ m = samples,
     # and the state fits beside the activations.
     problem = a_cluster(count=4, state_part=0.6)
-    devices = {kind.name: 4 for kind in problem.kinds}
-    found = sharded_template(problem, devices, 256, equal_shards=False)
-    assert not isinstance(found, NoLayout)
+    found = solved(problem, 256)
     units, extra = 12, 4 * 50 * MIB
     activation, state = units * 64 * MIB, problem.state_ratio * units * 50 * MIB
     rows, limits = [], []
@@ -188,62 +165,30 @@ def test_equal_shards_waste_large_memories() -> None:
     problem = a_cluster(state_part=0.2)
     equal, by_memory = solved(problem, 1024, equal_shards=True), solved(problem, 1024)
     assert {shard.state_ratio for shard in equal.layout.shards} == {1 / 64}
-    assert by_memory.step_s <= equal.step_s
+    assert by_memory.first_s <= equal.first_s
     # With a third of all memory as state, a fair part no longer fits on a T4, and state by memory still trains.
     tight = a_cluster(state_part=0.4)
-    devices = {kind.name: kind.count for kind in tight.kinds}
-    refused = sharded_member(tight, devices, 1024, equal_shards=True)
-    assert isinstance(refused, NoLayout)
-    assert "leave t4 out, or divide the state by memory" in refused.reason
+    assert sharded_template(tight, [kind.count for kind in tight.kinds], 1024) is None
     assert_possible(tight, solved(tight, 1024), 1024)
 
 
 def test_slow_links_keep_shards_more_equal_than_fast_ones() -> None:
     slow, fast = (a_cluster(state_part=0.5, bytes_per_s=speed) for speed in (1e9, 2e10))
-    largest = [max(s.state_ratio for s in solved(problem, 4096).layout.shards) for problem in (slow, fast)]
+    largest = [max(s.state_ratio for s in solved(problem, 1024).layout.shards) for problem in (slow, fast)]
     assert largest[0] < largest[1]
-
-
-def test_what_binds() -> None:
-    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e12), 512).limit is MemberLimit.COMPUTE
-    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e7), 512).limit is MemberLimit.LINK
-    assert solved(a_cluster(state_part=0.85, bytes_per_s=1e12), 4096).limit is MemberLimit.MEMORY
-
-
-def test_gathering_once_saves_traffic_where_parameters_fit() -> None:
-    problem = a_cluster(state_part=0.6, bytes_per_s=1e9)
-    each, once = solved(problem, 4096), solved(problem, 4096, gathering=Gathering.ONCE)
-    assert once.step_s < each.step_s
-    assert once.traffic_bytes < each.traffic_bytes
 
 
 def test_one_device_is_as_fast_as_without_shards() -> None:
     problem = a_cluster(count=1, state_part=0.01, bytes_per_s=1.0)
-    found = sharded_member(problem, {"a100": 1}, 8)
-    assert isinstance(found, ShardedMember)
-    assert found.step_s == pytest.approx(12 * (1 + 8) / 1e3)
-    assert found.traffic_bytes == 0
+    found = sharded_template(problem, [1, 0, 0, 0], 8)
+    assert found is not None
+    assert found.first_s == pytest.approx(12 * (1 + 8) / 1e3)
     assert found.layout.shards[0].state_ratio == 1
-
-
-def test_infeasible_names_the_bytes() -> None:
-    problem = a_cluster(state_part=0.99)
-    devices = {kind.name: kind.count for kind in problem.kinds}
-    found = sharded_member(problem, devices, 64)
-    assert isinstance(found, NoLayout)
-    assert found.available_bytes == 16 * (80 + 48 + 22 + 15) * GIB
-    assert f"{found.needed_bytes:,}" in found.reason
-    large = replace(problem, units=(replace(problem.units[0], activation_bytes=16 * GIB),), state_ratio=4.0)
-    found = sharded_member(large, devices, 64)
-    assert isinstance(found, NoLayout)
-    assert "leave t4 out, or use smaller units" in found.reason
 
 
 def test_a_template_takes_its_shares_in_passes() -> None:
     problem = a_cluster(count=4, bytes_per_s=1e10)
-    devices = {kind.name: 4 for kind in problem.kinds}
-    found = sharded_template(problem, devices, 64, equal_shards=False)
-    assert not isinstance(found, NoLayout)
+    found = solved(problem, 64)
     assert found.devices == (4, 4, 4, 4)
     assert found.first_s == found.next_s
     largest = max(shard.state_ratio for shard in found.layout.shards)
@@ -288,14 +233,5 @@ def test_members_of_eight_four_and_one_device_train_side_by_side() -> None:
     assert share["small"] > 3 * share["middle"] > share["large"]
 
 
-def test_what_makes_no_member_is_refused() -> None:
-    problem = a_cluster()
-    for devices, share, sentence in (
-        ({"h100": 1}, 1, "h100 is no device kind"),
-        ({"a100": 0}, 1, "no device"),
-        ({"a100": 1}, 0, "a share of 0 samples"),
-        ({"a100": 1}, 10**9, "divide the batch among more members"),
-    ):
-        for found in (sharded_member(problem, devices, share), sharded_template(problem, devices, share)):
-            assert isinstance(found, NoLayout)
-            assert sentence in found.reason
+def test_more_samples_than_a_table_has_make_no_member() -> None:
+    assert sharded_template(a_cluster(state_part=0.01), [1, 0, 0, 0], 10**9) is None

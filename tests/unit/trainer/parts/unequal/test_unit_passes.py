@@ -18,7 +18,7 @@ from heterotrain.parts.units.initial_weights import built
 from heterotrain.parts.units.units import units_of
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
-from heterotrain_planner.layout.pass_time import DeviceTimes, Gathering, collectives, gathered_bytes
+from heterotrain_planner.layout.pass_time import DeviceTimes, collectives, gathered_bytes
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from support.repeat import times
 
@@ -235,7 +235,7 @@ def test_the_planner_predicts_a_pass_in_the_order_of_the_trainer(
     clock.compute("backward head")
     output.backward()
     ring = collectives(problem, ["a", "a"])
-    predicted = DeviceTimes(problem, "a", 1, Gathering.EACH_MICRO_BATCH).overlapped_s(ring, 0.5)
+    predicted = DeviceTimes(problem, "a", 1).overlapped_s(ring, 0.5)
     assert predicted[1] == pytest.approx(clock.now)
 
 
@@ -312,7 +312,7 @@ def test_the_planner_counts_the_bytes_of_gathered_units(
         kinds=(DeviceKind(name="a", count=2, memory_bytes=1),), batch_samples=1, micro_batches=(1,), may_shard=True,
         reduces_late=True, ends_inside=not around,
     )  # fmt: skip
-    assert gathered_bytes(problem, 2, Gathering.EACH_MICRO_BATCH) == max(seen)
+    assert gathered_bytes(problem, 2) == max(seen)
 
 
 def test_a_pass_that_is_left_gives_up_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
