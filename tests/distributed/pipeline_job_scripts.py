@@ -37,20 +37,37 @@ class Block(torch.nn.Module):
         return x
 
 
-class Decoder(torch.nn.Module):
-    """An embedding of letters and places, blocks, and a head that is the embedding again."""
+class Rotating(Block):
+    """A block that gets positions and a mask besides its input, and returns a tuple, as in Hugging Face models."""
 
-    def __init__(self, blocks: int, dropout: float = 0.0, *, rare: bool = False) -> None:
+    def forward(  # type: ignore[override]  # a layer with more arguments
+        self, x: torch.Tensor, mask: torch.Tensor, *, turns: tuple[torch.Tensor, torch.Tensor], cache: Any = None
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the values after the block, and the cache."""
+        cos, sin = turns
+        return torch.where(mask, super().forward(x * cos + x.roll(1, -1) * sin), x), cache
+
+
+class Decoder(torch.nn.Module):
+    """An embedding of letters and places, blocks, and a head that is the embedding again.
+
+    With ``rotated`` it computes positions and a mask once, for all blocks.
+    """
+
+    def __init__(self, blocks: int, dropout: float = 0.0, *, rare: bool = False, rotated: bool = False) -> None:
         super().__init__()
         self.letters, self.places = torch.nn.Embedding(LETTERS, WIDTH), torch.nn.Embedding(LENGTH, WIDTH)
-        self.blocks = torch.nn.ModuleList(Block(dropout, rare=rare) for _ in range(blocks))
-        self.norm = torch.nn.LayerNorm(WIDTH)
+        kind = Rotating if rotated else Block
+        self.blocks = torch.nn.ModuleList(kind(dropout, rare=rare) for _ in range(blocks))
+        self.norm, self.rotated = torch.nn.LayerNorm(WIDTH), rotated
 
     def forward(self, letters: torch.Tensor) -> torch.Tensor:
         """Return scores of the next letters."""
         x = self.letters(letters) + self.places(torch.arange(letters.shape[1], device=letters.device))
+        angle = torch.arange(letters.shape[1], device=letters.device, dtype=x.dtype)[:, None] / 7
+        turns, mask = (angle.cos(), angle.sin()), (letters % 5 != 0)[..., None]
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask, turns=turns)[0] if self.rotated else block(x)
         scores: torch.Tensor = F.linear(self.norm(x), self.letters.weight)
         return scores
 

@@ -131,11 +131,11 @@ def check_evaluations(found: list[dict[str, float]], expected: list[dict[str, fl
 
 def check(
     operator: Operator, members: Sequence[Sequence[Worker]], *, epochs: int = 2, clip_norm: float | None = None,
-    samples: int = SAMPLES,
+    samples: int = SAMPLES, kind: Mapping[str, bool] = {},
 ) -> None:  # fmt: skip
     """Check that every rank has ended well, with the weights and the evaluation of one process."""
     operator.finish([worker for member in members for worker in member])
-    expected, evaluated = reference(epochs=epochs, clip_norm=clip_norm, samples=samples)
+    expected, evaluated = reference(epochs=epochs, clip_norm=clip_norm, samples=samples, kind=kind)
     for member in members:
         for worker in member:
             assert worker.code == 0, operator.evidence()
@@ -156,22 +156,23 @@ def at_gate(operator: Operator, gate: Gate, change: Callable[[], Plan]) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_cuts_and_shares_give_the_weights_of_one_process(operate: Callable[..., Operator], seed: int) -> None:
-    """Members of 1, 2 and 3 stages, with different cuts, side by side."""
+    """Members of 1, 2 and 3 stages, with different cuts, side by side; blocks that share tensors, or do not."""
     rng = random.Random(seed)  # noqa: S311  # seeded chance
+    kind = {"rotated": bool(seed % 2)}
     sizes = [[2, 1], [3], [3, 2], [2, 2, 1]][seed]
     edges = sorted(rng.sample(range(1, BATCH), len(sizes) - 1))
     shares = [b - a for a, b in zip([0, *edges], [*edges, BATCH], strict=True)]
     clip_norm = rng.choice([None, 0.5])
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")
     workers = [
-        [start(operator, f"w{number}{stage}", clip_norm=clip_norm) for stage in range(size)]
+        [start(operator, f"w{number}{stage}", clip_norm=clip_norm, kind=kind) for stage in range(size)]
         for number, size in enumerate(sizes)
     ]
     operator.until_ready(*[worker for member in workers for worker in member])
     cuts = [tuple(sorted(rng.sample(range(1, UNITS), size - 1))) for size in sizes]
     micro = [rng.choice([0, 1, 2, 3]) for _ in sizes]
     plan_members(operator, list(zip(workers, cuts, shares, micro, strict=True)))
-    check(operator, workers, clip_norm=clip_norm)
+    check(operator, workers, clip_norm=clip_norm, kind=kind)
 
 
 @pytest.mark.parametrize("place", ["in loss", "backward", "applied", "in a hook"])
