@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from distributed.harness import Operator, Zygote
+from distributed.own_ranks import OwnRanks
 from heterotrain_core.contract.config import TrainingConfig
 from support import patience
 
@@ -32,6 +33,14 @@ def zygote() -> Iterator[Zygote]:
     process = Zygote()
     yield process
     process.close()
+
+
+@pytest.fixture
+def own_ranks(zygote: Zygote, tmp_path: Path) -> Iterator[OwnRanks]:
+    """Yield what starts ranks without an operator."""
+    ranks = OwnRanks(zygote, tmp_path)
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture

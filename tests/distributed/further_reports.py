@@ -13,11 +13,11 @@ import heterotrain
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own habit
-from distributed.report_scripts import BATCH, SAMPLES, Batch, Contents, Report
+from distributed.report_scripts import BATCH, SAMPLES, Batch, Report
 from distributed.scripts import net, optimizer_of, problem
 from heterotrain.data.order import permutation
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset
 
@@ -288,15 +288,6 @@ def download_once(*, out: str) -> None:
 # -- what no report names, and scripts do -----------------------------------------------------------------------------
 
 
-class Orthogonal(Report):
-    """A parametrization of torch."""
-
-    def model(self) -> nn.Module:
-        model = net()
-        parametrizations.orthogonal(model[2])
-        return model
-
-
 class Standardized(nn.Module):
     """Rows of a weight with mean 0 and deviation 1."""
 
@@ -315,15 +306,6 @@ class Parametrized(Report):
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         with parametrize.cached():
             return super().loss(model, batch) + 0.1 * model[0].weight.square().mean()  # type: ignore[index]  # a sequence
-
-
-class Clamped(Report):
-    """Weights that are clamped after each update, as for Wasserstein GANs."""
-
-    def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-        del optimizer, number
-        for parameter in model.parameters():
-            parameter.data.clamp_(-0.3, 0.3)
 
 
 class LoadsLate(Report):
@@ -384,27 +366,6 @@ class Compiled(Report):
         x, y = batch
         hidden = checkpoint(model[:2], x.requires_grad_(), use_reentrant=True)  # type: ignore[index]  # a sequence
         return F.mse_loss(model[2:](hidden), y)  # type: ignore[index]  # a sequence
-
-
-class EvaluatesInTheLoop(Report):
-    """An evaluation of each rank by itself, between steps."""
-
-    def after(self, model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-        del optimizer
-        if number % 3 == 0:
-            model.eval()
-            with torch.no_grad():
-                model(problem(SAMPLES).tensors[0])
-            model.train()
-
-
-class Pruned(Contents):
-    """A pruned layer, whose weight is computed before each forward pass."""
-
-    def model(self) -> nn.Module:
-        model = net()
-        prune.l1_unstructured(model[0], "weight", amount=0.5)
-        return model
 
 
 class Copied(Report):

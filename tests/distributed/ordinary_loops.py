@@ -6,10 +6,11 @@ torch and whole batches.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import heterotrain
 import torch
@@ -18,6 +19,8 @@ from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import problem
 from heterotrain.data.order import permutation
 from heterotrain.data.progress import shared_seed
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 SAMPLES, BATCH = 96, 16
 EVALUATE_STEPS = 4
@@ -49,18 +52,10 @@ def a_net() -> Net:
 class Recipe:
     """A loop as people write it; by default a plain one with AdamW.
 
-    Attributes:
-        model: the model.
-        optimizer: its optimizer.
-        scheduler: of the learning rate, if the job steps it.
-        lockstep: whether all ranks have as many micro-batches.
-        is_cut: whether a share may be cut into micro-batches with the same result.
+    ``model`` is trained by ``optimizer``.
     """
 
     model: Any = field(default_factory=a_net)
-    scheduler: Any = field(default=None, init=False)
-    lockstep: ClassVar[bool] = False
-    is_cut: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.optimizer = self.make_optimizer()
@@ -68,29 +63,12 @@ class Recipe:
     def make_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.model.parameters(), lr=0.02, weight_decay=0.1)
 
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        return [self.optimizer]
-
-    def data(self) -> torch.utils.data.TensorDataset:
-        return problem(SAMPLES)
-
     def extras(self) -> dict[str, Any]:
         return {}
 
-    def run(self, step: heterotrain.Step, optimizers: list[torch.optim.Optimizer]) -> None:
-        for x, y in step.micro_batches():
-            found = self.loss(x, y)
-            if isinstance(found, tuple):
-                step.backward(found[0], weight=found[1])
-            else:
-                step.backward(found)
-        self.gradients(step.number)
-        step.apply(*optimizers)
-
     def plain(self, batch: list[torch.Tensor], number: int) -> None:
         self.optimizer.zero_grad()
-        found = self.loss(*batch)
-        (found[0] / found[1] if isinstance(found, tuple) else found).backward()
+        self.loss(*batch).backward()
         torch.manual_seed(shared_seed(seed=0, steps=number, place="update"))  # as in a job
         self.gradients(number)
         self.optimizer.step()
@@ -101,7 +79,7 @@ class Recipe:
     def inside(self, epoch: int, number: int) -> None:
         """Run at the beginning of a step."""
 
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, float]:
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return ((self.model(x) - y) ** 2).mean()
 
     def gradients(self, number: int) -> None:
@@ -115,13 +93,6 @@ class Recipe:
 
     def evaluate(self) -> None:
         """Run every ``EVALUATE_STEPS`` steps."""
-
-
-class Thawing(Recipe):
-    """The body is frozen in the first epoch."""
-
-    def before(self, epoch: int, _number: int) -> None:
-        self.model.body.requires_grad_(epoch >= 1)
 
 
 class ThawingOnce(Recipe):
@@ -245,14 +216,83 @@ class Noise(Recipe):
                 p.grad.add_(torch.randn_like(p.grad), alpha=0.01)
 
 
-class LowRank(Recipe):
-    """Adapters of low rank next to frozen layers."""
+class Autocast(Recipe):
+    """A float32 model with autocast to bf16 around forward pass and loss."""
 
     def __post_init__(self) -> None:
-        self.model.requires_grad_(requires_grad=False)
-        self.model.branch = torch.nn.Sequential(torch.nn.Linear(6, 2, bias=False), torch.nn.Linear(2, 8, bias=False))
-        self.model.branch.double()
+        self.model.float()
         super().__post_init__()
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return functional.mse_loss(self.model(x.float()).float(), y.float())
+
+
+class Pretrained(Recipe):
+    """Starts from weights and an optimizer's state of an earlier run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for _ in range(2):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        saved = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.zero_()
+        self.model.load_state_dict(saved[0])
+        self.optimizer = self.make_optimizer()
+        self.optimizer.load_state_dict(saved[1])
+
+
+class Recomputing(Recipe):
+    """Activations are computed again in the backward pass."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(self.model.body, x, use_reentrant=False) + self.model.branch(x)
+        return functional.mse_loss(self.model.head(hidden), y)
+
+
+class Teacher(Recipe):
+    """A student that also follows the moving average of its own weights (mean teacher)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.teacher = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
+
+    def extras(self) -> dict[str, Any]:
+        return {"teacher": self.teacher}
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.teacher(x)
+        output = self.model(x)
+        return ((output - y) ** 2).mean() + 0.5 * ((output - target) ** 2).mean()
+
+    def after(self, _number: int) -> None:
+        with torch.no_grad():
+            for own, students in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
+                own.lerp_(students, 0.1)
+
+
+class NoDecay(Recipe):
+    """Weight decay for matrices only, a fused optimizer's usual two groups, and momentum that changes in the loop."""
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        parameters = list(self.model.parameters())
+        return torch.optim.SGD(
+            [
+                {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
+                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0, "lr": 0.02},
+            ],
+            lr=0.01, momentum=0.9, nesterov=True,
+        )  # fmt: skip
+
+    def before(self, epoch: int, _number: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["momentum"] = 0.9 if epoch == 0 else 0.8
 
 
 class Apart(Recipe):
@@ -274,28 +314,12 @@ class ApartAlike(Recipe):
 RECIPES: dict[str, type[Recipe]] = {
     kind.__name__: kind
     for kind in (
-        Recipe,
-        Thawing,
-        ThawingOnce,
-        Groups,
-        Unused,
-        Clipping,
-        HeadSwap,
-        Plateau,
-        Averaging,
-        Evaluating,
-        Noise,
-        LowRank,
+        Recipe, ThawingOnce, Groups, Unused, Clipping, HeadSwap, Plateau, Averaging, Evaluating, Noise, Autocast,
+        Pretrained, Recomputing, Teacher, NoDecay,
     )
-}
-
-
-def recipes() -> dict[str, type[Recipe]]:
-    """Return all loops by name."""
-    from distributed.finer_loops import FINER  # noqa: PLC0415  # it imports this module
-    from distributed.research_loops import RESEARCH  # noqa: PLC0415  # it imports this module
-
-    return RECIPES | FINER | RESEARCH
+}  # fmt: skip
+TOLERANCES = {"Autocast": 0.02}
+"""Largest relative difference: sums of micro-batches round differently in bf16."""
 
 
 def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None, epochs: int = 1) -> None:
@@ -305,12 +329,10 @@ def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None, epochs:
     """
     injector = FaultInjector(fault)
     job = heterotrain.init(epochs=epochs, batch_samples=BATCH)
-    loop = (recipes() | {"Apart": Apart, "ApartAlike": ApartAlike})[recipe]()
-    model, optimizers = job.wrap(loop.model), [job.optimizer(optimizer) for optimizer in loop.optimizers()]
+    loop = (RECIPES | {"Apart": Apart, "ApartAlike": ApartAlike})[recipe]()
+    model, optimizer = job.wrap(loop.model), job.optimizer(loop.optimizer)
     for name, extra in loop.extras().items():
         job.register(name, extra)
-    if loop.scheduler is not None:
-        job.scheduler(loop.scheduler)
     install_faults(injector)
 
     @job.on_epoch_end
@@ -326,12 +348,15 @@ def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None, epochs:
     def evaluated(_steps: int) -> None:
         loop.evaluate()
 
-    for step in job.steps(loop.data(), lockstep=loop.lockstep):
+    for step in job.steps(problem(SAMPLES)):
         loop.before(step.epoch, step.number)
         with step:
             injector.at("step", step.number)
             loop.inside(step.epoch, step.number)
-            loop.run(step, optimizers)
+            for x, y in step.micro_batches():
+                step.backward(loop.loss(x, y))
+            loop.gradients(step.number)
+            step.apply(optimizer)
             loop.after(step.number)
     name = os.environ.get("HETEROTRAIN_WORKER") or f"{recipe}-{os.environ.get('RANK', 'alone')}"
     torch.save(result_of(loop), f"{out}/{name}.pt")
@@ -340,14 +365,12 @@ def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None, epochs:
 
 def alone(recipe: str, *, epochs: int) -> dict[str, torch.Tensor]:
     """Train by a recipe with plain torch and return what it ends with."""
-    loop = recipes()[recipe]()
-    columns = loop.data().tensors
+    loop = RECIPES[recipe]()
+    columns = problem(SAMPLES).tensors
     for number, (epoch, chosen) in enumerate(batches(epochs)):
         loop.before(epoch, number)
         loop.inside(epoch, number)
         loop.plain([column[chosen] for column in columns], number)
-        if loop.scheduler is not None:
-            loop.scheduler.step()
         loop.after(number)
         if (number + 1) % EVALUATE_STEPS == 0:
             loop.evaluate()

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from distributed.harness import Zygote, assert_same_weights
+from distributed.harness import assert_same_weights
 from distributed.own_ranks import OwnRanks
 
 SCRIPT = "distributed.finish_scripts:train"
-
-
-@pytest.fixture
-def own_ranks(zygote: Zygote, tmp_path: Path) -> Iterator[OwnRanks]:
-    """Yield what starts the ranks."""
-    ranks = OwnRanks(zygote, tmp_path)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from distributed.finer_loops import TOLERANCES
-from distributed.harness import LIMIT_S, START_S, Gate, Inbox, Operator, Worker, Zygote
-from distributed.ordinary_loops import Recipe, alone, recipes
+from distributed.harness import Gate, Operator, Worker
+from distributed.ordinary_loops import RECIPES, TOLERANCES, alone
+from distributed.own_ranks import OwnRanks
 from distributed.refused_loops import REFUSED
 from distributed.setups import distance
-from support.ports import free_port
 from support.repeat import part_of
 
 Operate = Callable[..., Operator]
@@ -28,8 +26,7 @@ def started(operator: Operator, recipe: str, *, faults: dict[int, dict[str, obje
         for i in range(3)
     ]
     operator.until_ready(*workers)
-    is_cut = recipes().get(recipe, Recipe).is_cut  # those that a job refuses are in no list
-    operator.plan(workers, shares=(11, 0, 5), micro=(4, 0, 0) if is_cut else (0, 0, 0))
+    operator.plan(workers, shares=(11, 0, 5), micro=(4, 0, 0))
     return workers
 
 
@@ -41,7 +38,7 @@ def check(operator: Operator, recipe: str, workers: list[Worker]) -> None:
         assert distance(operator.weights(worker), expected) < TOLERANCES.get(recipe, 1e-10), worker.name
 
 
-@pytest.mark.parametrize("recipe", part_of(recipes(), of=3))
+@pytest.mark.parametrize("recipe", part_of(RECIPES, of=3))
 def test_a_loop_equals_plain_torch(operate: Operate, recipe: str) -> None:
     """On three ranks, one with micro-batches and one without samples."""
     operator = operate(epochs=EPOCHS)
@@ -50,36 +47,16 @@ def test_a_loop_equals_plain_torch(operate: Operate, recipe: str) -> None:
     check(operator, recipe, workers)
 
 
-@pytest.mark.parametrize("recipe", part_of([*recipes()][2:] + [*recipes()][:2], of=3))
-def test_a_loop_runs_alone_and_under_torchrun(zygote: Zygote, tmp_path: Path, recipe: str) -> None:
+@pytest.mark.parametrize("recipe", part_of([*RECIPES][2:] + [*RECIPES][:2], of=3))
+def test_a_loop_runs_alone_and_under_torchrun(own_ranks: OwnRanks, tmp_path: Path, recipe: str) -> None:
     """The same script, without a worker pod around it, ends as with plain torch."""
     arguments = {"out": str(tmp_path), "recipe": recipe, "epochs": EPOCHS}
-    for ranks in (1, 3):
-        processes = without_pod(zygote, tmp_path, ranks, script="distributed.ordinary_loops:train", arguments=arguments)
-        for output, inbox in processes:
-            assert "pid" in inbox.get(timeout=START_S)
-            assert inbox.get(timeout=LIMIT_S)["code"] == 0, output.read_text()
+    for ranks in (0, 3):
+        for rank in own_ranks.start("distributed.ordinary_loops:train", world_size=ranks, **arguments):
+            assert rank.ended() == 0, rank.log()
     expected = alone(recipe, epochs=EPOCHS)
     for name in ("alone", 0, 1, 2):
         assert distance(torch.load(tmp_path / f"{recipe}-{name}.pt"), expected) < TOLERANCES.get(recipe, 1e-10), name
-
-
-def without_pod(
-    zygote: Zygote, folder: Path, ranks: int, *, script: str, arguments: dict[str, Any]
-) -> list[tuple[Path, Inbox]]:
-    """Start a script in one process, or in several as under torchrun; return their outputs and messages."""
-    port, processes = free_port(), []
-    for rank in range(ranks):
-        environ = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        }  # fmt: skip
-        output = folder / f"{arguments.get('habit', 'output')}-{ranks}-{rank}"
-        command = {
-            "environ": environ if ranks > 1 else {}, "output": str(output), "script": script, "arguments": arguments,
-        }  # fmt: skip
-        processes.append((output, zygote.start(str(output), command)))
-    return processes
 
 
 @pytest.mark.parametrize(("recipe", "epoch"), [("Plateau", 1), ("HeadSwap", 0)])
@@ -95,7 +72,7 @@ def test_state_changed_in_hooks_changes_once(operate: Operate, recipe: str, epoc
     check(operator, recipe, workers)
 
 
-@pytest.mark.parametrize("recipe", part_of([*recipes()][1:] + [*recipes()][:1], of=3))
+@pytest.mark.parametrize("recipe", part_of([*RECIPES][1:] + [*RECIPES][:1], of=3))
 def test_a_loop_survives_a_loss_and_a_join(operate: Operate, recipe: str) -> None:
     """A worker is lost in the first epoch, and another joins in the second one."""
     operator = operate(epochs=EPOCHS)
@@ -123,19 +100,14 @@ def test_a_rank_that_trains_other_parameters_is_refused(operate: Operate, recipe
     assert "on every rank" in last
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_habit_that_cannot_work_ends_with_its_sentence(zygote: Zygote, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_a_habit_that_cannot_work_ends_with_its_sentence(own_ranks: OwnRanks, ranks: int) -> None:
     """Alone and under torchrun, where the rank that fails first may keep others from coming as far."""
     script = "distributed.refused_loops:train"
-    running = {
-        habit: without_pod(zygote, tmp_path, ranks, script=script, arguments={"out": "", "habit": habit})
-        for habit in REFUSED
-    }
-    for habit, processes in running.items():
-        for output, inbox in processes:
-            assert "pid" in inbox.get(timeout=START_S)
-            assert inbox.get(timeout=LIMIT_S)["code"] == 1, output.read_text()
-        check_sentence(habit, [output.read_text() for output, _ in processes])
+    running = {habit: own_ranks.start(script, world_size=ranks, out="", habit=habit) for habit in REFUSED}
+    for habit, started in running.items():
+        assert [rank.ended() for rank in started] == [1] * len(started), started[0].log()
+        check_sentence(habit, [rank.log() for rank in started])
 
 
 def test_a_habit_that_cannot_work_ends_workers_with_its_sentence(operate: Operate) -> None:

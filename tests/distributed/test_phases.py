@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from distributed.harness import Gate, Operator, Zygote, assert_same_weights
+from distributed.harness import Gate, Operator, assert_same_weights
 from distributed.own_ranks import OwnRanks
 from distributed.phase_scripts import FIRST, SECOND, plain
 
 Operate = Callable[..., Operator]
 SCRIPT = "distributed.phase_scripts:train"
-
-
-@pytest.fixture
-def own_ranks(zygote: Zygote, tmp_path: Path) -> Iterator[OwnRanks]:
-    """Yield what starts the ranks."""
-    ranks = OwnRanks(zygote, tmp_path)
-    yield ranks
-    ranks.close()
 
 
 def samples(folder: Path, name: str) -> dict[int, list[int]]:

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from distributed.further_reports import Array, plain_apart, sets_of
-from distributed.harness import Gate, Operator, Zygote, assert_same_weights
+from distributed.harness import Gate, Operator, assert_same_weights
 from distributed.own_ranks import OwnRanks
 from distributed.report_scripts import plain, report_of
 from support.syntax import parsed
@@ -25,10 +25,7 @@ THOROUGH = (
     "Surgery", "ScheduleFreeOptimizer", "Packed", "Weighted", "Contents", "FrozenInt8", "Scalar", "Uint16", "OneCycle",
     "FrozenTower",
 )  # fmt: skip
-FURTHER = (
-    "Orthogonal", "Parametrized", "Clamped", "LoadsLate", "RangeTest", "Adafactor", "Inner", "Compiled",
-    "EvaluatesInTheLoop", "Pruned", "Copied",
-)  # fmt: skip
+FURTHER = ("Parametrized", "LoadsLate", "RangeTest", "Adafactor", "Inner", "Compiled", "Copied")
 """What no report names."""
 EQUAL, ONE_SENTENCE = "equal", "one sentence"
 TWIN, SENTENCE = "test_a_script_trains_as_one_process_does", "test_a_script_gets_one_sentence"
@@ -109,14 +106,6 @@ SENTENCES = {
     "DefaultDevice": "torch.set_default_device('meta') is in force: leave it out",
     "Barrier": "heterotrain: leave out DistributedDataParallel, which job.wrap takes the place of",
 }
-
-
-@pytest.fixture
-def own_ranks(zygote: Zygote, tmp_path: Path) -> Iterator[OwnRanks]:
-    """Yield what starts the ranks."""
-    ranks = OwnRanks(zygote, tmp_path)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from distributed.harness import Gate, Operator, Zygote
+from distributed.harness import Gate, Operator
 from distributed.own_ranks import OwnRanks
 from heterotrain_core.contract.outcome import Ending
 
 SCRIPT = "distributed.differing_scripts:train"
-
-
-@pytest.fixture
-def own_ranks(zygote: Zygote, tmp_path: Path) -> Iterator[OwnRanks]:
-    """Yield what starts the ranks."""
-    ranks = OwnRanks(zygote, tmp_path)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize(
