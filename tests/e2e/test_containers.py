@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lab.cluster import wait_for
 
 if TYPE_CHECKING:
     from conftest import Start
@@ -15,30 +14,6 @@ def one_worker(spec: dict[str, Any]) -> None:
     """Give a job one pool with one worker."""
     spec["workerPools"] = spec["workerPools"][:1]
     spec["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 1}
-
-
-@pytest.mark.thorough
-def test_a_sidecar_without_an_image_is_named(start: Start) -> None:
-    """The pod is never ready, the training container is. A helper that has ended is nothing to tell."""
-
-    def with_containers(manifest: dict[str, Any]) -> None:
-        one_worker(manifest["spec"])
-        containers = manifest["spec"]["template"]["spec"]["containers"]
-        image = containers[0]["image"]
-        containers += [
-            {"name": "warm-up", "image": image, "command": ["true"]},
-            {"name": "proxy", "image": "heterotrain/trainer:typo", "command": ["sleep", "3600"]},
-        ]
-
-    running = start(epochs=None, edit=with_containers)
-    running.wait_steps(1)
-    wait_for(
-        lambda: "container proxy: " in running.job.condition("Running").get("message", ""),
-        "the sidecar to be named", timeout_s=60,
-    )  # fmt: skip
-    assert "ImagePull" in running.job.condition("Running")["message"]
-    assert running.job.is_true("Running")
-    running.stop()
 
 
 @pytest.mark.thorough

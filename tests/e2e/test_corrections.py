@@ -101,49 +101,6 @@ def test_a_job_starts_once_its_mistake_is_corrected(start: Start, kind: str) -> 
 
 
 @pytest.mark.thorough
-def test_workers_are_never_mixed_and_a_restart_renews_them(start: Start) -> None:
-    """A replacement has its peers' variables until all leave together; a label is renewed one by one."""
-    running = start(epochs=None, other_image="t4")
-    running.job.wait_members(3, timeout_s=180)
-    running.wait_steps(3)
-    job, cluster = running.job, running.job.cluster
-    change(running, {"op": "add", "path": f"{CONTAINER}/env/-", "value": {"name": "RATE", "value": "0.5"}})
-    wait_for(lambda: job.condition("TemplateApplied").get("reason") == "OlderCommonParts", "notice", timeout_s=60)
-    old = {pod["metadata"]["uid"] for pod in job.pods()}
-    cluster.kubectl("delete", "pod", job.pods()[0]["metadata"]["name"], "--wait=false")
-    wait_for(lambda: any(pod["metadata"]["uid"] not in old and runs(pod) for pod in job.pods()), "it", timeout_s=90)
-    job.wait_members(3, timeout_s=120)
-    assert not [pod for pod in job.pods() if has_rate(pod)]
-    steps = running.steps()
-    began_s = time.monotonic()
-    assert "being renewed" in cli(cluster, "restart", job.name)
-    wait_for(lambda: [has_rate(pod) and runs(pod) for pod in job.pods()] == [True] * 3, "new workers", timeout_s=180)
-    running.wait_steps(steps + 3)
-    print(f"together: {time.monotonic() - began_s:.1f} s")
-    job.wait_members(3, timeout_s=120)
-    wait_for(lambda: job.status()["readyReplicas"] == 3, "all to be ready", timeout_s=60)
-    change(running, {"op": "add", "path": "/spec/template/metadata", "value": {"labels": {"team": "vision"}}})
-    wait_for(lambda: job.condition("TemplateApplied").get("reason") == "OlderTemplate", "notice", timeout_s=60)
-    began_s, least = time.monotonic(), 3
-    cli(cluster, "restart", job.name)
-
-    def all_renewed() -> bool:
-        nonlocal least
-        least = min(least, job.status()["readyReplicas"])
-        return bool(job.is_true("TemplateApplied") and job.status()["updatedReplicas"] == 3)
-
-    wait_for(all_renewed, "all workers to be renewed", timeout_s=300)
-    print(f"one by one: {time.monotonic() - began_s:.1f} s, at least {least} workers were ready")
-    assert least == 2, "one by one"
-    assert job.status()["disruptions"] == 1, "only the deleted pod"
-    running.stop()
-
-
-def has_rate(pod: dict[str, Any]) -> bool:
-    return any(each["name"] == "RATE" for each in pod["spec"]["containers"][0]["env"])
-
-
-@pytest.mark.thorough
 def test_a_failed_job_ends_with_the_weights_of_an_undisturbed_one_after_retry(start: Start) -> None:
     """Three epochs; the evaluation of the second one fails, and works when the job is tried again."""
     options = {

@@ -34,23 +34,6 @@ def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
     assert status["disruptions"] == 0
 
 
-@pytest.mark.thorough
-def test_deleting_a_job_leaves_nothing(start: Start) -> None:
-    """Pods, Service, plan and disruption budget are deleted with the job, by owner references alone."""
-    running = start(epochs=None)
-    running.wait_steps(4)
-    cluster = running.job.cluster
-    cluster.kubectl("delete", keys.PLURAL, running.job.name, "--timeout=600s", timeout_s=620)
-    selector = f"{keys.LABEL_JOB}={running.job.name}"
-    wait_for(
-        lambda: (
-            not [each for kind in ("pods", "services", "configmaps", "pdb") for each in cluster.list(kind, selector)]
-        ),
-        "everything of the job to be gone",
-        timeout_s=180,
-    )
-
-
 def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
     """Suspending removes every pod and keeps a checkpoint; resuming continues from it with the next samples.
 

@@ -254,24 +254,3 @@ def test_prometheus_away_and_back(running: Running) -> None:
         cluster.run(*scale, "--replicas=1")
         rollout(cluster, "monitoring", "prometheus")
     wait_for(lambda: running.job.is_true("TelemetryAvailable"), "telemetry to be back", timeout_s=120)
-
-
-@pytest.mark.thorough
-def test_a_corrupted_or_deleted_plan_is_replaced(running: Running) -> None:
-    """Trainers refuse a broken plan and keep theirs; the operator writes a higher version."""
-    plan = running.job.wait_members(3, timeout_s=30)
-    cluster, name = running.job.cluster, f"{running.job.name}-plan"
-    cluster.kubectl("patch", "configmap", name, "--type=merge", "-p", '{"data":{"plan.json":"{broken"}}')
-
-    def repaired() -> bool:
-        try:
-            found = running.job.plan()
-        except ClusterError:
-            return False
-        return found is not None and found.version >= plan.version
-
-    wait_for(repaired, "the broken plan to be repaired", timeout_s=60)
-    running.wait_steps(running.steps() + 3)
-    cluster.delete("configmap", name)
-    wait_for(repaired, "the deleted plan to be replaced", timeout_s=60)
-    running.wait_steps(running.steps() + 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,38 +152,3 @@ def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Pat
     assert any("no other job wants its nodes" in text for text in messages["WorkersAllocated"])
     assert messages.keys().isdisjoint({"WorkerFailed", "WorkerDisrupted", "TrainingInterrupted"}), messages
     assert "WorkersAllocated" in event_messages(second)
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("devices")
-def test_a_typo_of_another_tenant_costs_one_worker_for_a_minute(start: Start) -> None:
-    """Its image does not exist: one worker makes room for a probe, and comes back. The correction brings its part."""
-
-    def wrong(manifest: dict[str, Any]) -> None:
-        manifest["spec"]["template"]["spec"]["containers"][0]["image"] = TYPO
-
-    first = start("first", spec=workers(DEVICES, least=1), epochs=None, epoch_samples=EPOCH_SAMPLES)
-    first.job.wait_members(DEVICES, timeout_s=180)
-    second = start("second", namespace="-b", spec=workers(DEVICES, least=1), epochs=None, edit=wrong)
-    image = first.job.pods()[0]["spec"]["containers"][0]["image"]
-    least = DEVICES
-
-    def is_given_back() -> bool:
-        nonlocal least
-        staying = [pod for pod in first.job.pods() if "deletionTimestamp" not in pod["metadata"]]
-        least = min(least, len(staying))
-        said = second.job.condition("Scheduled").get("message", "")
-        return "tried again later" in said and "ImagePull" in said and not second.job.pods()
-
-    began_s = time.monotonic()
-    wait_for(is_given_back, "the probe to give its device back", timeout_s=180)
-    first.job.wait_members(DEVICES, timeout_s=120)
-    print(f"one worker was missing for at most {time.monotonic() - began_s:.0f} s")
-    assert least == DEVICES - 1
-    patch = [{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": image}]
-    began_s = time.monotonic()
-    second.job.cluster.kubectl("patch", keys.PLURAL, "second", "--type=json", "-p", json.dumps(patch))
-    second.wait_steps(1)
-    print(f"it trains {time.monotonic() - began_s:.0f} s after the correction")
-    stop_undisturbed(second)
-    stop_undisturbed(first)

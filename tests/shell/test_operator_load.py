@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +19,8 @@ from heterotrain_operator.decide.status.events import JobEvent
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.publisher import MOST_WAITING
 from heterotrain_operator.engine.queue import FAIR_EVERY
-from heterotrain_operator.settings import Settings
 from lab.scale.workload import Size
 from support.executors import at_once
-from support.fakes import FakeKube
 from support.load import LoadTest, bodies_of, feed
 
 FEW, MANY = 10, 30
@@ -32,7 +29,6 @@ MOST_REQUESTS_PER_JOB = 23 + 2 * PODS_PER_JOB
 """Each worker is created once and gets its plan once; the rest is Service and budget
 (whose owner is read before each write), plans, dry runs, status, Events."""
 MOST_PASSES_PER_JOB = 10
-MOST_BYTES_PER_JOB = 110_000
 TAINTED = {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]}
 DECISION, ALLOCATION = "heterotrain_operator.decide", "heterotrain_planner.allocate"
 
@@ -177,17 +173,6 @@ async def test_the_echo_of_new_numbers_causes_a_pass_where_something_else_was_do
     await load.app.actor.act(job, decision, load.app.reconciler._memory_of(job))
     load._watch()
     assert len(load.app.queue) == 1
-
-
-async def test_memory_for_a_job_and_its_pods_is_small() -> None:
-    bodies = bodies_of(await filled_cluster(FEW))
-    app = App(FakeKube(), Settings(leader_election=False), threads=at_once())
-    tracemalloc.start()
-    feed(app, bodies)
-    used_bytes, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(app.store.pods.all()) >= FEW * PODS_PER_JOB
-    assert used_bytes / FEW <= MOST_BYTES_PER_JOB
 
 
 async def test_a_lost_node_queues_the_jobs_on_it_before_all_others() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from heterotrain_operator.kube.errors import Rejected
 from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import Cluster, Operator
 from support.waiting import until
@@ -65,41 +64,6 @@ async def failed(cluster: Cluster) -> str:
     return message
 
 
-async def test_fail_ends_the_job_at_once_and_names_the_rule(cluster: Cluster, operator: Operator) -> None:
-    other = {"action": "Ignore", "onExitCodes": {"values": [43]}}
-    names, _ = await started(cluster, other, {"action": "Fail", **EXIT_42})
-    await cluster.crash(names[0], exit_code=42)
-    message = await failed(cluster)
-    assert message.startswith(f"{names[0]}: exit code 42 (failurePolicy.rules[1] fails the job)")
-    assert (await cluster.status())["state"] == "Failed"
-
-
-async def test_restart_counts_a_disruption_as_a_failure(cluster: Cluster, operator: Operator) -> None:
-    """A kill from outside is a disruption without the rule."""
-    names, _ = await started(cluster, {"action": "Restart", "onExitCodes": {"values": [137]}})
-    await cluster.crash(names[0], exit_code=137)
-    status = await counted(cluster, restarts=1, disruptions=0)
-    assert "failurePolicy.rules[0] counts it as a failure" in status["lastFailure"]
-    await replacement(cluster, names)
-
-
-async def test_ignore_counts_a_failure_as_a_disruption(cluster: Cluster, operator: Operator) -> None:
-    """Even where no failure at all is allowed, the job goes on."""
-    names, nodes = await started(cluster, {"action": "Ignore", **EXIT_42}, backoffLimit=0)
-    await cluster.crash(names[0], exit_code=42)
-    status = await counted(cluster, restarts=0, disruptions=1)
-    assert not status.get("nodesWithFailures")
-    new, node = await replacement(cluster, names)
-    assert node != nodes[names[1]]
-    await cluster.run(names[1], new)
-
-    async def trains() -> bool:
-        return sorted(await cluster.members()) == sorted([names[1], new])
-
-    await until(trains, "the replacement trains")
-    assert (await cluster.condition("Failed"))[0] != "True"
-
-
 async def test_avoid_node_places_the_replacement_elsewhere_and_names_the_node(
     cluster: Cluster, operator: Operator
 ) -> None:
@@ -131,35 +95,3 @@ async def test_each_pattern_matches_what_a_kubelet_reports(
     names, _ = await started(cluster, {"action": "Fail", **pattern})
     await cluster.crash(names[0], **end)
     assert "failurePolicy.rules[0] fails the job" in await failed(cluster)
-
-
-@pytest.mark.parametrize(
-    ("rule", "sentence"),
-    [
-        ({"action": "Fail"}, "needs exactly one of onExitCodes, onPodConditions and onReasons"),
-        ({"action": "Fail", **EXIT_42, "onReasons": ["Error"]}, "needs exactly one of onExitCodes"),
-        ({"action": "Fail", "onReasons": []}, "needs exactly one of onExitCodes"),
-        ({"action": "Retry", **EXIT_42}, 'supported values: "Fail", "Restart", "Ignore", "AvoidNode"'),
-        (EXIT_42, "action: Required value"),
-        ({"action": "Fail", "onExitCodes": {"values": [0]}}, "should be greater than or equal to 1"),
-        ({"action": "Fail", "onExitCodes": {"values": [256]}}, "should be less than or equal to 255"),
-        ({"action": "Fail", "onExitCodes": {"values": []}}, "should have at least 1 items"),
-        ({"action": "Fail", "onExitCodes": {"operator": "Among", "values": [1]}}, 'supported values: "In", "NotIn"'),
-        ({"action": "Fail", "onPodConditions": [{"status": "True"}]}, "type: Required value"),
-        ({"action": "Fail", "onPodConditions": [{"type": "Ready", "status": "Yes"}]}, "Unsupported value"),
-        ({"action": "Fail", "onReasons": [""]}, "should be at least 1 chars long"),
-        ({"action": "Fail", "onReason": ["Error"]}, "unknown field"),
-    ],
-    ids=lambda value: "" if isinstance(value, dict) else value,
-)
-async def test_a_wrong_rule_is_refused_with_a_sentence(cluster: Cluster, rule: Body, sentence: str) -> None:
-    with pytest.raises(Rejected) as rejected:
-        await cluster.create(a_job(cluster, rule))
-    assert sentence in str(rejected.value)
-
-
-async def test_more_than_twenty_rules_are_refused(cluster: Cluster) -> None:
-    rule = {"action": "Fail", **EXIT_42}
-    await cluster.create(a_job(cluster, *[rule] * 20))
-    with pytest.raises(Rejected, match="must have at most 20 items"):
-        await cluster.edit({"failurePolicy": {"rules": [rule] * 21}})

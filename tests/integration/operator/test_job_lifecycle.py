@@ -9,8 +9,8 @@ from pathlib import Path
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.kube.client import KubeClient
-from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, NODES, PODS, SERVICES, Resource
-from support.api_cluster import Cluster, Operator, force_delete
+from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, PODS, SERVICES
+from support.api_cluster import Cluster, Operator
 from support.waiting import until
 
 SPOT_NOTICE = "aws-node-termination-handler/spot-itn"
@@ -68,38 +68,6 @@ async def test_no_finalizer_and_no_kopf_annotation_is_left_on_any_object(cluster
         assert not [key for key in body["metadata"].get("annotations", {}) if "kopf" in key]
 
 
-async def test_a_pool_s_own_template_makes_its_pods_and_no_others(cluster: Cluster, operator: Operator) -> None:
-    await cluster.add_node("a")
-    await cluster.add_node("b")
-    changed = {"name": "main", "image": "image.invalid/other:2", "env": [{"name": "VENDOR", "value": "b"}]}
-    own = {"metadata": {"labels": {"vendor": "b"}}, "spec": {"containers": [changed]}}
-    await cluster.create(cluster.job(cluster.pool("a"), cluster.pool("b", template=own)))
-    names = await cluster.started(2)
-    pods = {body["metadata"]["labels"][keys.LABEL_POOL]: body for body in (await cluster.pods()).values()}
-    mains = {pool: body["spec"]["containers"][0] for pool, body in pods.items()}
-    assert {pool: main["image"] for pool, main in mains.items()} == {
-        "a": "image.invalid/none:1",
-        "b": "image.invalid/other:2",
-    }
-    assert [pool for pool, main in mains.items() if {"name": "VENDOR", "value": "b"} in main["env"]] == ["b"]
-    assert [pool for pool, body in pods.items() if body["metadata"]["labels"].get("vendor") == "b"] == ["b"]
-    assert sorted(await cluster.members()) == sorted(names)
-
-
-async def test_a_pool_s_template_that_the_api_server_refuses_is_reported(cluster: Cluster, operator: Operator) -> None:
-    """A dry run finds what the schema of the job cannot: here, an unknown choice."""
-    await cluster.add_node("a")
-    own = {"spec": {"dnsPolicy": "Nonsense"}}
-    await cluster.create(cluster.job(cluster.pool("a", template=own)))
-
-    async def reported() -> bool:
-        status, reason, message = await cluster.condition("Accepted")
-        return (status, reason) == ("False", "InvalidTemplate") and "a worker of pool a" in message
-
-    await until(reported, "the condition Accepted with the API server's words")
-    assert await cluster.pods() == {}
-
-
 async def test_a_pool_without_a_node_delays_nothing_and_is_reported(cluster: Cluster, operator: Operator) -> None:
     await cluster.add_node("a")
     await cluster.create(cluster.job())
@@ -124,32 +92,6 @@ async def test_too_few_nodes_are_reported_with_the_scheduler_s_message(cluster: 
 
     await until(reported, "the condition Scheduled with the scheduler's message")
     await state_is(cluster, "Pending")
-
-
-async def test_a_node_that_is_being_deleted_is_drained_before_it_is_gone(cluster: Cluster, operator: Operator) -> None:
-    await cluster.add_node("a")
-    node = await cluster.add_node("b")
-    await cluster.create(cluster.job(cluster.pool("a"), cluster.pool("b")))
-    names = await cluster.started(2)
-    pods = await cluster.pods()
-    (expected,) = [name for name in names if pods[name]["spec"]["nodeName"] == node]
-
-    async def hold(*finalizers: str) -> None:
-        body = {"metadata": {"finalizers": list(finalizers)}}
-        await cluster.kube._call(
-            "PATCH", NODES.path(None, node), body=body, content_type="application/merge-patch+json"
-        )
-
-    await hold("example.com/drain")
-    try:
-        await cluster.kube._call("DELETE", NODES.path(None, node))
-
-        async def drained() -> bool:
-            return (await cluster.plan())["drain"] == [expected]
-
-        await until(drained, "the plan's drain list")
-    finally:
-        await hold()
 
 
 async def test_an_announced_node_is_drained_and_its_worker_comes_back(cluster: Cluster, operator: Operator) -> None:
@@ -316,95 +258,6 @@ async def test_deleted_objects_are_created_again_after_the_next_full_list(
         await operator.stop()
 
 
-async def test_an_invalid_job_gets_the_reason_and_delays_no_other(cluster: Cluster, operator: Operator) -> None:
-    await cluster.add_node("a")
-    bad = cluster.job(cluster.pool("a"), name="bad")
-    bad["spec"]["template"]["spec"]["containers"][0]["comand"] = ["train"]
-    await cluster.create(bad)
-    await cluster.create(cluster.job(cluster.pool("a"), name="good"))
-    await state_is(cluster, "Invalid", "bad")
-    status, reason, message = await cluster.condition("Accepted", "bad")
-    assert (status, reason) == ("False", "InvalidTemplate")
-    assert 'unknown field "spec.containers[0].comand"' in message
-    assert await cluster.pods("bad") == {}
-    await cluster.started(1, "good")
-    await state_is(cluster, "Running", "good")
-
-
-async def test_names_in_use_are_reported_and_their_objects_are_left_alone(cluster: Cluster, operator: Operator) -> None:
-    """A foreign Service and pod, and an orphaned pod with all labels of a worker."""
-    await cluster.add_node("a")
-    theirs = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": keys.service_name("job"), "namespace": cluster.namespace},
-        "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]},
-    }
-    await cluster.kube.create(SERVICES, theirs)
-    accounts = Resource("v1", "serviceaccounts")
-
-    async def account() -> bool:  # no pod can be created in a namespace before
-        return bool([each async for each in cluster.kube.list(accounts, cluster.namespace)])
-
-    await until(account, "the namespace's service account")
-    containers = [{"name": "main", "image": "image.invalid/none:1"}]
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": keys.worker_name("job", 1), "namespace": cluster.namespace},
-        "spec": {"containers": containers},
-    }
-    await cluster.kube.create(PODS, pod)
-    left = {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: "job", keys.LABEL_WORKER_INDEX: "0"}
-    orphan = {**pod, "metadata": {**pod["metadata"], "name": keys.worker_name("job", 0), "labels": left}}
-    await cluster.kube.create(PODS, orphan)
-    await cluster.create(cluster.job(cluster.pool("a"), network={"dnsNames": True}))
-
-    async def reported(kind: str, words: str) -> bool:
-        return words in (await cluster.condition(kind))[2]
-
-    await until(lambda: reported("Scheduled", "a Pod named job-w1 exists"), "the pod's name is in use")
-    await until(lambda: reported("Ready", "a Service named job-workers exists"), "the Service's name is in use")
-    for resource, name in ((SERVICES, "job-workers"), (PODS, "job-w0"), (PODS, "job-w1")):
-        found = await cluster.kube.get(resource, cluster.namespace, name)
-        assert not {"ownerReferences", "deletionTimestamp"} & set(found["metadata"])
-    await force_delete(cluster.kube, await cluster.kube.get(PODS, cluster.namespace, "job-w1"))
-
-    async def placed() -> bool:
-        return bool({"job-w1", "job-w2"} & (await cluster.pods()).keys())
-
-    await until(placed, "the worker is created, under its own name or the next one")
-
-
-async def test_suspend_removes_workers_and_resume_goes_on(cluster: Cluster, operator: Operator) -> None:
-    await cluster.add_node("a")
-    await cluster.create(cluster.job(cluster.pool("a")))
-    await cluster.started(1)
-    before = await cluster.plan()
-    await cluster.edit({"suspend": True})
-
-    async def gone() -> bool:
-        await cluster.confirm_deletions()
-        return not await cluster.pods()
-
-    await until(gone, "all pods are gone")
-    await state_is(cluster, "Suspended")
-
-    async def at_rest() -> bool:
-        return (await cluster.condition("Ready"))[:2] == ("True", "Suspended")
-
-    await until(at_rest, "the suspended job is at rest")
-    await cluster.edit({"suspend": False})
-    await cluster.run(*await cluster.scheduled(1))
-
-    async def replanned() -> bool:
-        plan = await cluster.plan()
-        return plan["generation"] > before["generation"] and len(plan["members"]) == 1
-
-    await until(replanned, "a new generation with the new worker")
-    assert (await cluster.status())["disruptions"] == 0
-
-
 async def test_deleting_a_job_leaves_nothing(cluster: Cluster, own_operator: Operator) -> None:
     """The garbage collector follows owner references, with or without an operator."""
     await cluster.add_node("a")
@@ -443,18 +296,6 @@ async def test_a_drain_takes_one_on_demand_worker_at_a_time(
         return (found["spec"]["minAvailable"], allowed) == (1, 1)
 
     await until(guarded, "one of two may be evicted")
-
-
-async def test_time_to_live_removes_the_job(cluster: Cluster, operator: Operator) -> None:
-    await cluster.add_node("a")
-    await cluster.create(cluster.job(cluster.pool("a"), ttlSecondsAfterFinished=1))
-    (name,) = await cluster.started(1)
-    await cluster.end(name, Ending.FINISHED)
-
-    async def gone() -> bool:
-        return not [job async for job in cluster.kube.list(JOBS, cluster.namespace)]
-
-    await until(gone, "the job is gone")
 
 
 async def test_many_jobs_at_once_are_all_served(cluster: Cluster, operator: Operator) -> None:

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.noise_weights import least_variance_weights, local_estimates, published_weights, uniform_weights
 
-Rows = list[list[Fraction]]
 DIMENSIONS = 120
 GRID = [
     (shares, ratio, spread)
@@ -87,42 +86,6 @@ def test_the_published_weights_are_worse_than_plain_averaging_beyond_two_members
         )
         ratio = (local @ published_weights(shares)[0]).std() / (local @ uniform_weights(shares)).std()
         assert (ratio > 1.2) if worse else (ratio < 0.9)
-
-
-def combined_covariance(shares: tuple[int, ...], rows: list[tuple[Fraction, Fraction]], shared: list[Fraction]) -> Rows:
-    """Return the covariance of ``x_i |g_i|^2 + y_i |g|^2`` for rows (x_i, y_i), where Var |g_i|^2 = 1/b_i.
-
-    ``shared`` are the assumed ``Cov(|g|^2, |g_i|^2)``, and Var |g|^2 = 1/B, all in units of 4 G'SG.
-    """
-    whole = Fraction(1, sum(shares))
-    return [
-        [
-            (x * u / b if i == j else Fraction(0)) + x * v * shared[i] + u * y * shared[j] + y * v * whole
-            for j, (u, v) in enumerate(rows)
-        ]
-        for i, (b, (x, y)) in enumerate(zip(shares, rows, strict=True))
-    ]
-
-
-@pytest.mark.parametrize("shares", [(5, 15, 30, 50), (2, 3, 500), (1, 2, 4, 8, 17)])
-def test_the_published_weights_follow_from_the_published_assumptions(shares: tuple[int, ...]) -> None:
-    """Least variance in exact fractions, by the rule of Lagrange, from what the authors' matrices assume.
-
-    For ``|G|^2`` they keep of ``Cov(|g|^2, |g_i|^2)`` the part ``b_i / B^2`` of the group itself. For ``tr(Sigma)``
-    they do so off the diagonal, but take the full ``1 / B`` on it.
-    """
-    total = Fraction(sum(shares))
-    own, full = [Fraction(b) / total**2 for b in shares], [1 / total for _ in shares]
-    of_gradient = combined_covariance(shares, [(-b / (total - b), total / (total - b)) for b in shares], own)
-    rows = [(b * total / (total - b), -b * total / (total - b)) for b in shares]
-    of_variance, diagonal = combined_covariance(shares, rows, own), combined_covariance(shares, rows, full)
-    for i in range(len(shares)):
-        of_variance[i][i] = diagonal[i][i]
-    for matrix, weights in zip((of_gradient, of_variance), published_weights(shares), strict=True):
-        # At the least variance, the covariance with the combination is the same for all parts.
-        exact = [sum(value * Fraction(w) for value, w in zip(row, weights.tolist(), strict=True)) for row in matrix]
-        assert [float(value / exact[0]) for value in exact] == pytest.approx([1.0] * len(shares), rel=1e-9)
-        assert weights.sum() == pytest.approx(1.0)
 
 
 @given(
