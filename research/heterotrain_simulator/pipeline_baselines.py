@@ -33,7 +33,7 @@ from heterotrain_planner.layout.costs import Costs, costs_of
 from heterotrain_planner.layout.cut import cut, layout_of
 from heterotrain_planner.layout.exchange import exchange_seconds
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Layout
+from heterotrain_planner.layout.result import DeviceLayout
 from heterotrain_planner.layout.schedule import passes, share_seconds
 from heterotrain_planner.layout.update import update_seconds
 
@@ -57,7 +57,7 @@ class PlannedStep:
 
     name: str
     step_s: float
-    layouts: tuple[Layout, ...]
+    layouts: tuple[DeviceLayout, ...]
     micro_batches: tuple[int, ...]
     micro_batch_samples: int
     idle_devices: int
@@ -173,7 +173,7 @@ def best_step(problem: Problem, planner: Planner, nominal: Mapping[str, float]) 
 def _shares(
     problem: Problem,
     planner: Planner,
-    members: Sequence[tuple[Group, Layout]],
+    members: Sequence[tuple[Group, DeviceLayout]],
     nominal: Mapping[str, float],
     total: int,
 ) -> list[int] | None:

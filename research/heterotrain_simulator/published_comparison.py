@@ -367,7 +367,7 @@ def _pipelines() -> Iterator[Row]:
                 instance=f"Llama 7B on {_named(counts)}, batch {batch}, 10 Gb/s",
                 published="",
                 baseline=", ".join(f"{name} {plan.step_s:.2f} s" if plan else f"{name} –" for name, plan in best),
-                ours=f"{found.step_s:.2f} s, {shapes}, {found.flow_ratio:.3f} of all kinds' rates",
+                ours=f"{found.step_s:.2f} s, {shapes}, {found.prediction.efficiency:.3f} of all kinds' rates",
                 verdict=_best_baseline(known, found.step_s),
             )
 

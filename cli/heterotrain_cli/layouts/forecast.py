@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from heterotrain_core.contract.plan import Binding, LayoutKind, Member
 from heterotrain_planner.layout.best import best_cover, best_members
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.problem import Problem, invalid
-from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, Member, NoLayout, Template
+from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, Template
 from heterotrain_planner.layout.sharded import sharded_templates
+from heterotrain_planner.perf.model import compute_s
 
 from heterotrain_cli.errors import InputError
 
@@ -62,9 +64,7 @@ class LayoutForecast:
         if isinstance(self.found, NoLayout):
             return 0.0
         prices = {kind.name: kind.price_per_hour for kind in self.problem.kinds}
-        return sum(
-            prices[name] * count for member in self.found.members for name, count in member.layout.devices.items()
-        )
+        return sum(prices[name] * count for layout in self.found.layouts for name, count in layout.devices.items())
 
 
 def forecast_layout(problem: Problem, *, mode: str = AUTO) -> LayoutForecast:
@@ -125,7 +125,7 @@ def _is_one_worker(problem: Problem, template: Template) -> bool:
     return len(used) == 1 and used[0][0] == used[0][1].devices_per_node
 
 
-def draw(layout: Layout) -> str:
+def draw(layout: DeviceLayout) -> str:
     """Return a layout on one line: ``a100: units 0-17 | t4: 18-23`` or ``a100: 71% + t4: 29% of all units``."""
     if layout.stages:
         single = len(layout.stages) == 1
@@ -153,18 +153,19 @@ def as_document(found: LayoutForecast) -> dict[str, Any]:
         "feasible": True, "stepSeconds": answer.step_s, "samplesPerSecond": answer.samples_per_s,
         "exchangeSeconds": answer.exchange_s,
         "estimatedLeastSeconds": answer.bound_s, "aboveEstimate": answer.gap_ratio,
-        "partOfFlowBound": answer.flow_ratio, "pricePerHour": found.price_per_hour,
-        "members": [_member(member) for member in answer.members],
+        "partOfFlowBound": answer.prediction.efficiency, "pricePerHour": found.price_per_hour,
+        "members": [*map(_member, answer.members, answer.layouts, answer.prediction.bindings)],
         "unused": {name: count for name, count in answer.unused.items() if count}, **common,
     }  # fmt: skip
 
 
-def _member(member: Member) -> dict[str, Any]:
-    layout = member.layout
+def _member(member: Member, layout: DeviceLayout, binding: Binding) -> dict[str, Any]:
+    count = member.micro_batches
     return {
         "kind": layout.kind.value, "shareSamples": member.share_samples,
-        "microBatchSamples": member.micro_batch_samples, "microBatches": member.micro_batches,
-        "computeSeconds": member.compute_s, "limit": member.limit.value,
+        "microBatchSamples": member.micro_batch_samples, "microBatches": count,
+        "computeSeconds": member.compute and compute_s(member.compute, count * member.micro_batch_samples),
+        "limit": binding.value,
         "stages": [
             {"kind": stage.kind, "firstUnit": stage.first_unit, "lastUnit": stage.last_unit,
              "busySeconds": stage.busy_s, "memoryBytes": stage.memory_bytes}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from heterotrain_planner.layout.result import Cover, Member, NoLayout
+from heterotrain_core.contract.plan import Member
+from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout
 from rich.console import Console
 
 from heterotrain_cli.layouts.forecast import LayoutForecast, draw
@@ -43,20 +44,21 @@ def _show_cover(console: Console, forecast: LayoutForecast, found: Cover) -> Non
     say(
         console,
         f"{100 * found.gap_ratio:.2g} % above the estimated shortest step, which other cuts of the model may beat; "
-        f"{found.flow_ratio:.3f} of the rate of all devices if they computed all the time",
+        f"{found.prediction.efficiency:.3f} of the rate of all devices if they computed all the time",
     )
     table = plain_table("members")
     table.add_column("layout")
     for heading in ("share", "micro-batches", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("limit", no_wrap=True)
-    rows = [(draw(member.layout), member) for member in found.members]
-    for layout, group in groupby(sorted(rows, key=lambda row: row[0]), key=lambda row: row[0]):
-        members = [member for _, member in group]
-        first = members[0]
+    drawn = map(draw, found.layouts)
+    rows = zip(drawn, found.members, found.layouts, found.prediction.bindings, strict=True)
+    for picture, group in groupby(sorted(rows, key=lambda row: row[0]), key=lambda row: row[0]):
+        (_, first, layout, binding), *others = group
+        members = [first, *(member for _, member, *_ in others)]
         table.add_row(
-            str(len(members)), layout, _shares(members), f"{first.micro_batches} x {first.micro_batch_samples}",
-            f"{_memory(first) / _GIB:.2g} GiB", first.limit.value,
+            str(len(members)), picture, _shares(members), f"{first.micro_batches} x {first.micro_batch_samples}",
+            f"{_memory(layout) / _GIB:.2g} GiB", binding.value,
         )  # fmt: skip
     console.print(table)
     if any(found.unused.values()):
@@ -67,9 +69,8 @@ def _show_cover(console: Console, forecast: LayoutForecast, found: Cover) -> Non
         say(console, f"{forecast.price_per_hour:.2f} an hour, {per_million:.2f} for a million samples")
 
 
-def _memory(member: Member) -> int:
-    stages, shards = member.layout.stages, member.layout.shards
-    return max([stage.memory_bytes for stage in stages] + [shard.memory_bytes for shard in shards])
+def _memory(layout: DeviceLayout) -> int:
+    return max([stage.memory_bytes for stage in layout.stages] + [shard.memory_bytes for shard in layout.shards])
 
 
 def _shares(members: list[Member]) -> str:

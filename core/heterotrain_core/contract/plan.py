@@ -162,6 +162,11 @@ class Member:
     compute: ComputeTime | None = None
     layout: Layout = Layout()
 
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of the share; the last one of them may be smaller."""
+        return -(-self.share_samples // (self.micro_batch_samples or max(1, self.share_samples)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:

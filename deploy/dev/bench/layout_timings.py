@@ -109,7 +109,7 @@ def main() -> None:
         print(
             f"| {' + '.join(map(str, counts))}, {units}, {links} | {book_s:.2f} s | {cover_s:.2f} s | {loss_s:.2f} s "
             f"| {len(best.members)} | {best.gap_ratio:.2%} "
-            f"| {best.share_gap_ratio:.2%} | {best.cut_gap_ratio:.2%} | {best.flow_ratio:.3f} |",
+            f"| {best.share_gap_ratio:.2%} | {best.cut_gap_ratio:.2%} | {best.prediction.efficiency:.3f} |",
             flush=True,
         )
 

@@ -17,7 +17,7 @@ from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.costs import Costs
 from heterotrain_planner.layout.cut import layout_of
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Stage
+from heterotrain_planner.layout.result import PlannedStage
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,7 +67,7 @@ def profiles(workers: Mapping[str, Worker]) -> tuple[UnitProfile, ...]:
     )  # fmt: skip
 
 
-def stages_of(problem: Problem, costs: Costs, order: Sequence[int], cuts: Sequence[int]) -> tuple[Stage, ...]:
+def stages_of(problem: Problem, costs: Costs, order: Sequence[int], cuts: Sequence[int]) -> tuple[PlannedStage, ...]:
     """Return the stages of any cut, with the times that the planner predicts for them.
 
     Args:

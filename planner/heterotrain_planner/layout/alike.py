@@ -21,7 +21,7 @@ from heterotrain_planner.layout.cut import layout_of
 from heterotrain_planner.layout.exchange import exchange_seconds
 from heterotrain_planner.layout.level import LevelMenu
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Layout
+from heterotrain_planner.layout.result import DeviceLayout
 from heterotrain_planner.layout.worked_out import WorkedOut, work_out
 
 MOST_WORKED_OUT = 3
@@ -135,7 +135,7 @@ def _worked_out(book: Book, menu: LevelMenu, number: int, row: int, column: int)
     )
 
 
-def _even_layouts(problem: Problem, costs: Costs, known: Sequence[Layout], number: int) -> list[Layout]:
+def _even_layouts(problem: Problem, costs: Costs, known: Sequence[DeviceLayout], number: int) -> list[DeviceLayout]:
     """Return cuts whose stages exchange within limits, from the least possible one to that of the best by time."""
     names = [kind.name for kind in problem.kinds]
     orders = list(dict.fromkeys(tuple(names.index(stage.kind) for stage in layout.stages) for layout in known))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from heterotrain_core.contract.plan import Binding, LayoutKind, Prediction
+
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, LayoutKind, Member, MemberLimit, NoLayout, Template
+from heterotrain_planner.layout.result import Cover, NoLayout, Template
 from heterotrain_planner.layout.sharded import sharded_templates
 from heterotrain_planner.layout.update import update_seconds
+from heterotrain_planner.layout.worked_out import curve_of
 
 TIE = 1e-6
 """Relative difference of rates below which fewer kinds of layouts are better."""
@@ -89,27 +92,24 @@ def _one_member(problem: Problem, templates: Sequence[Template], reason: NoLayou
 
     best = min(templates, key=step_s)
     step, counts = step_s(best), [kind.count for kind in problem.kinds]
-    member = Member(
-        layout=best.layout,
-        share_samples=problem.batch_samples,
-        micro_batch_samples=best.micro_batch_samples,
-        micro_batches=_passes(problem, best),
-        compute_s=step,
-        update_s=update_seconds(problem, best.layout),
-        limit=MemberLimit.MEMORY,
-    )
+    size = best.micro_batch_samples
+    compute = curve_of(best.next_s / size, best.first_s - best.next_s + update_seconds(problem, best.layout))
     left = {kind.name: count - used for kind, count, used in zip(problem.kinds, counts, best.devices, strict=True)}
     return Cover(
-        members=(member,),
+        members=(best.layout.member(0, problem.batch_samples, size, compute),),
+        layouts=(best.layout,),
         unused={name: count for name, count in left.items() if count},
-        step_s=step,
+        prediction=Prediction(
+            step_s=step,
+            efficiency=min(1.0, problem.batch_samples / step / _flow_per_s(problem)),
+            efficiency_ceiling=1.0,
+            bindings=(Binding.MEMORY,),
+        ),
         exchange_s=0.0,
         bound_s=step,
         gap_ratio=0.0,
         share_gap_ratio=0.0,
         cut_gap_ratio=0.0,
-        samples_per_s=problem.batch_samples / step,
-        flow_ratio=min(1.0, problem.batch_samples / step / _flow_per_s(problem)),
         reason=f"no device or pipeline holds the model's units whole, so {sum(best.devices)} devices divide them in a "
         f"step of {step:.4g} s",
     )

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
+from heterotrain_core.contract.plan import Binding, LayoutKind, Prediction
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
 
@@ -22,7 +23,7 @@ from heterotrain_planner.layout.costs import Ints
 from heterotrain_planner.layout.exchange import exchange_seconds
 from heterotrain_planner.layout.level import FINE, Level, LevelMenu, Search, menu_of
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, Member, MemberLimit, NoLayout, Template
+from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, Template
 from heterotrain_planner.layout.rough_cover import (
     FEW_DEVICES,
     NEAR,
@@ -34,7 +35,7 @@ from heterotrain_planner.layout.rough_cover import (
     rough_covers,
 )
 from heterotrain_planner.layout.step_bound import least_step
-from heterotrain_planner.layout.update import least_update
+from heterotrain_planner.layout.update import least_update, update_seconds
 from heterotrain_planner.layout.worked_out import WorkedOut, work_out
 
 EVERY_KIND = frozenset(LayoutKind)
@@ -99,7 +100,7 @@ def _bounded(book: Book, left: Sequence[int], menu: LevelMenu, found: Cover) -> 
     least_update_s = least_update(
         book.problem, left, most_devices=int(menu.need_JK.sum(axis=1).max()) if menu.need_JK.size else 1
     )
-    known_s = shares_s + found.exchange_s + max(member.update_s for member in found.members)
+    known_s = shares_s + found.exchange_s + max(update_seconds(book.problem, each) for each in found.layouts)
     bound_s = least_update_s + least_step(
         menu, book.problem, left, known_s=known_s - least_update_s, share_s=found.bound_s
     )
@@ -246,64 +247,64 @@ def _result(
     padded = max(range(len(taken)), key=lambda i: (taken[i][0].micro_batch_samples, taken[i][1]))
     seconds = {(id(choice), count): choice.seconds(count) for choice, count in taken}
     members = tuple(
-        Member(
-            layout=choice.layout,
-            share_samples=count * choice.micro_batch_samples - (padding if index == padded else 0),
-            micro_batch_samples=choice.micro_batch_samples,
-            micro_batches=count,
-            compute_s=seconds[id(choice), count],
-            update_s=choice.update_s,
-            limit=_limit(choice, count, seconds[id(choice), count]),
+        choice.layout.member(
+            index,
+            count * choice.micro_batch_samples - (padding if index == padded else 0),
+            choice.micro_batch_samples,
+            choice.time_of(count, seconds[id(choice), count]),
         )
         for index, (choice, count) in enumerate(taken)
     )
-    exchange_s = exchange_seconds(problem, [member.layout for member in members])
-    step_s = max(member.compute_s for member in members) + exchange_s
-    used = sum((Counter(member.layout.devices) for member in members), Counter[str]())
+    layouts = tuple(choice.layout for choice, _ in taken)
+    exchange_s = exchange_seconds(problem, layouts)
+    step_s = max(seconds.values()) + exchange_s
+    bindings = tuple(_binding(choice, count, seconds[id(choice), count]) for choice, count in taken)
+    used = sum((Counter(layout.devices) for layout in layouts), Counter[str]())
     unused = {kind.name: count - used[kind.name] for kind, count in zip(problem.kinds, left, strict=True)}
-    rate = problem.batch_samples / step_s
     return Cover(
         members=members,
+        layouts=layouts,
         unused={name: count for name, count in unused.items() if count},
-        step_s=step_s,
+        prediction=Prediction(
+            step_s=step_s,
+            efficiency=min(1.0, problem.batch_samples / step_s / book.flow_per_s(left)),
+            efficiency_ceiling=1.0,
+            bindings=bindings,
+        ),
         exchange_s=exchange_s,
         bound_s=found.bound_s,
         gap_ratio=found.level_s / found.bound_s - 1,
         share_gap_ratio=found.level_s / found.bound_s - 1,
         cut_gap_ratio=max(choice.gap_ratio for choice, _ in taken),
-        samples_per_s=rate,
-        flow_ratio=rate / book.flow_per_s(left),
-        reason=_sentence(members, step_s),
+        reason=_sentence(layouts, bindings, problem.batch_samples, step_s),
     )
 
 
-def _limit(choice: WorkedOut, micro_batches: int, seconds: float) -> MemberLimit:
+def _binding(choice: WorkedOut, micro_batches: int, seconds: float) -> Binding:
     """Return what costs a member most of its time, apart from the computing of its slowest stage."""
     if not choice.layout.stages:
-        return MemberLimit.COMPUTE
+        return Binding.COMPUTE
     slowest = max(choice.layout.stages, key=lambda stage: stage.busy_s)
     losses = {
-        MemberLimit.LINK: micro_batches * (slowest.input_s + slowest.gradient_s),
-        MemberLimit.FILL: seconds - choice.update_s - micro_batches * slowest.busy_s,
-        MemberLimit.MEMORY: micro_batches * (slowest.busy_s - choice.roomy_slowest_s),
+        Binding.COMMUNICATION: micro_batches * (slowest.input_s + slowest.gradient_s),
+        Binding.FILL: seconds - choice.update_s - micro_batches * slowest.busy_s,
+        Binding.MEMORY: micro_batches * (slowest.busy_s - choice.roomy_slowest_s),
     }
     worst = max(losses, key=lambda each: losses[each])
-    return worst if losses[worst] >= NOTICED_LOSS * seconds else MemberLimit.COMPUTE
+    return worst if losses[worst] >= NOTICED_LOSS * seconds else Binding.COMPUTE
 
 
-def _sentence(members: Sequence[Member], step_s: float) -> str:
-    shapes = Counter(drawing(member.layout) for member in members)
-    limits = Counter(member.limit for member in members)
+def _sentence(layouts: Sequence[DeviceLayout], bindings: Sequence[Binding], samples: int, step_s: float) -> str:
+    shapes = Counter(map(drawing, layouts))
     shown = [f"{count} × {shape}" if count > 1 else shape for shape, count in shapes.most_common(_MOST_SHOWN)]
     more = [f"{len(shapes) - _MOST_SHOWN} other layouts"] if len(shapes) > _MOST_SHOWN else []
-    by_limit = ", ".join(f"{limit.value.lower()} {limits[limit]}" for limit in MemberLimit if limits[limit])
-    number = "1 member" if len(members) == 1 else f"{len(members)} members"
-    samples = sum(member.share_samples for member in members)
-    takes = "takes" if len(members) == 1 else "take"
+    by_limit = ", ".join(f"{each.value.lower()} {bindings.count(each)}" for each in Binding if each in bindings)
+    number = "1 member" if len(layouts) == 1 else f"{len(layouts)} members"
+    takes = "takes" if len(layouts) == 1 else "take"
     return f"{number} {takes} {samples} samples in {step_s:.4g} s: {', '.join([*shown, *more])}; limited by {by_limit}"
 
 
-def drawing(layout: Layout) -> str:
+def drawing(layout: DeviceLayout) -> str:
     """Return a layout for people, such as ``[a100: units 0-17 | t4: 18-23]``."""
     if layout.shards:
         return "[" + " + ".join(f"{shard.kind}: {shard.state_ratio:.0%}" for shard in layout.shards) + "]"

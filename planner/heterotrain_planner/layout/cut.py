@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from heterotrain_core.contract.plan import LayoutKind
 
 from heterotrain_planner.layout.costs import Costs
 from heterotrain_planner.layout.family import Multisets, parts_of
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.reach import Least, reach, trace
-from heterotrain_planner.layout.result import Layout, LayoutKind, Stage
+from heterotrain_planner.layout.result import DeviceLayout, PlannedStage
 
 CLOSE = 5e-4
 """Gap at which the search for a better pipeline ends."""
@@ -137,7 +138,7 @@ def slowest_with_room(costs: Costs, devices: Sequence[int]) -> float:
     return float(found.slowest_U[-1])
 
 
-def layout_of(problem: Problem, costs: Costs, stages: Sequence[tuple[int, int, int]]) -> Layout:
+def layout_of(problem: Problem, costs: Costs, stages: Sequence[tuple[int, int, int]]) -> DeviceLayout:
     """Return the stages of a cut with their seconds and bytes."""
     kinds = [kind for kind, _, _ in stages]
     last = len(stages) - 1
@@ -148,7 +149,7 @@ def layout_of(problem: Problem, costs: Costs, stages: Sequence[tuple[int, int, i
         kept = costs.kept(last - index + 1)
         state = costs.state_E[end] - costs.state_E[edge]
         found.append(
-            Stage(
+            PlannedStage(
                 kind=problem.kinds[kind].name,
                 first_unit=int(costs.unit_E[edge]),
                 last_unit=int(costs.unit_E[end]) - 1,
@@ -159,7 +160,7 @@ def layout_of(problem: Problem, costs: Costs, stages: Sequence[tuple[int, int, i
                 memory_bytes=math.ceil(state + kept * (costs.activation_E[end] - costs.activation_E[edge])),
             )
         )
-    return Layout(kind=LayoutKind.PIPELINE if last else LayoutKind.REPLICATED, stages=tuple(found))
+    return DeviceLayout(kind=LayoutKind.PIPELINE if last else LayoutKind.REPLICATED, stages=tuple(found))
 
 
 def memory_reach(costs: Costs, family: Multisets) -> list[int]:

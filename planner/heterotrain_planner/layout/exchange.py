@@ -11,41 +11,18 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from heterotrain_planner.layout.problem import Link, Problem
-from heterotrain_planner.layout.result import Layout
+from heterotrain_planner.layout.result import DeviceLayout, HeldUnits
 
 _ROUNDING = 1e-9
 """Parts of the state whose edges differ by less begin at the same element."""
 
 
-class HeldUnits(NamedTuple):
-    """What one device holds: units ``[first, end)``, and of each the part from ``start`` to ``stop``."""
-
-    kind: str
-    first: int
-    end: int
-    start: float
-    stop: float
-
-
-def parts_of(layout: Layout, units: int) -> tuple[HeldUnits, ...]:
-    """Return what each device of a member holds, by its place."""
-    if not layout.shards:
-        return tuple(HeldUnits(stage.kind, stage.first_unit, stage.last_unit + 1, 0.0, 1.0) for stage in layout.stages)
-    edges = [0.0, *itertools.accumulate(shard.state_ratio for shard in layout.shards)]
-    edges[-1] = 1.0
-    return tuple(
-        HeldUnits(shard.kind, 0, units, start, stop)
-        for shard, (start, stop) in zip(layout.shards, itertools.pairwise(edges), strict=True)
-    )
-
-
-def owner_bytes(problem: Problem, layouts: Sequence[Layout]) -> dict[tuple[int, ...], float]:
+def owner_bytes(problem: Problem, layouts: Sequence[DeviceLayout]) -> dict[tuple[int, ...], float]:
     """Return the gradient bytes of each set of owners, as the place of the owner in every member, by member."""
     units = len(problem.units)
-    parts = {layout: parts_of(layout, units) for layout in set(layouts)}
+    parts = {layout: layout.held(units) for layout in set(layouts)}
     cuts = sorted({edge for found in parts.values() for part in found for edge in (part.first, part.end)})
     divisions = _distinct(edge for found in parts.values() for part in found for edge in (part.start, part.stop))
     sizes = [0.0, *itertools.accumulate(float(unit.parameter_bytes) for unit in problem.units)]
@@ -58,15 +35,14 @@ def owner_bytes(problem: Problem, layouts: Sequence[Layout]) -> dict[tuple[int, 
     return dict(held)
 
 
-def exchange_seconds(problem: Problem, layouts: Sequence[Layout]) -> float:
+def exchange_seconds(problem: Problem, layouts: Sequence[DeviceLayout]) -> float:
     """Return the seconds of the exchange between members in this order, none of it hidden."""
     members = len(layouts)
     if members <= 1:
         return 0.0
-    kinds = [[part.kind for part in parts_of(layout, len(problem.units))] for layout in layouts]
     busy_s: dict[tuple[int, int], float] = defaultdict(float)
     for owners, size in owner_bytes(problem, layouts).items():
-        names = [own[place] for own, place in zip(kinds, owners, strict=True)]
+        names = [layout.kinds[place] for layout, place in zip(layouts, owners, strict=True)]
         pairs = set(zip(names, [*names[1:], names[0]], strict=True))
         ring_s = ring_seconds([problem.link(*pair) for pair in pairs], members, size)
         for device in enumerate(owners):

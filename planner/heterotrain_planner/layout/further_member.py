@@ -9,11 +9,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from heterotrain_core.contract.plan import LayoutKind
 
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Ints
 from heterotrain_planner.layout.level import LevelMenu, Search, menu_of
-from heterotrain_planner.layout.result import LayoutKind, Template
+from heterotrain_planner.layout.result import Template
 
 MOST_TRIED = 200
 """Additions of one size that are tried; where there are more, only those of single templates count."""

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from heterotrain_core.contract.plan import LayoutKind
 
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Floats, Ints
 from heterotrain_planner.layout.integer import Chosen, choose
-from heterotrain_planner.layout.result import LayoutKind, Template
+from heterotrain_planner.layout.result import Template
 from heterotrain_planner.layout.simplex import Optimum, maximise
 
 TOLERANCE = 1e-5

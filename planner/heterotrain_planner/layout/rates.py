@@ -18,12 +18,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from heterotrain_core.contract.plan import LayoutKind
 
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Floats, Ints
 from heterotrain_planner.layout.exchange import rough_exchange
 from heterotrain_planner.layout.level import LevelMenu, menu_of
-from heterotrain_planner.layout.result import LayoutKind, Template
+from heterotrain_planner.layout.result import Template
 
 MOST_WORK = 200_000_000
 """Numbers of devices, times and templates of one table, multiplied: about half a second. Beyond it, devices are counted

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from heterotrain_core.contract import plan
-from heterotrain_core.contract.choices import Choice
-from heterotrain_core.contract.plan import LayoutKind
-
-__all__ = ["Cover", "Layout", "LayoutKind", "Member", "MemberLimit", "NoLayout", "Shard", "Stage", "Template"]
-
+from heterotrain_core.contract.plan import ComputeTime, Layout, LayoutKind, Member, Prediction
 
 _WHOLE = 2**16
 """Weight of the whole training state."""
 
 
-class MemberLimit(Choice):
-    """What keeps a member from more samples in the same time."""
+class HeldUnits(NamedTuple):
+    """What a device holds: units ``[first, end)``, and of each unit's state the part from ``start`` to ``stop``."""
 
-    COMPUTE = "Compute"
-    """Its devices compute nearly all the time."""
-    LINK = "Link"
-    """Stages wait for bytes."""
-    FILL = "Fill"
-    """Stages wait for the first micro-batches to arrive and for the last ones to leave."""
-    MEMORY = "Memory"
-    """With more memory, other cuts would make the slowest stage faster."""
+    first: int
+    end: int
+    start: float = 0.0
+    stop: float = 1.0
+
+
+def held_by_place(cuts: Sequence[int], weights: Sequence[float], units: int) -> tuple[HeldUnits, ...]:
+    """Return what each stage, or each shard, of a layout holds.
+
+    Args:
+        cuts: first unit of each stage but the first one.
+        weights: parts of the state by shard, in proportion to these numbers; empty for stages.
+        units: of the model.
+    """
+    if not weights:
+        return tuple(HeldUnits(first, end) for first, end in itertools.pairwise((0, *cuts, units)))
+    edges = [0.0, *itertools.accumulate(weights)]
+    return tuple(HeldUnits(0, units, start / edges[-1], stop / edges[-1]) for start, stop in itertools.pairwise(edges))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PlannedStage:
     """Contiguous units on one device.
 
     Attributes:
@@ -62,7 +68,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class PlannedShard:
     """One device of a sharded member.
 
     Attributes:
@@ -81,8 +87,8 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How the devices of one member hold the model.
+class DeviceLayout:
+    """How devices of some kinds hold the model as one member, with the times and bytes of each.
 
     Attributes:
         kind: replicated layouts have one stage, pipelines several; sharded ones have shards.
@@ -91,8 +97,8 @@ class Layout:
     """
 
     kind: LayoutKind
-    stages: tuple[Stage, ...] = ()
-    shards: tuple[Shard, ...] = ()
+    stages: tuple[PlannedStage, ...] = ()
+    shards: tuple[PlannedShard, ...] = ()
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -100,7 +106,7 @@ class Layout:
         return tuple(stage.first_unit for stage in self.stages[1:])
 
     @property
-    def planned(self) -> plan.Layout:
+    def planned(self) -> Layout:
         """The same as a plan names it: without devices, bytes and times; parts of shards in units of 2⁻¹⁶.
 
         Their edges are rounded, so that equal edges of two members stay equal, and no owners of a sliver come between.
@@ -108,7 +114,7 @@ class Layout:
         shards = self.shards if len(self.shards) > 1 else ()
         parts = itertools.accumulate((shard.state_ratio for shard in shards), initial=0.0)
         edges = [round(_WHOLE * edge) for edge in parts]
-        return plan.Layout(
+        return Layout(
             kind=self.kind,
             cuts=self.cuts,
             shards=max(1, len(self.shards)),
@@ -117,9 +123,30 @@ class Layout:
         )
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each device, by stage or shard."""
+        return (*(stage.kind for stage in self.stages), *(shard.kind for shard in self.shards))
+
+    @property
     def devices(self) -> Mapping[str, int]:
         """Devices by kind."""
-        return Counter([*(stage.kind for stage in self.stages), *(shard.kind for shard in self.shards)])
+        return Counter(self.kinds)
+
+    def member(self, index: int, share_samples: int, micro_batch_samples: int, compute: ComputeTime) -> Member:
+        """Return a member with this layout as a plan names it."""
+        return Member(
+            index=index,
+            pool="+".join(dict.fromkeys(self.kinds)),
+            share_samples=share_samples,
+            micro_batch_samples=micro_batch_samples,
+            granularity_samples=micro_batch_samples,
+            compute=compute,
+            layout=self.planned,
+        )
+
+    def held(self, units: int) -> tuple[HeldUnits, ...]:
+        """Return what each stage or shard holds of a model with so many units."""
+        return held_by_place(self.cuts, [shard.state_ratio for shard in self.shards], units)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,30 +169,7 @@ class Template:
     first_s: float
     next_s: float
     exchange_bytes: int
-    layout: Layout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One member with its share and its predicted times.
-
-    Attributes:
-        layout: its devices and what they hold.
-        share_samples: samples of each global batch.
-        micro_batch_samples: size of a micro-batch; the last one of a share is filled up with samples of weight zero.
-        micro_batches: of the share.
-        compute_s: predicted seconds from the first forward pass to the last backward pass, and of the update.
-        update_s: seconds of the update on the device that takes longest, part of ``compute_s``.
-        limit: what costs it most time.
-    """
-
-    layout: Layout
-    share_samples: int
-    micro_batch_samples: int
-    micro_batches: int
-    compute_s: float
-    update_s: float
-    limit: MemberLimit
+    layout: DeviceLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +177,12 @@ class Cover:
     """Members that use the devices, with the division of one global batch among them.
 
     Attributes:
-        members: shares sum to the global batch.
+        members: as a plan names them, each pool after the kinds of its devices; shares sum to the global batch. A time
+            model is that of the slowest stage for each sample, and the fill of the pipeline and the update once a step.
+        layouts: what the devices of each member hold.
         unused: devices by kind that are in no member.
-        step_s: predicted seconds of a step: the slowest member by simulation of its schedule with its update, and the
-            exchange.
+        prediction: of the step: the slowest member by simulation of its schedule with its update, and the exchange. Its
+            efficiency is the rate over that of all devices if they computed all the time.
         exchange_s: seconds of the exchange between members, each piece among its owners, none of it hidden.
         bound_s: no members out of the same templates take less than that for their shares by the formula, the
             exchange (``step_bound``) and the update.
@@ -185,22 +191,29 @@ class Cover:
             longer shares may be taken for a shorter exchange.
         cut_gap_ratio: how much shorter the share of a chosen template could at most be with another cut, before a
             longer one was taken for a shorter exchange.
-        samples_per_s: the global batch over ``step_s``.
-        flow_ratio: ``samples_per_s`` over the rate of all devices if they computed all the time.
         reason: one sentence for people.
     """
 
     members: tuple[Member, ...]
+    layouts: tuple[DeviceLayout, ...]
     unused: Mapping[str, int]
-    step_s: float
+    prediction: Prediction
     exchange_s: float
     bound_s: float
     gap_ratio: float
     share_gap_ratio: float
     cut_gap_ratio: float
-    samples_per_s: float
-    flow_ratio: float
     reason: str
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds of a step."""
+        return self.prediction.step_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """The global batch over ``step_s``."""
+        return sum(member.share_samples for member in self.members) / self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

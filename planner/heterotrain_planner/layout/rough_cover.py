@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from heterotrain_core.contract.plan import LayoutKind
 
 from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.exchange import least_exchange, rough_exchange
 from heterotrain_planner.layout.level import MOST_MEMBERS, ROUGH, Level, LevelMenu, Search, menu_of
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import LayoutKind, Template
+from heterotrain_planner.layout.result import Template
 from heterotrain_planner.layout.update import rough_update
 
 NOTICED_EXCHANGE = 0.005

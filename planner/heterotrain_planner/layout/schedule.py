@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from heterotrain_planner.layout.costs import Floats
-from heterotrain_planner.layout.result import Stage
+from heterotrain_planner.layout.result import PlannedStage
 
 MOST_SIMULATED = 256
 """Micro-batches that are simulated one by one. Beyond them, the time grows as it did over the second half."""
@@ -29,7 +29,7 @@ class Passes(NamedTuple):
     backward_s: float
 
 
-def passes(stages: Sequence[Stage]) -> tuple[Passes, ...]:
+def passes(stages: Sequence[PlannedStage]) -> tuple[Passes, ...]:
     """Return the seconds of both passes in each stage: a stage waits for its bytes, then computes."""
     return tuple(Passes(stage.input_s + stage.forward_s, stage.gradient_s + stage.backward_s) for stage in stages)
 

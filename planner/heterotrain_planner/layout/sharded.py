@@ -22,9 +22,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from heterotrain_core.contract.plan import LayoutKind
+
 from heterotrain_planner.layout.pass_time import DeviceTimes, collectives, gathered_bytes
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Layout, LayoutKind, Shard, Template
+from heterotrain_planner.layout.result import DeviceLayout, PlannedShard, Template
 from heterotrain_planner.layout.sharded_step import EqualDevices, ShardedStep, Work
 from heterotrain_planner.layout.state_shares import state_ratios
 
@@ -211,17 +213,17 @@ def _best(search: _Search, samples: int) -> _Solution | None:
     return best
 
 
-def _layout(search: _Search, found: _Solution, samples: int) -> Layout:
+def _layout(search: _Search, found: _Solution, samples: int) -> DeviceLayout:
     """Return the shards; samples that are too many are taken from the devices with most of them."""
     sizes = search.sizes(found.work)
     shares = [size for _, size in sizes]
     for _ in range(sum(shares) - samples):
         shares[shares.index(max(shares))] -= 1
     step = search.step
-    return Layout(
+    return DeviceLayout(
         kind=LayoutKind.SHARDED,
         shards=tuple(
-            Shard(
+            PlannedShard(
                 kind=kind,
                 state_ratio=ratio,
                 share_samples=share,

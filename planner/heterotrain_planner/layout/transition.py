@@ -9,7 +9,6 @@ their rows, between which no holding begins or ends.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from heterotrain_planner.layout.assignment import assign
 from heterotrain_planner.layout.costs import Floats
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Layout, NoLayout
+from heterotrain_planner.layout.result import DeviceLayout, HeldUnits, NoLayout
 
 Flags = NDArray[np.bool_]
 
@@ -35,16 +34,6 @@ LEAST_GAIN = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitRows:
-    """Rows of contiguous units: of each unit's state the part from ``start`` to ``stop``, both in [0, 1]."""
-
-    first_unit: int
-    last_unit: int
-    start: float = 0.0
-    stop: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """A living device and the training state in its memory.
 
@@ -56,7 +45,7 @@ class Holder:
 
     device: str
     kind: str
-    parts: tuple[UnitRows, ...] = ()
+    parts: tuple[HeldUnits, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,20 +82,8 @@ class MoveVerdict:
     reason: str
 
 
-def parts_of_layout(problem: Problem, layout: Layout) -> tuple[tuple[UnitRows, ...], ...]:
-    """Return what each stage or shard of a layout holds. Shards hold rows in their order."""
-    if layout.stages:
-        return tuple((UnitRows(first_unit=each.first_unit, last_unit=each.last_unit),) for each in layout.stages)
-    edges = np.concatenate([[0.0], np.cumsum([shard.state_ratio for shard in layout.shards])])
-    edges = edges / max(edges[-1], 1e-300)
-    last = len(problem.units) - 1
-    return tuple(
-        (UnitRows(first_unit=0, last_unit=last, start=float(a), stop=float(b)),) for a, b in itertools.pairwise(edges)
-    )
-
-
 def transition(
-    problem: Problem, holders: Sequence[Holder], layouts: Sequence[Layout], *, restart_s: float = 0.0
+    problem: Problem, holders: Sequence[Holder], layouts: Sequence[DeviceLayout], *, restart_s: float = 0.0
 ) -> Transition | NoLayout:
     """Return the cheapest way from what the devices hold to new members.
 
@@ -116,7 +93,11 @@ def transition(
         layouts: of the new members.
         restart_s: seconds that any change takes, without the transfers.
     """
-    places = [(index, kind, parts) for index, layout in enumerate(layouts) for kind, parts in _places(problem, layout)]
+    places = [
+        (index, kind, (part,))
+        for index, layout in enumerate(layouts)
+        for kind, part in zip(layout.kinds, layout.held(len(problem.units)), strict=True)
+    ]
     if problem_with := _unusable(problem, holders, [kind for _, kind, _ in places]):
         return NoLayout(reason=problem_with)
     cells = _Cells(problem, [*(holder.parts for holder in holders), *(parts for *_, parts in places)])
@@ -180,11 +161,6 @@ def pays(
     )
 
 
-def _places(problem: Problem, layout: Layout) -> list[tuple[str, tuple[UnitRows, ...]]]:
-    kinds = [*(stage.kind for stage in layout.stages), *(shard.kind for shard in layout.shards)]
-    return list(zip(kinds, parts_of_layout(problem, layout), strict=True))
-
-
 def _unusable(problem: Problem, holders: Sequence[Holder], kinds: Sequence[str]) -> str | None:
     """Return in one sentence why there is no transition."""
     if max(len(holders), len(kinds)) > MOST_HOLDERS:
@@ -197,10 +173,9 @@ def _unusable(problem: Problem, holders: Sequence[Holder], kinds: Sequence[str])
         have, need = sum(holder.kind == kind for holder in holders), kinds.count(kind)
         if have < need:
             return f"the new members need {need} devices of kind {kind}, and there are {have}"
-    last = len(problem.units) - 1
     for holder in holders:
         for part in holder.parts:
-            if not 0 <= part.first_unit <= part.last_unit <= last or not 0 <= part.start <= part.stop <= 1:
+            if not 0 <= part.first < part.end <= len(problem.units) or not 0 <= part.start <= part.stop <= 1:
                 return f"{holder.device} holds {part}, which is not a part of this model"
     return None
 
@@ -208,9 +183,9 @@ def _unusable(problem: Problem, holders: Sequence[Holder], kinds: Sequence[str])
 class _Cells:
     """The model's state cut at every border of any holding."""
 
-    def __init__(self, problem: Problem, holdings: Sequence[Sequence[UnitRows]]) -> None:
+    def __init__(self, problem: Problem, holdings: Sequence[Sequence[HeldUnits]]) -> None:
         parts = [part for holding in holdings for part in holding]
-        self._unit_edges = sorted({edge for part in parts for edge in (part.first_unit, part.last_unit + 1)})
+        self._unit_edges = sorted({edge for part in parts for edge in (part.first, part.end)})
         self._row_edges = sorted({edge for part in parts for edge in (part.start, part.stop)})
         sizes = [unit.parameter_bytes * problem.state_ratio for unit in problem.units]
         before = np.concatenate([[0.0], np.cumsum(sizes)])
@@ -218,12 +193,12 @@ class _Cells:
         self.bytes_X: Floats = np.outer(run_bytes, np.diff(self._row_edges)).ravel()
         self.number = len(self.bytes_X)
 
-    def flags(self, parts: Sequence[UnitRows]) -> Flags:
+    def flags(self, parts: Sequence[HeldUnits]) -> Flags:
         """Return which cells these parts contain."""
         units, rows = np.array(self._unit_edges[:-1]), np.array(self._row_edges[:-1])
         found = np.zeros((len(units), len(rows)), dtype=bool)
         for part in parts:
-            inside = (units >= part.first_unit) & (units <= part.last_unit)
+            inside = (units >= part.first) & (units < part.end)
             found |= np.outer(inside, (rows >= part.start) & (rows < part.stop))
         return found.ravel()
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from heterotrain_planner.layout.exchange import parts_of
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Layout
+from heterotrain_planner.layout.result import DeviceLayout
 
 
-def update_seconds(problem: Problem, layout: Layout) -> float:
+def update_seconds(problem: Problem, layout: DeviceLayout) -> float:
     """Return the seconds of the update on the device of a member that takes longest."""
     rates = {kind.name: kind.update_s_per_byte for kind in problem.kinds}
     return max(
-        rates[part.kind]
+        rates[kind]
         * (part.stop - part.start)
         * sum(unit.parameter_bytes for unit in problem.units[part.first : part.end])
-        for part in parts_of(layout, len(problem.units))
+        for kind, part in zip(layout.kinds, layout.held(len(problem.units)), strict=True)
     )
 
 

@@ -12,7 +12,7 @@ from heterotrain_planner.layout.costs import Costs
 from heterotrain_planner.layout.cut import finalists, layout_of, slowest_with_room
 from heterotrain_planner.layout.level import LevelMenu
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Layout
+from heterotrain_planner.layout.result import DeviceLayout
 from heterotrain_planner.layout.schedule import passes, share_seconds
 from heterotrain_planner.layout.update import update_seconds
 
@@ -34,8 +34,8 @@ class WorkedOut:
         curve: the time of a share, for the split; the update included.
     """
 
-    layout: Layout
-    others: tuple[Layout, ...] = ()
+    layout: DeviceLayout
+    others: tuple[DeviceLayout, ...] = ()
     micro_batch_samples: int
     gap_ratio: float
     roomy_slowest_s: float
@@ -48,7 +48,14 @@ class WorkedOut:
             return share_seconds(passes(self.layout.stages), micro_batches) + self.update_s
         return self.curve.update_s + self.curve.per_sample_s * micro_batches * self.micro_batch_samples
 
-    def with_layout(self, problem: Problem, layout: Layout) -> WorkedOut:
+    def time_of(self, micro_batches: int, seconds: float) -> ComputeTime:
+        """Return the time of a share that takes so long: its slowest stage for each sample, and what is left once."""
+        samples = self.micro_batch_samples
+        stages = self.layout.stages
+        slowest_s = max(stage.busy_s for stage in stages) if stages else self.curve.per_sample_s * samples
+        return curve_of(slowest_s / samples, max(0.0, seconds - micro_batches * slowest_s))
+
+    def with_layout(self, problem: Problem, layout: DeviceLayout) -> WorkedOut:
         """Return the same template with another cut."""
         return replace(self, layout=layout, update_s=update_seconds(problem, layout))
 

@@ -181,6 +181,6 @@ def test_the_planner_keeps_members_in_zones_where_that_is_best(case: published.W
     assert isinstance(book, Book)
     found = cover(book)
     assert isinstance(found, Cover)
-    in_one_zone = [len({stage.kind for stage in member.layout.stages}) == 1 for member in found.members]
+    in_one_zone = [len(layout.devices) == 1 for layout in found.layouts]
     assert len(in_one_zone) == 8
     assert all(in_one_zone) == ("spot" not in case.where)

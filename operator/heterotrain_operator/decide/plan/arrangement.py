@@ -7,18 +7,14 @@ from dataclasses import replace
 
 from heterotrain_core.contract.choices import Parallelism
 from heterotrain_core.contract.plan import (
-    Binding,
     CommunicationTime,
-    ComputeTime,
     Layout,
     LayoutKind,
     Member,
     Plan,
-    Prediction,
     Rank,
 )
-from heterotrain_planner.layout.result import Cover, MemberLimit
-from heterotrain_planner.layout.result import Member as PlannedMember
+from heterotrain_planner.layout.result import Cover
 
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.cluster_state.views import PodView
@@ -76,44 +72,25 @@ def arrange(workers: Sequence[Worker], mode: Parallelism) -> Plan:
 def by_places(workers: Sequence[Worker], cover: Cover, places: Sequence[Sequence[str]]) -> Plan:
     """Return planned members on the devices that take their places.
 
-    Shares, micro-batches and time models are the planner's, until the members are measured.
-
     Args:
         workers: all that may be used.
-        cover: the members.
+        cover: the members, with shares, micro-batches and time models by the planner until they are measured.
         places: by member, and by its stage or shard, the device (``device_name``) that takes it.
     """
     devices = {device_name(w.pod.uid, local): (w.pod, local) for w in workers for local in range(w.pod.ranks)}
-    members: list[Member] = []
     ranks: list[Rank] = []
-    for index, (planned, names) in enumerate(zip(cover.members, places, strict=True)):
-        pool = "+".join(dict.fromkeys(devices[name][0].pool for name in names))
-        members.append(
-            Member(
-                index=index,
-                pool=pool,
-                share_samples=planned.share_samples,
-                micro_batch_samples=planned.micro_batch_samples,
-                granularity_samples=planned.micro_batch_samples,
-                compute=_compute(planned),
-                layout=planned.layout.planned,
-            )
-        )
+    for member, names in zip(cover.members, places, strict=True):
         for position, name in enumerate(names):
             pod, local_rank = devices[name]
-            own = pod.pool if pod.pool != pool else ""
-            stage, shard = members[-1].layout.place(position)
-            ranks.append(_rank(pod, local_rank, rank=len(ranks), member=index, stage=stage, shard=shard, pool=own))
-    prediction = Prediction(
-        step_s=cover.step_s,
-        efficiency=min(1.0, cover.flow_ratio),
-        efficiency_ceiling=1.0,
-        bindings=tuple(_BINDINGS[member.limit] for member in cover.members),
-    )
+            own = pod.pool if pod.pool != member.pool else ""
+            stage, shard = member.layout.place(position)
+            ranks.append(
+                _rank(pod, local_rank, rank=len(ranks), member=member.index, stage=stage, shard=shard, pool=own)
+            )
     return replace(
-        _draft(members, ranks),
+        _draft(cover.members, ranks),
         communication=CommunicationTime(last_bucket_s=cover.exchange_s),
-        prediction=prediction,
+        prediction=cover.prediction,
     )
 
 
@@ -125,28 +102,6 @@ def _draft(members: Sequence[Member], ranks: Sequence[Rank]) -> Plan:
         members=tuple(members),
         ranks=tuple(ranks),
         global_batch_samples=sum(member.share_samples for member in members),
-    )
-
-
-_BINDINGS = {
-    MemberLimit.COMPUTE: Binding.COMPUTE,
-    MemberLimit.LINK: Binding.COMMUNICATION,
-    MemberLimit.FILL: Binding.FILL,
-    MemberLimit.MEMORY: Binding.MEMORY,
-}
-
-
-def _compute(member: PlannedMember) -> ComputeTime:
-    """Return a planned member's time: its slowest stage for each sample, and the fill of the pipeline once a step."""
-    stages = member.layout.stages
-    passes_s = member.compute_s - member.update_s
-    slowest_s = max(stage.busy_s for stage in stages) if stages else passes_s / member.micro_batches
-    return ComputeTime(
-        per_sample_s=slowest_s / member.micro_batch_samples,
-        fixed_s=0.0,
-        backward_per_sample_s=0.0,
-        backward_fixed_s=0.0,
-        update_s=max(0.0, member.compute_s - member.micro_batches * slowest_s),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from heterotrain_core.contract.plan import LayoutKind, Plan
-from heterotrain_planner.layout.known import KnownMember, known_step_seconds
+from heterotrain_planner.layout.known import known_step_seconds
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, NoLayout
-from heterotrain_planner.layout.transition import Holder, MoveVerdict, Transition, UnitRows, pays, transition
+from heterotrain_planner.layout.result import Cover, HeldUnits, NoLayout, held_by_place
+from heterotrain_planner.layout.transition import Holder, MoveVerdict, Transition, pays, transition
 
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.decide.plan.arrangement import device_name
@@ -25,41 +25,31 @@ def change_of(
 ) -> Transition | NoLayout:
     """Return which device takes which place; state that does not fit the problem's model counts as none."""
     held = _held(plan, units=len(problem.units)) if plan is not None else {}
-    layouts = [member.layout for member in found.members]
     restart_s = telemetry.pause_s or RESTART_S
 
-    def with_parts(parts: Mapping[str, tuple[UnitRows, ...]]) -> Transition | NoLayout:
+    def with_parts(parts: Mapping[str, tuple[HeldUnits, ...]]) -> Transition | NoLayout:
         holders = [
             Holder(device=name, kind=worker.pod.pool, parts=parts.get(name, ()))
             for worker in workers
             for name in (device_name(worker.pod.uid, rank) for rank in range(worker.pod.ranks))
         ]
-        return transition(problem, holders, layouts, restart_s=restart_s)
+        return transition(problem, holders, found.layouts, restart_s=restart_s)
 
     answer = with_parts(held)
     return answer if isinstance(answer, Transition) or not held else with_parts({})
 
 
-def _held(plan: Plan, *, units: int) -> dict[str, tuple[UnitRows, ...]]:
-    """Return what each rank of a plan holds, by device."""
-    found: dict[str, tuple[UnitRows, ...]] = {}
-    for rank in plan.ranks:
-        layout = plan.members[rank.member].layout
-        if layout.kind is LayoutKind.SHARDED:
-            whole, before = sum(layout.state_weights), sum(layout.state_weights[: rank.shard])
-            if whole:
-                found[device_name(rank.worker_uid, rank.local_rank)] = (
-                    UnitRows(
-                        first_unit=0,
-                        last_unit=units - 1,
-                        start=before / whole,
-                        stop=(before + layout.state_weights[rank.shard]) / whole,
-                    ),
-                )
+def _held(plan: Plan, *, units: int) -> dict[str, tuple[HeldUnits, ...]]:
+    """Return what each rank of a plan holds, by device; equal shards of one worker are not told apart."""
+    found: dict[str, tuple[HeldUnits, ...]] = {}
+    for member, ranks in zip(plan.members, plan.ranks_by_member, strict=True):
+        layout = member.layout
+        if layout.kind is LayoutKind.SHARDED and not layout.state_weights:
             continue
-        edges = (0, *layout.cuts, units)
-        part = UnitRows(first_unit=edges[rank.stage], last_unit=edges[rank.stage + 1] - 1)
-        found[device_name(rank.worker_uid, rank.local_rank)] = (part,)
+        held = held_by_place(layout.cuts, layout.state_weights, units)
+        for rank in ranks:
+            part = held[rank.shard if layout.state_weights else rank.stage]
+            found[device_name(rank.worker_uid, rank.local_rank)] = (part,)
     return found
 
 
@@ -69,16 +59,8 @@ def step_in_force_s(problem: Problem, plan: Plan) -> float | None:
     Predicted steps are compared with each other: what a prediction leaves out is left out of both. ``None`` for members
     of another model.
     """
-    members = [
-        KnownMember(
-            kinds=tuple(plan.pool_of(rank) for rank in ranks),
-            layout=member.layout,
-            micro_batch_samples=member.micro_batch_samples or max(1, member.share_samples),
-            share_samples=max(1, member.share_samples),
-        )
-        for member, ranks in zip(plan.members, plan.ranks_by_member, strict=True)
-    ]
-    return known_step_seconds(problem, members)
+    kinds = [[plan.pool_of(rank) for rank in ranks] for ranks in plan.ranks_by_member]
+    return known_step_seconds(problem, plan.members, kinds)
 
 
 def links_are_of(plan: Plan, telemetry: Telemetry) -> bool:

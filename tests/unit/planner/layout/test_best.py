@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract.consistency import MAX_WEIGHT
+from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_planner.layout.best import allowed_kinds, best_members, shards_of
 from heterotrain_planner.layout.book import book_of
 from heterotrain_planner.layout.pass_time import gathered_bytes
-from heterotrain_planner.layout.result import Cover, LayoutKind, NoLayout
+from heterotrain_planner.layout.result import Cover, NoLayout
 from support.repeat import times
 from unit.planner.layout.sharded_oracle import a_problem
 
@@ -48,7 +49,7 @@ def test_a_single_member_is_made_where_no_pipeline_holds_the_model() -> None:
                 min(x.first_s + (-(-problem.batch_samples // x.micro_batch_samples) - 1) * x.next_s for x in templates)
             )
             assert member.micro_batches == passes
-            assert 0 < found.flow_ratio <= 1
+            assert 0 < found.prediction.efficiency <= 1
             two = replace(problem, least_members=2)
             assert best_members(NoLayout(reason="no pipeline"), two) == NoLayout(reason="no pipeline")
     assert found is not None

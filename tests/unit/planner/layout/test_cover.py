@@ -10,15 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.plan import Binding, LayoutKind, Member
 from heterotrain_planner.layout.best import best_cover
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover, drawing
 from heterotrain_planner.layout.exchange import exchange_seconds
 from heterotrain_planner.layout.level import FINE, LevelMenu, least_level, menu_of
 from heterotrain_planner.layout.problem import Link, Problem
-from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, MemberLimit, NoLayout, Shard, Template
+from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, PlannedShard, Template
 from heterotrain_planner.layout.schedule import passes, share_seconds
 from heterotrain_planner.layout.sharded import sharded_templates
+from heterotrain_planner.perf.model import compute_s
 from hypothesis import given
 from hypothesis import strategies as st
 from support.repeat import times
@@ -114,14 +116,19 @@ def test_two_members_share_a_batch_that_does_not_fill_their_micro_batches() -> N
     assert sum(member.share_samples for member in found.members) == 10
 
 
+def share_s(member: Member) -> float:
+    assert member.compute is not None
+    return compute_s(member.compute, member.micro_batches * member.micro_batch_samples)
+
+
 def check(problem: Problem, book: Book, found: Cover, counts: list[int]) -> None:
     """Assert what holds for every cover."""
     assert sum(member.share_samples for member in found.members) == problem.batch_samples
     assert len(found.members) >= problem.least_members
     used = {kind.name: 0 for kind in problem.kinds}
     memory = {kind.name: kind.memory_bytes for kind in problem.kinds}
-    for member in found.members:
-        stages = member.layout.stages
+    for member, layout in zip(found.members, found.layouts, strict=True):
+        stages = layout.stages
         assert [stage.first_unit for stage in stages] == [0, *(stage.last_unit + 1 for stage in stages[:-1])]
         assert stages[-1].last_unit == len(problem.units) - 1
         assert all(stage.memory_bytes <= memory[stage.kind] for stage in stages)
@@ -130,18 +137,18 @@ def check(problem: Problem, book: Book, found: Cover, counts: list[int]) -> None
         assert (member.micro_batches - 1) * member.micro_batch_samples < member.share_samples
         total = -(-problem.batch_samples // member.micro_batch_samples)
         assert member.micro_batches >= len(stages) or total < problem.most_stages
-        assert member.compute_s == pytest.approx(share_seconds(passes(stages), member.micro_batches))
-        for name, number in member.layout.devices.items():
+        assert share_s(member) == pytest.approx(share_seconds(passes(stages), member.micro_batches))
+        for name, number in layout.devices.items():
             used[name] += number
     left = {kind.name: count - used[kind.name] for kind, count in zip(problem.kinds, counts, strict=True)}
     assert {name: count for name, count in left.items() if count} == dict(found.unused)
     assert min(left.values()) >= 0
-    slowest_s = max(member.compute_s for member in found.members)
-    layouts = [member.layout for member in found.members]
+    slowest_s = max(share_s(member) for member in found.members)
+    layouts = found.layouts
     assert found.exchange_s == pytest.approx(exchange_seconds(problem, layouts))
     assert found.step_s == pytest.approx(slowest_s + found.exchange_s)
     assert found.samples_per_s == pytest.approx(problem.batch_samples / found.step_s)
-    assert 0 < found.flow_ratio <= 1 + 1e-9
+    assert 0 < found.prediction.efficiency <= 1 + 1e-9
     assert found.gap_ratio >= -1e-9
     assert 0 <= found.cut_gap_ratio < 0.01
     assert found.reason
@@ -259,7 +266,7 @@ def test_devices_that_hold_everything_stay_alone_where_links_are_free() -> None:
     assert isinstance(found, Cover)
     assert {member.layout.kind for member in found.members} == {LayoutKind.REPLICATED}
     assert found.exchange_s == 0
-    assert found.flow_ratio > 0.8  # units differ in which kind suits them
+    assert found.prediction.efficiency > 0.8  # units differ in which kind suits them
 
 
 def test_a_slow_exchange_makes_pipelines_pay() -> None:
@@ -325,11 +332,13 @@ def test_a_sharded_member_takes_part_where_it_is_faster() -> None:
     assert isinstance(book, Book)
     counts = tuple(kind.count for kind in problem.kinds)
     halves = [
-        Shard(kind=kind.name, state_ratio=1 / sum(counts), share_samples=1, micro_batch_samples=1, memory_bytes=1)
+        PlannedShard(
+            kind=kind.name, state_ratio=1 / sum(counts), share_samples=1, micro_batch_samples=1, memory_bytes=1
+        )
         for kind in problem.kinds
         for _ in range(kind.count)
     ]
-    layout = Layout(kind=LayoutKind.SHARDED, shards=tuple(halves))
+    layout = DeviceLayout(kind=LayoutKind.SHARDED, shards=tuple(halves))
     for seconds, expected in ((1e-3, True), (1e6, False)):
         template = Template(
             devices=counts, micro_batch_samples=8, first_s=seconds, next_s=seconds, exchange_bytes=1, layout=layout
@@ -346,14 +355,14 @@ def test_limits_name_what_costs_most() -> None:
     one = replace(problem, kinds=(replace(problem.kinds[0], count=1), replace(problem.kinds[1], count=0)))
     two = replace(one, kinds=(replace(one.kinds[0], count=2), one.kinds[1]), default_link=Link(latency_s=3.0))
     for each, kinds, limit in (
-        (one, EVERY, MemberLimit.COMPUTE),
-        (two, frozenset({LayoutKind.PIPELINE}), MemberLimit.LINK),
+        (one, EVERY, Binding.COMPUTE),
+        (two, frozenset({LayoutKind.PIPELINE}), Binding.COMMUNICATION),
     ):
         book = book_of(each)
         assert isinstance(book, Book)
         found = cover(book, kinds=kinds)
         assert isinstance(found, Cover)
-        assert [member.limit for member in found.members] == [limit]
+        assert found.prediction.bindings == (limit,)
         assert limit.value.lower() in found.reason
 
 
@@ -362,12 +371,12 @@ def test_a_layout_is_drawn_for_people() -> None:
     assert isinstance(book, Book)
     found = cover(book, kinds=frozenset({LayoutKind.PIPELINE}))
     assert isinstance(found, Cover)
-    text = drawing(found.members[0].layout)
+    text = drawing(found.layouts[0])
     assert text.startswith("[k")
     assert ": units 0-" in text
     assert " | " in text
-    shard = Shard(kind="t4", state_ratio=0.25, share_samples=1, micro_batch_samples=1, memory_bytes=1)
-    assert drawing(Layout(kind=LayoutKind.SHARDED, shards=(shard, shard))) == "[t4: 25% + t4: 25%]"
+    shard = PlannedShard(kind="t4", state_ratio=0.25, share_samples=1, micro_batch_samples=1, memory_bytes=1)
+    assert drawing(DeviceLayout(kind=LayoutKind.SHARDED, shards=(shard, shard))) == "[t4: 25% + t4: 25%]"
 
 
 def test_a_ring_moves_twice_the_gradients_of_the_fullest_device() -> None:
@@ -376,7 +385,7 @@ def test_a_ring_moves_twice_the_gradients_of_the_fullest_device() -> None:
     assert isinstance(book, Book)
     found = cover(book, kinds=frozenset({LayoutKind.REPLICATED}))
     assert isinstance(found, Cover)
-    layouts = [member.layout for member in found.members]
+    layouts = found.layouts
     size = sum(unit.parameter_bytes for unit in problem.units)
     for members in (1, 2, len(layouts)):
         want = 2 * (members - 1) * (0.5 + size / members / 10.0)
@@ -407,7 +416,7 @@ def test_many_kinds_and_deep_models_are_thinned_and_say_so() -> None:
     found = cover(book)
     assert isinstance(found, Cover)
     assert sum(member.share_samples for member in found.members) == problem.batch_samples
-    assert all(a.last_unit + 1 == b.first_unit for m in found.members for a, b in itertools.pairwise(m.layout.stages))
+    assert all(a.last_unit + 1 == b.first_unit for each in found.layouts for a, b in itertools.pairwise(each.stages))
 
 
 def test_a_template_takes_what_fits_into_a_time() -> None:
@@ -446,8 +455,8 @@ def test_members_of_all_kinds_take_the_batch_in_the_least_time(seed: int) -> Non
         if isinstance(alone, Cover):
             assert best.step_s <= alone.step_s * 1.02
     memory = {kind.name: kind.memory_bytes for kind in problem.kinds}
-    for member in best.members:
-        held = (*member.layout.stages, *member.layout.shards)
+    for layout in best.layouts:
+        held = (*layout.stages, *layout.shards)
         assert all(each.memory_bytes <= memory[each.kind] * (1 + 1e-9) for each in held)
 
 

@@ -11,13 +11,14 @@ from functools import partial
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.exchange import exchange_seconds, least_exchange, rough_exchange
 from heterotrain_planner.layout.level import least_level, menu_of
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
-from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, Shard, Stage
+from heterotrain_planner.layout.result import Cover, DeviceLayout, PlannedShard, PlannedStage
 from heterotrain_planner.layout.schedule import Passes, share_seconds
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
@@ -26,28 +27,28 @@ PARTS = 24
 """Elements of each unit in the oracle; parts of shards are multiples of it."""
 
 
-def a_stage(kind: str, first: int, last: int) -> Stage:
-    return Stage(
+def a_stage(kind: str, first: int, last: int) -> PlannedStage:
+    return PlannedStage(
         kind=kind, first_unit=first, last_unit=last, forward_s=1.0, backward_s=1.0, input_s=0.0, gradient_s=0.0,
         memory_bytes=0,
     )  # fmt: skip
 
 
-def a_pipeline(kinds: Sequence[str], cuts: Sequence[int], units: int) -> Layout:
+def a_pipeline(kinds: Sequence[str], cuts: Sequence[int], units: int) -> DeviceLayout:
     edges = (0, *cuts, units)
     stages = tuple(a_stage(kind, edges[i], edges[i + 1] - 1) for i, kind in enumerate(kinds))
-    return Layout(kind=LayoutKind.PIPELINE if cuts else LayoutKind.REPLICATED, stages=stages)
+    return DeviceLayout(kind=LayoutKind.PIPELINE if cuts else LayoutKind.REPLICATED, stages=stages)
 
 
-def a_sharded(kinds: Sequence[str], parts: Sequence[int]) -> Layout:
+def a_sharded(kinds: Sequence[str], parts: Sequence[int]) -> DeviceLayout:
     shards = tuple(
-        Shard(kind=kind, state_ratio=part / PARTS, share_samples=1, micro_batch_samples=1, memory_bytes=0)
+        PlannedShard(kind=kind, state_ratio=part / PARTS, share_samples=1, micro_batch_samples=1, memory_bytes=0)
         for kind, part in zip(kinds, parts, strict=True)
     )
-    return Layout(kind=LayoutKind.SHARDED, shards=shards)
+    return DeviceLayout(kind=LayoutKind.SHARDED, shards=shards)
 
 
-def drawn(rng: random.Random, problem: Problem) -> Layout:
+def drawn(rng: random.Random, problem: Problem) -> DeviceLayout:
     names, units = [kind.name for kind in problem.kinds], len(problem.units)
     size = rng.randint(1, 3)
     kinds = [rng.choice(names) for _ in range(size)]
@@ -57,7 +58,7 @@ def drawn(rng: random.Random, problem: Problem) -> Layout:
     return a_pipeline(kinds, sorted(rng.sample(range(1, units), size - 1)), units)
 
 
-def longest_update(problem: Problem, layout: Layout) -> float:
+def longest_update(problem: Problem, layout: DeviceLayout) -> float:
     """Return the seconds of the slowest device's update: it walks through every element that it holds."""
     rates = {kind.name: kind.update_s_per_byte for kind in problem.kinds}
     seconds = [0.0] * len(layout.stages or layout.shards)
@@ -79,7 +80,7 @@ def with_updates(problem: Problem, rng: random.Random) -> Problem:
     return replace(problem, kinds=tuple(replace(kind, update_s_per_byte=rng.choice(rates)) for kind in problem.kinds))
 
 
-def element_by_element(problem: Problem, layouts: Sequence[Layout]) -> float:
+def element_by_element(problem: Problem, layouts: Sequence[DeviceLayout]) -> float:
     """Return the busiest device's seconds: every element is looked up in every member, and rings run round by round."""
     held: dict[tuple[int, ...], float] = {}
     for unit, profile in enumerate(problem.units):
@@ -154,14 +155,14 @@ def test_stages_lie_inside_a_pool_where_that_is_cheaper() -> None:
     assert isinstance(book, Book)
     found = cover(book)
     assert isinstance(found, Cover)
-    orders = [[stage.kind for stage in member.layout.stages] for member in found.members]
+    orders = [list(layout.kinds) for layout in found.layouts]
     assert orders in ([["a", "b"]] * 2, [["b", "a"]] * 2)
     assert found.exchange_s == pytest.approx(0.2)
     heavy = book_of(two_pools(boundary=100_000))
     assert isinstance(heavy, Book)
     found = cover(heavy)
     assert isinstance(found, Cover)
-    kinds = {tuple(stage.kind for stage in member.layout.stages) for member in found.members}
+    kinds = {layout.kinds for layout in found.layouts}
     assert kinds == {("a", "a"), ("b", "b")}
 
 
@@ -194,7 +195,7 @@ def test_even_stages_win_where_the_exchange_is_longer_than_what_they_cost() -> N
     assert all(units in {2, 4} for units in held)
 
 
-def every_member(problem: Problem, devices: tuple[int, ...]) -> Iterator[Layout]:
+def every_member(problem: Problem, devices: tuple[int, ...]) -> Iterator[DeviceLayout]:
     """Yield every pipeline of exactly these devices that memory permits, computed from the problem itself."""
     kinds = [kind for kind, count in zip(problem.kinds, devices, strict=True) for _ in range(count)]
     units, size = problem.units, len(kinds)
@@ -212,7 +213,7 @@ def every_member(problem: Problem, devices: tuple[int, ...]) -> Iterator[Layout]
                 before = problem.link(chosen[place - 1].name, kind.name) if place else Link()
                 behind = problem.link(kind.name, chosen[place + 1].name) if place + 1 < size else Link()
                 stages.append(
-                    Stage(
+                    PlannedStage(
                         kind=kind.name, first_unit=edges[place], last_unit=edges[place + 1] - 1,
                         forward_s=sum(p.forward_s for p in points), backward_s=sum(p.backward_s for p in points),
                         input_s=before.seconds(units[edges[place] - 1].boundary_bytes) if place else 0.0,
@@ -221,7 +222,7 @@ def every_member(problem: Problem, devices: tuple[int, ...]) -> Iterator[Layout]
                     )
                 )  # fmt: skip
             if len(stages) == size:
-                yield Layout(kind=LayoutKind.PIPELINE if cuts else LayoutKind.REPLICATED, stages=tuple(stages))
+                yield DeviceLayout(kind=LayoutKind.PIPELINE if cuts else LayoutKind.REPLICATED, stages=tuple(stages))
 
 
 def shortest_step(problem: Problem) -> float:
@@ -229,9 +230,9 @@ def shortest_step(problem: Problem) -> float:
     counts = [kind.count for kind in problem.kinds]
     groups = [each for each in itertools.product(*(range(count + 1) for count in counts)) if any(each)]
     members = {group: list(dict.fromkeys(every_member(problem, group))) for group in groups}
-    times: dict[tuple[Layout, int], float] = {}
+    times: dict[tuple[DeviceLayout, int], float] = {}
 
-    def share_s(layout: Layout, count: int) -> float:
+    def share_s(layout: DeviceLayout, count: int) -> float:
         if (layout, count) not in times:
             passes = [Passes(s.input_s + s.forward_s, s.gradient_s + s.backward_s) for s in layout.stages]
             times[layout, count] = share_seconds(passes, count) + longest_update(problem, layout)
@@ -252,7 +253,7 @@ def shortest_step(problem: Problem) -> float:
     return best
 
 
-def after_the_shares(problem: Problem, layouts: Sequence[Layout]) -> float:
+def after_the_shares(problem: Problem, layouts: Sequence[DeviceLayout]) -> float:
     """Return the seconds of an exchange and of the update that ends first."""
     exchange_s = element_by_element(problem, layouts) if len(layouts) > 1 else 0.0
     return exchange_s + min(longest_update(problem, layout) for layout in layouts)

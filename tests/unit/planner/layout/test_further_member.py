@@ -7,9 +7,9 @@ import random
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.further_member import lacking_devices
-from heterotrain_planner.layout.result import LayoutKind
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
 

@@ -6,23 +6,15 @@ import random
 from dataclasses import replace
 
 import pytest
-from heterotrain_core.contract.plan import Layout, LayoutKind
+from heterotrain_core.contract.plan import Layout, LayoutKind, Member
 from heterotrain_planner.layout.best import best_members
 from heterotrain_planner.layout.book import book_of
-from heterotrain_planner.layout.known import KnownMember, known_step_seconds
+from heterotrain_planner.layout.known import known_step_seconds
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.result import Cover, Member
+from heterotrain_planner.layout.result import Cover
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
 from unit.planner.layout.sharded_oracle import a_problem as a_sharded_problem
-
-
-def known(member: Member) -> KnownMember:
-    layout = member.layout
-    return KnownMember(
-        kinds=tuple(part.kind for part in layout.stages or layout.shards), layout=layout.planned,
-        micro_batch_samples=member.micro_batch_samples, share_samples=member.share_samples,
-    )  # fmt: skip
 
 
 def a_question(seed: int) -> Problem:
@@ -42,7 +34,7 @@ def test_the_planners_own_members_have_the_step_that_it_has_found() -> None:
         if not isinstance(found, Cover):
             continue
         kinds |= {member.layout.kind for member in found.members}
-        step_s = known_step_seconds(problem, [known(member) for member in found.members])
+        step_s = known_step_seconds(problem, found.members, [layout.kinds for layout in found.layouts])
         assert step_s == pytest.approx(found.step_s, rel=0.02), seed
     assert kinds == set(LayoutKind)
 
@@ -53,13 +45,15 @@ def test_other_shares_make_no_difference_and_another_cut_does() -> None:
     problem = replace(problem, kinds=(replace(problem.kinds[0], count=4),), links={})
     name = problem.kinds[0].name
 
-    def member(cut: int, share: int) -> KnownMember:
+    def step_s(cut: int, *shares: int) -> float | None:
         layout = Layout(kind=LayoutKind.PIPELINE, cuts=(cut,))
-        return KnownMember(kinds=(name, name), layout=layout, micro_batch_samples=1, share_samples=share)
+        members = [
+            Member(index=index, pool=name, share_samples=share, micro_batch_samples=1, layout=layout)
+            for index, share in enumerate(shares)
+        ]
+        return known_step_seconds(problem, members, [(name, name)] * len(members))
 
-    even = known_step_seconds(problem, [member(2, 16), member(2, 16)])
-    uneven = known_step_seconds(problem, [member(2, 17), member(2, 15)])
-    worse = known_step_seconds(problem, [member(4, 16), member(4, 16)])
+    even, uneven, worse = step_s(2, 16, 16), step_s(2, 17, 15), step_s(4, 16, 16)
     assert even is not None
     assert worse is not None
     assert uneven == pytest.approx(even, rel=0.01)
@@ -77,5 +71,5 @@ def test_other_shares_make_no_difference_and_another_cut_does() -> None:
 def test_layouts_of_another_model_have_no_step(layout: Layout) -> None:
     problem = a_problem(random.Random(4), kinds=1, units=5)
     name = problem.kinds[0].name
-    member = KnownMember(kinds=(name, name), layout=layout, micro_batch_samples=1, share_samples=8)
-    assert known_step_seconds(problem, [member]) is None
+    member = Member(index=0, pool=name, share_samples=8, micro_batch_samples=1, layout=layout)
+    assert known_step_seconds(problem, [member], [(name, name)]) is None

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract import plan
+from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem, invalid
-from heterotrain_planner.layout.result import Layout, LayoutKind, Shard, Stage
+from heterotrain_planner.layout.result import DeviceLayout, PlannedShard, PlannedStage
 
 
 def a_unit(**changes: object) -> UnitProfile:
@@ -95,22 +96,24 @@ def test_a_link_is_the_same_both_ways_and_between_devices_of_a_kind() -> None:
 
 def test_a_layout_lists_its_devices_and_cuts() -> None:
     seconds = {"forward_s": 1.0, "backward_s": 2.0, "input_s": 0.0, "gradient_s": 0.5}
-    stage = Stage(kind="t4", first_unit=0, last_unit=2, **seconds, memory_bytes=9)
-    pipeline = Layout(kind=LayoutKind.PIPELINE, stages=(stage, replace(stage, kind="a100", first_unit=3, last_unit=5)))
+    stage = PlannedStage(kind="t4", first_unit=0, last_unit=2, **seconds, memory_bytes=9)
+    pipeline = DeviceLayout(
+        kind=LayoutKind.PIPELINE, stages=(stage, replace(stage, kind="a100", first_unit=3, last_unit=5))
+    )
     assert (pipeline.cuts, dict(pipeline.devices)) == ((3,), {"t4": 1, "a100": 1})
-    shard = Shard(kind="t4", state_ratio=0.5, share_samples=4, micro_batch_samples=2, memory_bytes=9)
-    assert Layout(kind=LayoutKind.SHARDED, shards=(shard, shard)).devices == {"t4": 2}
+    shard = PlannedShard(kind="t4", state_ratio=0.5, share_samples=4, micro_batch_samples=2, memory_bytes=9)
+    assert DeviceLayout(kind=LayoutKind.SHARDED, shards=(shard, shard)).devices == {"t4": 2}
     assert stage.busy_s == 3.5
 
 
 def test_a_plan_names_kind_cuts_and_shards() -> None:
     seconds = {"forward_s": 1.0, "backward_s": 2.0, "input_s": 0.0, "gradient_s": 0.5}
-    stage = Stage(kind="t4", first_unit=0, last_unit=2, **seconds, memory_bytes=9)
-    shard = Shard(kind="t4", state_ratio=0.5, share_samples=4, micro_batch_samples=2, memory_bytes=9)
-    pipeline = Layout(kind=LayoutKind.PIPELINE, stages=(stage, replace(stage, first_unit=3, last_unit=5)))
+    stage = PlannedStage(kind="t4", first_unit=0, last_unit=2, **seconds, memory_bytes=9)
+    shard = PlannedShard(kind="t4", state_ratio=0.5, share_samples=4, micro_batch_samples=2, memory_bytes=9)
+    pipeline = DeviceLayout(kind=LayoutKind.PIPELINE, stages=(stage, replace(stage, first_unit=3, last_unit=5)))
     most = replace(shard, state_ratio=0.75, share_samples=1)
-    sharded = Layout(kind=LayoutKind.SHARDED, shards=(most, replace(shard, state_ratio=0.25)))
-    alone = Layout(kind=LayoutKind.REPLICATED, stages=(stage,))
+    sharded = DeviceLayout(kind=LayoutKind.SHARDED, shards=(most, replace(shard, state_ratio=0.25)))
+    alone = DeviceLayout(kind=LayoutKind.REPLICATED, stages=(stage,))
     assert pipeline.planned == plan.Layout(kind=LayoutKind.PIPELINE, cuts=(3,))
     planned = sharded.planned
     assert (planned.kind, planned.shards, planned.sample_weights) == (LayoutKind.SHARDED, 2, (1, 4))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_planner.allocate.problem import JobDemand, JobPool, Objective, Pool
 from heterotrain_planner.allocate.value import rates as value_rates
 from heterotrain_planner.allocate.value import scored_options
@@ -17,7 +18,7 @@ from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.rates import LayoutRates
-from heterotrain_planner.layout.result import Cover, LayoutKind
+from heterotrain_planner.layout.result import Cover
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
 from unit.planner.layout.test_covers_against_brute_force import a_cluster

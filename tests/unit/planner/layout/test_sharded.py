@@ -7,11 +7,12 @@ import math
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
-from heterotrain_planner.layout.result import Cover, LayoutKind, Template
+from heterotrain_planner.layout.result import Cover, Template
 from heterotrain_planner.layout.sharded import GAP_RATIO, sharded_template, sharded_templates
 from scipy.optimize import linprog
 from support.repeat import times
@@ -224,12 +225,12 @@ def test_members_of_eight_four_and_one_device_train_side_by_side() -> None:
     kinds = frozenset({LayoutKind.SHARDED, LayoutKind.REPLICATED})
     found = cover(book, kinds=kinds, further=sharded_templates(problem))
     assert isinstance(found, Cover), found
-    assert [dict(member.layout.devices) for member in found.members] in list(
+    assert [dict(layout.devices) for layout in found.layouts] in list(
         map(list, itertools.permutations([{"small": 8}, {"middle": 4}, {"large": 1}]))
     )
     assert sum(member.share_samples for member in found.members) == 512
     # Shares follow speed: eight devices at half the speed of the large one, four at a quarter of it.
-    share = {next(iter(member.layout.devices)): member.share_samples for member in found.members}
+    share = {member.pool: member.share_samples for member in found.members}
     assert share["small"] > 3 * share["middle"] > share["large"]
 
 

@@ -58,8 +58,8 @@ def decoder(batch_samples: int) -> Problem:
 def test_a_smaller_batch_needs_no_more_memory(batch_samples: int) -> None:
     found = solved(decoder(batch_samples))
     assert isinstance(found, Cover), found.reason
-    for member in found.members:
-        stages = member.layout.stages
+    for member, layout in zip(found.members, found.layouts, strict=True):
+        stages = layout.stages
         for at, stage in enumerate(stages):
             kept = most_kept(stage=at, stages=len(stages), micro_batches=member.micro_batches)
             units = decoder(batch_samples).units[stage.first_unit : stage.last_unit + 1]

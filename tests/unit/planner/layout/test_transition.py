@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_planner.layout.assignment import assign
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import Link, Problem
-from heterotrain_planner.layout.result import Cover, Layout, LayoutKind, NoLayout, Shard, Stage
-from heterotrain_planner.layout.transition import Holder, Transition, UnitRows, parts_of_layout, pays, transition
+from heterotrain_planner.layout.result import Cover, DeviceLayout, HeldUnits, NoLayout, PlannedShard, PlannedStage
+from heterotrain_planner.layout.transition import Holder, Transition, pays, transition
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
@@ -33,30 +34,31 @@ def a_model(units: int = 8, **changes: object) -> Problem:
     return replace(problem, units=profiles, kinds=kinds, links={}, default_link=link, **changes)  # type: ignore[arg-type]  # a builder
 
 
-def a_pipeline(cuts: list[int], kinds: str, units: int = 8) -> Layout:
+def a_pipeline(cuts: list[int], kinds: str, units: int = 8) -> DeviceLayout:
     edges = [0, *cuts, units]
     stages = [
-        Stage(kind=f"k{kind}", first_unit=a, last_unit=b - 1, **SECONDS, memory_bytes=0)
+        PlannedStage(kind=f"k{kind}", first_unit=a, last_unit=b - 1, **SECONDS, memory_bytes=0)
         for kind, (a, b) in zip(kinds, itertools.pairwise(edges), strict=True)
     ]
-    return Layout(kind=LayoutKind.PIPELINE, stages=tuple(stages))
+    return DeviceLayout(kind=LayoutKind.PIPELINE, stages=tuple(stages))
 
 
-def sharded(ratios: list[float], kind: str = "k0") -> Layout:
-    shards = [Shard(kind=kind, state_ratio=r, share_samples=1, micro_batch_samples=1, memory_bytes=0) for r in ratios]
-    return Layout(kind=LayoutKind.SHARDED, shards=tuple(shards))
+def sharded(ratios: list[float], kind: str = "k0") -> DeviceLayout:
+    shards = [
+        PlannedShard(kind=kind, state_ratio=r, share_samples=1, micro_batch_samples=1, memory_bytes=0) for r in ratios
+    ]
+    return DeviceLayout(kind=LayoutKind.SHARDED, shards=tuple(shards))
 
 
-def holders_of(problem: Problem, layouts: list[Layout]) -> list[Holder]:
+def holders_of(problem: Problem, layouts: list[DeviceLayout]) -> list[Holder]:
     found = []
     for layout in layouts:
-        kinds = [*(stage.kind for stage in layout.stages), *(shard.kind for shard in layout.shards)]
-        for kind, parts in zip(kinds, parts_of_layout(problem, layout), strict=True):
-            found.append(Holder(device=f"d{len(found)}", kind=kind, parts=parts))
+        for kind, part in zip(layout.kinds, layout.held(len(problem.units)), strict=True):
+            found.append(Holder(device=f"d{len(found)}", kind=kind, parts=(part,)))
     return found
 
 
-def found_for(problem: Problem, holders: list[Holder], layouts: list[Layout], **more: float) -> Transition:
+def found_for(problem: Problem, holders: list[Holder], layouts: list[DeviceLayout], **more: float) -> Transition:
     answer = transition(problem, holders, layouts, **more)
     assert isinstance(answer, Transition)
     return answer
@@ -135,21 +137,17 @@ def test_a_pipeline_from_shards_and_back() -> None:
     assert sum(back.moved_bytes.values()) == pytest.approx(200 / 2 + 600 / 2)
 
 
-def by_permutations(problem: Problem, holders: list[Holder], layouts: list[Layout]) -> float:
+def by_permutations(problem: Problem, holders: list[Holder], layouts: list[DeviceLayout]) -> float:
     """Return the fewest bytes that have to come from elsewhere, over all devices for all places."""
-    wanted = [
-        (kind, parts[0])
-        for layout in layouts
-        for kind, parts in zip([s.kind for s in layout.stages], parts_of_layout(problem, layout), strict=True)
-    ]
+    wanted = [pair for layout in layouts for pair in zip(layout.kinds, layout.held(len(problem.units)), strict=True)]
     best = math.inf
     for chosen in itertools.permutations(holders, len(wanted)):
         if any(holder.kind != kind for holder, (kind, _) in zip(chosen, wanted, strict=True)):
             continue
         total = 0.0
         for holder, (_, part) in zip(chosen, wanted, strict=True):
-            held = {unit for each in holder.parts for unit in range(each.first_unit, each.last_unit + 1)}
-            total += 100 * len(set(range(part.first_unit, part.last_unit + 1)) - held)
+            held = {unit for each in holder.parts for unit in range(each.first, each.end)}
+            total += 100 * len(set(range(part.first, part.end)) - held)
         best = min(best, total)
     return best
 
@@ -159,7 +157,7 @@ def test_the_fewest_bytes_move(seed: int) -> None:
     rng = random.Random(seed)
     problem = a_model()
 
-    def layouts(stages: int) -> list[Layout]:
+    def layouts(stages: int) -> list[DeviceLayout]:
         cut = [sorted(rng.sample(range(1, 8), count - 1)) for count in (stages, rng.randint(1, 2))]
         return [a_pipeline(cuts, "".join(rng.choice("01") for _ in range(len(cuts) + 1))) for cuts in cut]
 
@@ -179,7 +177,7 @@ def test_the_fewest_bytes_move(seed: int) -> None:
         assert [stage.kind for stage in layout.stages] == [kinds[name] for name in names]
     used = [name for names in answer.places for name in names]
     assert len(set(used)) == len(used)
-    held = {unit for each in holders for part in each.parts for unit in range(part.first_unit, part.last_unit + 1)}
+    held = {unit for each in holders for part in each.parts for unit in range(part.first, part.end)}
     missing_copies = sum(
         100
         for layout in new
@@ -192,10 +190,7 @@ def test_the_fewest_bytes_move(seed: int) -> None:
 
 def test_very_many_places_are_filled_one_by_one() -> None:
     problem = a_model()
-    holders = [
-        Holder(device=f"d{index}", kind="k0", parts=(UnitRows(first_unit=index % 8, last_unit=7),))
-        for index in range(400)
-    ]
+    holders = [Holder(device=f"d{index}", kind="k0", parts=(HeldUnits(index % 8, 8),)) for index in range(400)]
     found = found_for(problem, holders, [a_pipeline([index % 7 + 1], "00") for index in range(150)])
     used = [name for names in found.places for name in names]
     assert len(set(used)) == len(used) == 300
@@ -206,8 +201,8 @@ def test_very_many_places_are_filled_one_by_one() -> None:
     [
         ([], "need 1 devices of kind k0, and there are 0"),
         ([Holder(device="a", kind="k0"), Holder(device="a", kind="k0")], "listed twice"),
-        ([Holder(device="a", kind="k0", parts=(UnitRows(first_unit=0, last_unit=99),))], "not a part of this model"),
-        ([Holder(device="a", kind="k0", parts=(UnitRows(first_unit=0, last_unit=1, stop=math.nan),))], "not a part"),
+        ([Holder(device="a", kind="k0", parts=(HeldUnits(0, 100),))], "not a part of this model"),
+        ([Holder(device="a", kind="k0", parts=(HeldUnits(0, 2, stop=math.nan),))], "not a part"),
         ([Holder(device=f"{i}", kind="k0") for i in range(3000)], "more than"),
     ],
 )
@@ -244,14 +239,14 @@ def test_a_loss_is_planned_from_the_book_and_moves_less_than_everything(seed: in
     assert isinstance(book, Book)
     before = cover(book)
     assert isinstance(before, Cover)
-    holders = holders_of(problem, [member.layout for member in before.members])
+    holders = holders_of(problem, list(before.layouts))
     lost = next(index for index, holder in enumerate(holders) if holder.kind == "k0")
     left = [*holders[:lost], *holders[lost + 1 :]]
     left += [Holder(device=f"spare{name}{index}", kind=name) for name, n in before.unused.items() for index in range(n)]
     counts = [sum(holder.kind == kind.name for holder in left) for kind in problem.kinds]
     after = cover(book, devices=counts)
     assert isinstance(after, Cover)
-    found = found_for(problem, left, [member.layout for member in after.members])
+    found = found_for(problem, left, list(after.layouts))
     whole = sum(unit.parameter_bytes for unit in problem.units) * 4
     assert sum(found.moved_bytes.values()) <= whole * len(after.members)
     assert math.isfinite(found.pause_s)

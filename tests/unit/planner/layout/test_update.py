@@ -51,8 +51,8 @@ def planned(problem: Problem) -> Cover:
 
 def test_a_step_ends_with_the_update() -> None:
     without, found = planned(two_kinds()), planned(two_kinds(a=1e-3, b=1e-3))
-    held = [stage.last_unit - stage.first_unit + 1 for stage in found.members[0].layout.stages]
-    assert found.members[0].update_s == pytest.approx(1e-3 * 100 * max(held))
+    held = [stage.last_unit - stage.first_unit + 1 for stage in found.layouts[0].stages]
+    assert update_seconds(two_kinds(a=1e-3, b=1e-3), found.layouts[0]) == pytest.approx(1e-3 * 100 * max(held))
     assert found.step_s >= without.step_s + 1e-3 * 100 * 2
     assert found.bound_s <= found.step_s
     assert found.bound_s >= without.bound_s + 1e-3 * 100 * 2 * (1 - 1e-9)
@@ -60,8 +60,8 @@ def test_a_step_ends_with_the_update() -> None:
 
 def test_a_device_with_slow_updates_holds_less() -> None:
     found = planned(two_kinds(a=5e-3))
-    (member,) = found.members
-    held = {stage.kind: stage.last_unit - stage.first_unit + 1 for stage in member.layout.stages}
+    (layout,) = found.layouts
+    held = {stage.kind: stage.last_unit - stage.first_unit + 1 for stage in layout.stages}
     assert held["a"] < held["b"]
 
 

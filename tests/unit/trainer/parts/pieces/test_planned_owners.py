@@ -7,10 +7,11 @@ import random
 
 import pytest
 from heterotrain.state.holdings import Extent, pieces_of
+from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.exchange import owner_bytes
 from heterotrain_planner.layout.problem import DeviceKind, Problem
-from heterotrain_planner.layout.result import Layout, LayoutKind, Shard, Stage
+from heterotrain_planner.layout.result import DeviceLayout, PlannedShard, PlannedStage
 from support.repeat import times
 
 UNITS, ELEMENTS = 6, 60
@@ -27,14 +28,14 @@ def a_problem() -> Problem:
     return Problem(units=units, kinds=kinds, batch_samples=9, micro_batches=(1,))
 
 
-def drawn(rng: random.Random) -> tuple[Layout, list[dict[str, Extent]]]:
+def drawn(rng: random.Random) -> tuple[DeviceLayout, list[dict[str, Extent]]]:
     """Return a member's layout and what its ranks hold in the trainer's words."""
     size, names = rng.randint(1, 3), [f"u{i}" for i in range(UNITS)]
     sizes = {name: ELEMENTS * (i + 1) for i, name in enumerate(names)}
     if size > 1 and rng.random() < 0.5:
         edges = (0, *sorted(rng.sample(range(1, ELEMENTS), size - 1)), ELEMENTS)
         shards = tuple(
-            Shard(kind="a", state_ratio=(stop - start) / ELEMENTS, share_samples=1, micro_batch_samples=1,
+            PlannedShard(kind="a", state_ratio=(stop - start) / ELEMENTS, share_samples=1, micro_batch_samples=1,
                   memory_bytes=0)
             for start, stop in itertools.pairwise(edges)
         )  # fmt: skip
@@ -42,15 +43,15 @@ def drawn(rng: random.Random) -> tuple[Layout, list[dict[str, Extent]]]:
             {name: Extent(start * sizes[name] // ELEMENTS, stop * sizes[name] // ELEMENTS) for name in names}
             for start, stop in itertools.pairwise(edges)
         ]
-        return Layout(kind=LayoutKind.SHARDED, shards=shards), held
+        return DeviceLayout(kind=LayoutKind.SHARDED, shards=shards), held
     edges = (0, *sorted(rng.sample(range(1, UNITS), size - 1)), UNITS)
     stages = tuple(
-        Stage(kind="a", first_unit=first, last_unit=end - 1, forward_s=1.0, backward_s=1.0, input_s=0.0,
+        PlannedStage(kind="a", first_unit=first, last_unit=end - 1, forward_s=1.0, backward_s=1.0, input_s=0.0,
               gradient_s=0.0, memory_bytes=0)
         for first, end in itertools.pairwise(edges)
     )  # fmt: skip
     held = [{name: Extent(0, sizes[name]) for name in names[first:end]} for first, end in itertools.pairwise(edges)]
-    return Layout(kind=LayoutKind.PIPELINE if size > 1 else LayoutKind.REPLICATED, stages=stages), held
+    return DeviceLayout(kind=LayoutKind.PIPELINE if size > 1 else LayoutKind.REPLICATED, stages=stages), held
 
 
 @pytest.mark.parametrize("seed", range(times(gate=30, every=600)))
