@@ -131,7 +131,7 @@ format: setup-core ## let ruff fix and format the sources
 generate: setup-operator ## make every file that is made from others: CRD, references, chart's README, dashboards, pictures
 	@PYTHONPATH=deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m lab.generated
 
-release: setup-core ## what a release publishes, into out/release, from the newest commit; pushes nothing. VERSION=0.1.0
+release: setup-core ## a whole release from the newest commit, pushed to loopback, and tried as a user; VERSION=0.1.0
 	@$(LAB) -m lab.release_files $(or $(VERSION),$(error give VERSION, such as make release VERSION=0.1.0)) $(ARGS)
 
 ##@ Longer runs and packages for parts of `make test-all`

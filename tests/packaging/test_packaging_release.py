@@ -5,12 +5,15 @@ The steps of the workflow run here as they are, on a copy of the sources. Progra
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -20,8 +23,12 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from heterotrain_core.version import __version__
-from lab import release_files, release_names
+from lab import release_files, release_images, release_names, release_rehearsal
+from lab.bill_of_materials import bill
+from local_cluster import assembly, oci
+from local_cluster.process import Problem
 from support.helm import helm, of_kind
+from support.programs import program
 from support.wheels import built
 
 ROOT = Path(__file__).parents[2]
@@ -249,17 +256,103 @@ def test_a_tag_that_is_not_the_version_stops_the_release_before_anything_is_push
     assert "version" in JOBS["image"]["needs"]
 
 
-def test_a_dry_run_makes_the_files_of_a_release_and_pushes_nothing(tmp_path: Path) -> None:
+LOCK = """numpy==2.0.0 \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+nvidia-nccl-cu12==2.27.5 ; platform_machine == 'x86_64' and sys_platform == 'linux' \\
+    --hash=sha256:cc
+"""
+
+
+@pytest.mark.needs_program("helm")
+def test_the_files_of_a_release(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    missing = release_files.make(__version__, registry="localhost:5000/me", source=SOURCE, out=out)
-    names = {path.name.replace(__version__, "V") for path in out.iterdir()}
-    assert {"NOTES.md", "SHA256SUMS", "heterotrain.yaml", "htj.yaml", "kubectl-htj.tar.gz"} <= names
-    assert any(name.endswith(".whl") for name in names)
-    assert ("heterotrain-V.tgz" in names) != any("chart" in each for each in missing)
+    release = release_names.Release(version=__version__, registry="localhost:5000/me", source=SOURCE)
+    release_files.make(release, out, lock=LOCK, chosen=(), platforms=())
+    assert {path.name.replace(__version__, "V").partition("-py3")[0] for path in out.iterdir()} == {
+        "NOTES.md", "SHA256SUMS", "heterotrain-V", "heterotrain-V.tgz", "heterotrain.cdx.json", "heterotrain.yaml",
+        "htj.yaml", "kubectl-htj.tar.gz",
+    }  # fmt: skip
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=out, check=True)
     assert "localhost:5000/me/heterotrain-operator" in (out / "heterotrain.yaml").read_text()
+    other = release_names.Release(version="9.9.9", registry="r", source=SOURCE)
     with pytest.raises(release_names.ReleaseError, match=r"9\.9\.9"):
-        release_files.make("9.9.9", registry="r", source=SOURCE, out=tmp_path / "other")
+        release_files.make(other, tmp_path / "other", lock=LOCK, chosen=(), platforms=())
+
+
+def test_a_bill_lists_what_an_architecture_gets() -> None:
+    status = "Package: dash\nStatus: install ok unpacked\nArchitecture: arm64\nVersion: 0.5+b1\n\n"
+    for architecture, names in (("amd64", ["numpy", "nvidia-nccl-cu12"]), ("arm64", ["numpy"])):
+        parts = bill("image", "1.0", lock=LOCK, architecture=architecture, dpkg_status=status)["components"]
+        assert [part["name"] for part in parts] == [*names, "dash"]
+    numpy, *_, dash = parts
+    (file,) = numpy["externalReferences"]
+    assert numpy["purl"] == "pkg:pypi/numpy@2.0.0"
+    assert [each["content"] for each in file["hashes"]] == ["aa", "bb"]
+    assert dash["purl"] == "pkg:deb/debian/dash@0.5%2Bb1?arch=arm64&distro=bookworm"
+
+
+def wheel_for(folder: Path, machine: str) -> str:
+    """Write a wheel that says for which machine it is, and return its hash."""
+    path = folder / f"small-1.0-py3-none-manylinux_2_17_{machine}.whl"
+    about = "small-1.0.dist-info"
+    files = {"small/__init__.py": f"MACHINE = {machine!r}\n", f"{about}/METADATA": "Name: small\nVersion: 1.0\n"}
+    files[f"{about}/WHEEL"] = f"Wheel-Version: 1.0\nTag: py3-none-manylinux_2_17_{machine}\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+        archive.writestr(f"{about}/RECORD", "".join(f"{name},,\n" for name in [*files, f"{about}/RECORD"]))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.needs_program("crane")
+@pytest.mark.skipif(sys.version_info[:2] != assembly.BASE_PYTHON, reason="images have the Python of their base")
+def test_an_image_of_both_architectures_is_pushed_and_pulled_with_the_wheels_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crane = program("crane")
+    assert crane is not None
+    monkeypatch.setenv("PATH", f"{Path(crane).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HETEROTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setattr(release_images, "_base", lambda architecture: oci.write_layer(
+        lambda tar: oci.add_text(tar, "./var/lib/dpkg/status", f"Package: base\nStatus: ok\nVersion: 1\nArchitecture: "
+        f"{architecture}\n")
+    ))  # fmt: skip
+    for folder in ("wheels", "root/requirements", "root/operator", "out"):
+        (tmp_path / folder).mkdir(parents=True)
+    hashes = [wheel_for(tmp_path / "wheels", machine) for machine in ("x86_64", "aarch64")]
+    lock = " \\\n".join(["small==1.0", *(f"    --hash=sha256:{each}" for each in hashes)])
+    (tmp_path / "root/requirements/operator.txt").write_text(lock)
+    shutil.copy(ROOT / "operator/Dockerfile", tmp_path / "root/operator")
+    release_images.make(
+        "operator", ("amd64", "arm64"), root=tmp_path / "root", wheel=built(ROOT, tmp_path), version="1.0",
+        out=tmp_path / "out",
+    )  # fmt: skip
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    release = release_names.Release(version="1.0", registry=f"localhost:{port}/me", source=SOURCE)
+    with release_rehearsal.registry(release, tmp_path / "out"):
+        release_rehearsal.push_images(release, tmp_path / "out")
+        for architecture, machine in (("amd64", "x86_64"), ("arm64", "aarch64")):
+            pulled = tmp_path / f"{architecture}.tar"
+            command = [crane, "export", f"{release.image}:1.0", pulled, "--platform", f"linux/{architecture}"]
+            subprocess.run(command, check=True, capture_output=True)
+            with tarfile.open(pulled) as tar:
+                source = tar.extractfile(f"{assembly.SITE}/small/__init__.py")
+                assert source is not None
+                assert machine in source.read().decode()
+                assert f"{assembly.SITE}/heterotrain_operator/entry.py" in tar.getnames()
+            parts = json.loads((tmp_path / f"out/heterotrain-operator-{architecture}.cdx.json").read_text())
+            assert [part["name"] for part in parts["components"]] == ["small", "base"]
+
+
+def test_nothing_is_pushed_beyond_this_machine(tmp_path: Path) -> None:
+    release = release_names.Release(version="1.0", registry="ghcr.io/me", source=SOURCE)
+    with pytest.raises(Problem, match="loopback only"), release_rehearsal.registry(release, tmp_path):
+        pass
 
 
 def test_notes_are_those_of_the_version_or_of_what_is_not_released() -> None:

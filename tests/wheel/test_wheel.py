@@ -79,30 +79,6 @@ def test_every_package_of_an_image_has_a_wheel_for_arm64(tmp_path: Path, lock: s
 
 
 @pytest.mark.timeout(1800)
-def test_the_first_block_of_the_readme_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
-    """From an installed wheel, in an empty folder: a trained model, a measurement of this machine, a forecast."""
-    block = (ROOT / "README.md").read_text().split("```\n")[1]
-    install = [line for line in block.splitlines() if "pip install" in line]
-    commands = [line for line in block.splitlines() if line not in install]
-    assert install[-1] == "pip install '.[trainer,cli]' scikit-learn"
-    environment, here = tmp_path / "environment", tmp_path / "here"
-    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, environment], check=True)
-    wanted = [f"heterotrain[trainer,cli] @ {wheel.as_uri()}", "scikit-learn"]
-    subprocess.run([UV, "pip", "install", "--quiet", "--python", environment / "bin/python", *wanted], check=True)
-    here.mkdir()
-    environ = {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    done = [
-        subprocess.run(
-            ["bash", "-euc", line], cwd=here, env=environ, capture_output=True, text=True, check=False, timeout=900
-        )
-        for line in commands
-    ]
-    assert [(line, ran.stderr[-2000:]) for line, ran in zip(commands, done, strict=True) if ran.returncode] == []
-    assert "accuracy" in done[1].stderr
-    assert "samples/s" in done[-1].stdout
-
-
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("resolution", ["highest", "lowest-direct"])
 @pytest.mark.parametrize("extra", COMMANDS)
 def test_an_extra_works_in_a_new_environment(wheel: Path, tmp_path: Path, extra: str, resolution: str) -> None:

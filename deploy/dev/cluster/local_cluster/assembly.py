@@ -148,10 +148,11 @@ def _packages(image: Image) -> oci.Blob:
     """Return the layer of the lock's packages, which is kept for as long as they are the same."""
     distributions = sorted(_distributions(image), key=lambda each: each.metadata["Name"].lower())
     versions = [f"{each.metadata['Name']} {each.version}" for each in distributions]
-    return oci.kept(f"packages-{paths.digest((), sys.version, *versions)}", lambda: _packed(distributions))
+    return oci.kept(f"packages-{paths.digest((), sys.version, *versions)}", lambda: packed(distributions))
 
 
-def _packed(distributions: Sequence[importlib.metadata.Distribution]) -> oci.Blob:
+def packed(distributions: Sequence[importlib.metadata.Distribution]) -> oci.Blob:
+    """Return a layer of installed packages, with their bytecode and commands, as the image's Python environment."""
     with tempfile.TemporaryDirectory(prefix="heterotrain-bytecode-") as folder:
         sources = [
             (source, f"/{SITE}/{name}")
@@ -212,15 +213,23 @@ def _add_scripts(tar: tarfile.TarFile, entry_points: Iterable[importlib.metadata
 def _wheel(without: Sequence[str]) -> oci.Blob:
     """Return the layer of the project's wheel without these of its packages."""
     name = f"wheel-{paths.digest(WHEEL_INPUTS, sys.version, *without)}"
-    return oci.kept(name, lambda: oci.write_layer(lambda tar: _add_wheel(tar, without)))
+
+    def make() -> oci.Blob:
+        with tempfile.TemporaryDirectory(prefix="heterotrain-wheel-") as folder:
+            run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=paths.REPOSITORY)
+            (wheel,) = Path(folder).glob("*.whl")
+            return installed(wheel, without)
+
+    return oci.kept(name, make)
 
 
-def _add_wheel(tar: tarfile.TarFile, without: Sequence[str]) -> None:
-    """Add the project's wheel as an installer does, except for these packages and their commands."""
+def installed(wheel: Path, without: Sequence[str]) -> oci.Blob:
+    """Return a layer of the project's wheel as an installer leaves it, except for these packages and their commands."""
+    return oci.write_layer(lambda tar: _add_wheel(tar, wheel, without))
+
+
+def _add_wheel(tar: tarfile.TarFile, wheel: Path, without: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="heterotrain-wheel-") as folder:
-        build_wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-        run(*build_wheel, cwd=paths.REPOSITORY)
-        (wheel,) = Path(folder).glob("*.whl")
         unpacked = Path(folder) / "unpacked"
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(unpacked)  # noqa: S202  # it was built a moment ago

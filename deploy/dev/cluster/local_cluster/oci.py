@@ -120,12 +120,15 @@ def kept(key: str, make: Callable[[], Blob]) -> Blob:
     return made
 
 
-def write_manifest(layers: Iterable[Blob], settings: Mapping[str, Any]) -> str:
-    """Add an image of these layers and settings, such as ``Env`` and ``User``, and return its manifest's digest."""
+def write_manifest(layers: Iterable[Blob], settings: Mapping[str, Any], architecture: str = "") -> str:
+    """Add an image of these layers and settings, such as ``Env`` and ``User``, and return its manifest's digest.
+
+    Without an architecture, such as ``arm64``, it is one for this machine.
+    """
     layers = tuple(layers)
     machine = platform.machine()
     configuration = {
-        "architecture": ARCHITECTURES.get(machine, machine),
+        "architecture": architecture or ARCHITECTURES.get(machine, machine),
         "os": "linux",
         "config": dict(settings),
         "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in layers]},

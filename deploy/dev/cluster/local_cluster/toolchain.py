@@ -93,13 +93,17 @@ PROGRAMS = tuple(
     )
 )
 """What a cluster and the demo run."""
+REGISTRY = Program(package="github.com/google/go-containerregistry/cmd/crane", module=paths.LOCAL / "crane")
+"""Serves a registry on loopback and pushes into it, for `make release`."""
+HELM = PROGRAMS[-1]
 FOR_TESTS = (
+    REGISTRY,
     # Tests of the chart's alerts need it. The versions are those above, so little is left to compile: 3 s of one core.
     Program(package="github.com/prometheus/prometheus/cmd/promtool", module=paths.LOCAL / "promtool"),
     # Tests of the chart's objects need it; small.
     Program(package="github.com/yannh/kubeconform/cmd/kubeconform", module=paths.LOCAL / "kubeconform"),
 )
-"""What only tests of the chart run."""
+"""What only tests of the chart and of releases run."""
 SIMULATOR = Program(package="sigs.k8s.io/kwok/cmd/kwok", module=paths.LOCAL / "kwok")
 """Simulates kubelets; built only on request."""
 KUEUE = Program(package="sigs.k8s.io/kueue/cmd/kueue", module=paths.LOCAL / "kueue")
@@ -125,15 +129,17 @@ def install_packages(wanted: Mapping[str, str] = PACKAGES) -> None:
         run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, environment=quiet, timeout_s=900)
 
 
-def build_programs(*also: Program, limits: Limits | None = None) -> None:
+def build_programs(*also: Program, base: tuple[Program, ...] | None = None, limits: Limits | None = None) -> None:
     """Download or compile what has changed since it was built last; a second run does nothing.
+
+    A ``base`` takes the place of all that a cluster runs.
 
     Raises:
         Problem: a module could not be fetched, something does not compile, or ``BINARIES=download`` asks for a release
             that cannot be had.
     """
     held = releases.known()
-    missing = outdated((*PROGRAMS, *also), held)
+    missing = outdated((*(PROGRAMS if base is None else base), *also), held)
     if not missing:
         return
     paths.programs().mkdir(parents=True, exist_ok=True)

@@ -1,23 +1,33 @@
-"""``make release VERSION=…``: what a release publishes, made from the newest commit on this machine; nothing is pushed.
+"""``make release VERSION=…``: a whole release on this machine, from the newest commit; nothing leaves the machine.
 
-The steps are those of the workflow ``release``: names, wheel, chart, manifest, plugin, notes, checksums. Images, bills
-of materials and signatures need the registries and identities that only the workflow has.
+It makes what the workflow ``release`` makes: wheel, chart, manifest, plugin, images for amd64 and arm64, bills of
+materials, notes and checksums. It pushes chart and images into a registry on loopback and then runs the commands of the
+released README against it (``lab.release_rehearsal``). Signatures need the identity that only the workflow has.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from lab import chart_files, release_names
+from local_cluster import record, toolchain
+from local_cluster.process import Problem, run
+
+from lab import chart_files, release_images, release_names, release_rehearsal
+from lab.bill_of_materials import bill
 from lab.cluster import REPOSITORY
+
+EXTRAS = ("operator", "trainer", "tensorboard", "cli", "export")
+"""Extras whose packages the wheel's bill lists."""
 
 
 def notes(changelog: str, version: str) -> str:
@@ -28,15 +38,18 @@ def notes(changelog: str, version: str) -> str:
     return ""
 
 
-def make(version: str, *, registry: str, source: str, out: Path) -> list[str]:
-    """Fill a folder with the files of a release; return what is missing, each in a sentence.
+def make(
+    release: release_names.Release, out: Path, *, lock: str, chosen: Sequence[str], platforms: Sequence[str]
+) -> None:
+    """Fill a folder with the files of a release, and with these images for these platforms.
+
+    The lock has what the extras of the wheel need, and gives its bill.
 
     Raises:
         ReleaseError: the sources do not have this version, or cannot get the names of a release.
+        Problem: a program or a package cannot be had.
     """
-    release = release_names.Release(version=version, registry=registry, source=source)
     out.mkdir(parents=True)
-    missing = ["images, bills of materials and signatures are made by the workflow `release`"]
     with tempfile.TemporaryDirectory(prefix="heterotrain-release-") as folder:
         root = Path(folder)
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=REPOSITORY, check=True, capture_output=True).stdout
@@ -45,40 +58,59 @@ def make(version: str, *, registry: str, source: str, out: Path) -> list[str]:
             tar.extractall(root, filter="data")
         release_names.rename(root, release)
         release_names.write_files(root, release, out)
-        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
-        subprocess.run(build, cwd=root, check=True, capture_output=True)
-        if Path(chart_files.helm()).exists():
-            chart = [chart_files.helm(), "package", "helm/heterotrain", "--destination", str(out)]
-            subprocess.run(chart, cwd=root, check=True, capture_output=True)
-        else:
-            missing.append("the chart needs helm: `make images` brings it")
-        (out / "NOTES.md").write_text(notes((root / "CHANGELOG.md").read_text(encoding="utf-8"), version))
+        run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out, cwd=root)
+        run(chart_files.helm(), "package", "helm/heterotrain", "--destination", out, cwd=root)
+        (out / "NOTES.md").write_text(notes((root / "CHANGELOG.md").read_text(encoding="utf-8"), release.version))
+        parts = bill("heterotrain", release.version, lock=lock)
+        (out / "heterotrain.cdx.json").write_text(json.dumps(parts, indent=1), encoding="utf-8")
+        (wheel,) = out.glob("*.whl")
+        for name in chosen:
+            release_images.make(name, tuple(platforms), root=root, wheel=wheel, version=release.version, out=out)
     files = sorted(path for path in out.iterdir() if path.is_file())
     sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
     (out / "SHA256SUMS").write_text(sums, encoding="utf-8")
-    return missing
+
+
+def locked() -> str:
+    """Return what the extras of the wheel need, in the versions that all tests run with, with hashes.
+
+    Raises:
+        Problem: the index of packages does not answer.
+    """
+    command = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "--quiet", "--universal"]
+    command += ["--generate-hashes", "--python-version", "3.11", "--no-header", "--no-annotate", "--no-emit-index-url"]
+    extras = [word for each in EXTRAS for word in ("--extra", each)]
+    return run(*command, *extras, "-c", "requirements/dev.txt", "pyproject.toml", cwd=REPOSITORY)
 
 
 def main() -> int:
-    """Make the files and list them; return the exit code."""
+    """Make a release and rehearse it; return the exit code."""
     parser = argparse.ArgumentParser(prog="make release", description=__doc__)
     parser.add_argument("version", help="such as 0.1.0")
-    parser.add_argument(
-        "--registry", default="localhost:5000/heterotrain", help="registry and owner of images and chart"
-    )
+    parser.add_argument("--registry", default="localhost:5000/heterotrain", help="on loopback: host, port and owner")
     parser.add_argument("--source", default="https://github.com/OWNER/heterotrain", help="the repository's page")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out/release", help="folder, which is emptied first")
+    parser.add_argument("--images", nargs="*", default=tuple(release_images.IMAGES), choices=release_images.IMAGES)
+    parser.add_argument("--platforms", nargs="+", default=("amd64", "arm64"), choices=("amd64", "arm64"))
     given = parser.parse_args()
+    release = release_names.Release(version=given.version, registry=given.registry, source=given.source)
     shutil.rmtree(given.out, ignore_errors=True)
     try:
-        missing = make(given.version, registry=given.registry, source=given.source, out=given.out)
-    except release_names.ReleaseError as error:
+        with record.building("make release"):
+            toolchain.build_programs(toolchain.REGISTRY, base=(toolchain.HELM,))
+            make(release, given.out, lock=locked(), chosen=given.images, platforms=given.platforms)
+        with release_rehearsal.registry(release, given.out):
+            release_rehearsal.push_images(release, given.out)
+            release_rehearsal.push_chart(release, given.out)
+            left_out = release_rehearsal.rehearse(release, given.out)
+    except (release_names.ReleaseError, Problem) as error:
         print(f"make release: {error}", file=sys.stderr)
         return 1
     for path in sorted(given.out.iterdir()):
-        print(f"{path.stat().st_size:>10,}  {path}")
-    for each in missing:
-        print(f"not here: {each}")
+        if path.is_file():
+            print(f"{path.stat().st_size:>10,}  {path}")
+    for each in (*left_out, "nothing was signed: signatures are made by the workflow `release`"):
+        print(f"not done here: {each}")
     return 0
 
 
