@@ -13,7 +13,8 @@ import torch
 from heterotrain.errors import PeerLost
 from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.connection_setup import c10d
-from heterotrain.network.nccl import abort, join_nccl, nccl_group, release, settle_nccl
+from heterotrain.network.nccl import abort, join_nccl, nccl_group, release
+from heterotrain.network.sums import NcclSum
 
 
 def connected(name: str) -> Any:
@@ -71,7 +72,7 @@ def many_formations(*, out: str) -> None:
         work = group.allreduce([flat], c10d.AllreduceOptions())
         if number % 2:
             aborts = abort([group], AbortFlag())
-            settle_nccl([work])
+            NcclSum(work).settle()
         else:
             work.wait()
             torch.cuda.synchronize()

@@ -16,7 +16,8 @@ from distributed.scripts import net
 from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.connection_setup import c10d
-from heterotrain.network.nccl import abort, length_s, release, settle_nccl
+from heterotrain.network.nccl import abort, release
+from heterotrain.network.sums import NcclSum
 from heterotrain.numerics.fused import take_step
 from heterotrain_core.contract.outcome import Ending
 from support.lineage import lineage
@@ -43,7 +44,7 @@ def test_the_host_does_not_wait_for_operations_of_an_aborted_group() -> None:
     torch.cuda._sleep(2_000_000_000)
     work = group.allreduce([flat], c10d.AllreduceOptions())
     aborts = abort([group], AbortFlag())
-    settle_nccl([work])
+    NcclSum(work).settle()
     assert not torch.cuda.current_stream().query(), "the host has waited"
     torch.cuda.synchronize()
     groups = [group]
@@ -57,10 +58,11 @@ def test_a_step_is_reduced_tested_and_updated_without_waiting_for_the_device() -
     torch.cuda.set_device(0)
     groups = [connected("step")]
     group: Any = SimpleNamespace(
-        world_size=2, settle=lambda _works: None, wait=lambda work, _what: work.wait(),
-        all_reduce=lambda flat: groups[0].allreduce([flat], c10d.AllreduceOptions()),
-        times_reductions=True, reduction_s=length_s, flag=AbortFlag(is_pinned=True),
-    )  # fmt: skip
+        world_size=2,
+        wait=lambda work, _what: work.wait(),
+        all_reduce=lambda flat: NcclSum(groups[0].allreduce([flat], c10d.AllreduceOptions())),
+        flag=AbortFlag(is_pinned=True),
+    )
     model = net().cuda()
     reducer = Reducer(model, bucket_bytes=1024)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

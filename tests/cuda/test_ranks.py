@@ -10,6 +10,7 @@ from distributed.harness import Operator, Worker, assert_same_weights, reference
 from heterotrain.network.connection_setup import c10d, gloo_group
 from heterotrain.network.group import Group
 from heterotrain.network.peer_sockets import SocketFilter
+from heterotrain.network.sums import FlatSums
 from heterotrain_core.contract.outcome import Ending
 from support.lineage import lineage
 
@@ -68,11 +69,11 @@ def test_nccl_for_two_ranks_on_one_gpu_is_refused_with_a_remedy(operate: Operate
 def test_a_sum_by_gloo_does_not_count_as_a_change_by_the_script() -> None:
     """Gloo's thread writes the sum with ``copy_``, at any time; the guards against scripts count such changes."""
     group = Group(rank=0, world_size=1, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
-    group._backend = "gloo"
-    group._gradients = gloo_group(c10d.HashStore(), "alone", rank=0, world_size=1)
+    made = gloo_group(c10d.HashStore(), "alone", rank=0, world_size=1)
+    group._sums = FlatSums(made, is_nccl=False, is_over=group.is_over)
     flat = torch.ones(8, device="cuda")
     raw, counts = flat.clone(), []
-    for tensor, start in ((raw, lambda: group._gradients.allreduce([raw])), (flat, lambda: group.all_reduce(flat))):
+    for tensor, start in ((raw, lambda: made.allreduce([raw])), (flat, lambda: group.all_reduce(flat))):
         before = tensor._version
         start().wait()
         counts.append(tensor._version - before)

@@ -21,8 +21,8 @@ from heterotrain.forward_state.rules import Combination, Rule, combination
 from heterotrain.forward_state.unsaved import Unsaved
 from heterotrain.forward_state.watch import Watch
 from heterotrain.network.group import Group as Peers
+from heterotrain.network.sums import Reduction
 from heterotrain.network.texts import gather_texts
-from heterotrain.network.two_levels import Reduction
 from heterotrain.state.buffer_copies import BufferCopies
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,9 @@ import torch
 from heterotrain_core.contract.choices import Backend
 
 from heterotrain.errors import UsageError
+from heterotrain.exchange.islands.topology import IslandTopology
 from heterotrain.identity import Identity
-from heterotrain.network.two_levels import Levels
+from heterotrain.network.sums import FlatTopology, Topology
 
 DeviceIds = tuple[str, ...]
 """Identifiers of one accelerator; devices that share an identifier are the same one. Empty for a CPU."""
@@ -105,24 +106,19 @@ def _own_library() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChoice:
-    """The backend that carries gradients.
+    """What carries gradients.
 
     Attributes:
-        backend: torch's name for it, ``nccl`` or ``gloo``.
+        topology: connects the ranks.
         reason: why not all GPUs use NCCL with each other; empty where there is nothing to explain.
-        levels: the islands of GPUs in which NCCL adds up first; ``None`` for none.
     """
 
-    backend: str
+    topology: Topology
     reason: str = ""
-    levels: Levels | None = None
 
     def __str__(self) -> str:
         """Return how gradients travel."""
-        if self.levels is None:
-            return f"gradients travel by {self.backend}: {self.reason}"
-        islands = " and ".join(", ".join(map(str, island)) for island in self.levels.islands)
-        return f"gradients travel by nccl among ranks {islands}, and by {self.backend} to all others: {self.reason}"
+        return f"gradients travel by {self.topology}: {self.reason}"
 
 
 def choose_backend(
@@ -133,7 +129,7 @@ def choose_backend(
     """Return the backend for gradients: as set, or NCCL where every rank has a GPU for itself, else gloo.
 
     NCCL in different versions, and NCCL with AMD's RCCL, do not connect. Where some ranks could use NCCL with each
-    other, they add up by it first, and gloo connects what is left (``network/two_levels.py``).
+    other, they add up by it first, and gloo connects what is left (``exchange/islands``).
 
     Args:
         setting: the configured backend.
@@ -144,17 +140,17 @@ def choose_backend(
         UsageError: NCCL is asked for, and these devices cannot use it.
     """
     if setting is Backend.GLOO:
-        return BackendChoice(backend="gloo")
+        return BackendChoice(topology=FlatTopology("gloo"))
     obstacle = _without_gpu(devices_W, names_W) or _shared(devices_W, names_W) or _mixed(devices_W, names_W)
     if not obstacle:
-        return BackendChoice(backend="nccl")
+        return BackendChoice(topology=FlatTopology("nccl"))
     if setting is Backend.NCCL:
         raise UsageError(
             f"the backend is set to NCCL, but {obstacle}: set it to Auto or Gloo, or give each rank a GPU of its own"
         )
     islands = islands_of(devices_W)
-    levels = Levels(islands=islands) if islands else None
-    return BackendChoice(backend="gloo", reason=obstacle if any(devices_W) else "", levels=levels)
+    topology = IslandTopology(islands=islands) if islands else FlatTopology("gloo")
+    return BackendChoice(topology=topology, reason=obstacle if any(devices_W) else "")
 
 
 def islands_of(devices_W: Sequence[DeviceIds]) -> tuple[tuple[int, ...], ...]:  # noqa: N803  # W ranks

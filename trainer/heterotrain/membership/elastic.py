@@ -184,8 +184,7 @@ class Elastic:
             choice = self._choose(result)
             group.build(
                 connect=lambda: self._peers.connect_store(ranks[0], result.store_number),
-                backend=choice.backend,
-                levels=choice.levels,
+                topology=choice.topology,
                 own_address=self._identity.address,
                 credentials=self._credentials,
             )

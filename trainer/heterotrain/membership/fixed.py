@@ -169,8 +169,7 @@ class Fixed:
             choice = self._choose(prefixed)
             group.build(
                 connect=lambda: prefixed,
-                backend=choice.backend,
-                levels=choice.levels,
+                topology=choice.topology,
                 own_address="127.0.0.1" if self._is_one_host() else None,
                 credentials=Credentials(secret=self._identity.secret or self._secret_of_store(prefixed)),
             )

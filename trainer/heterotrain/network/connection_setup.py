@@ -27,7 +27,6 @@ from heterotrain.network.key_store import HostedKeyStore, RemoteKeyStore
 from heterotrain.network.mesh.connect import connect
 from heterotrain.network.mesh.mesh import Mesh
 from heterotrain.network.nccl import COLLECTIVE_S, nccl_group
-from heterotrain.network.two_levels import Levels
 
 c10d: Any = dist
 """torch.distributed, whose type information lacks half of what it exports."""
@@ -76,58 +75,28 @@ def connect_store(host: Rank, request: Mapping[str, Any], credentials: Credentia
     return RemoteKeyStore(connection, limit_s=SETUP_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupConnections:
-    """The parts of a group.
-
-    Attributes:
-        store: the store.
-        mesh: for the ranks' own messages.
-        gradients: the group for gradients; in two levels that of the heads, ``None`` on other ranks.
-        island: in two levels the group of this rank's island; ``None`` outside islands.
-    """
-
-    store: Any
-    mesh: Mesh
-    gradients: Any
-    island: Any = None
-
-
-def connect_ranks(
-    store: Callable[[], Any], *, rank: int, world_size: int, address: str | None, backend: str,
-    credentials: Credentials, levels: Levels | None = None,
-) -> GroupConnections:  # fmt: skip
-    """Connect to all other ranks.
+def connect_ranks(store: Any, *, rank: int, world_size: int, address: str | None, credentials: Credentials) -> Mesh:
+    """Connect every two ranks for their own messages.
 
     Args:
-        store: returns the store, connecting to it where another rank hosts it.
+        store: reached by all ranks.
         rank: this rank.
         world_size: number of ranks.
         address: address at which the others reach this rank; ``None`` for that of gloo's interface.
-        backend: ``gloo`` or ``nccl`` for the gradients; NCCL makes its connections in ``join_nccl``.
         credentials: of the job.
-        levels: the islands that add up on their own first; ``None`` for one group of all ranks.
 
     Raises:
-        OSError, RuntimeError: a rank did not connect.
+        OSError: a rank did not connect.
     """
-    found = store()
-    mesh = connect(
-        found, rank=rank, world_size=world_size, address=address, within_s=SETUP_S, limit_s=COLLECTIVE_S,
+    return connect(
+        store,
+        rank=rank,
+        world_size=world_size,
+        address=address,
+        within_s=SETUP_S,
+        limit_s=COLLECTIVE_S,
         credentials=credentials,
-    )  # fmt: skip
-    at = gloo_device_address(address)
-    if levels is None:
-        made = make_group(backend, at)(found, "gradients", rank=rank, world_size=world_size)
-        return GroupConnections(store=found, mesh=mesh, gradients=made)
-    heads, island = levels.heads(world_size), levels.island(rank)
-    between = within = None
-    if rank in heads:
-        between = make_group(backend, at)(found, "gradients", rank=heads.index(rank), world_size=len(heads))
-    if island:
-        name = f"island {island[0]}"
-        within = make_group(levels.inner, at)(found, name, rank=island.index(rank), world_size=len(island))
-    return GroupConnections(store=found, mesh=mesh, gradients=between, island=within)
+    )
 
 
 def make_group(backend: str, address: str) -> Callable[..., Any]:

@@ -119,16 +119,6 @@ def release(groups: list[Any], aborts: Sequence[threading.Thread]) -> None:
     last.join(max(0.0, end_s - time.monotonic()))
 
 
-def settle_nccl(works: Sequence[Any]) -> None:
-    """Let the current stream wait for operations of an aborted group; what is queued later may use their buffers.
-
-    The host does not wait: an aborted operation ends on the device, and its event with it.
-    """
-    for work in works:
-        with contextlib.suppress(RuntimeError):
-            work.wait()
-
-
 def length_s(work: Any) -> float | None:
     """Return the seconds that a finished operation took on the device, its wait for the peers included.
 

@@ -120,7 +120,7 @@ def nccl_exchange(device: torch.device, names: Sequence[str], *, elements: int =
     every: list[DeviceIds] = [()] * dist.get_world_size()
     dist.all_gather_object(every, device_ids(device))
     choice = choose_backend(Backend.AUTO, every, names)
-    if choice.backend != "nccl":
+    if choice.topology.backend != "nccl":
         verdict = Verdict.WARNING if choice.reason else Verdict.SKIPPED
         text = str(choice) if choice.reason else "gradients travel by gloo: there are no GPUs"
         return Check(name="NCCL exchange", verdict=verdict, message=text)

@@ -128,7 +128,7 @@ class MicroBatches:
         own, rounds = len(self.task.micro_batches), self.task.rounds
         if self.group is None or not self.lockstep:
             return rounds - own if rounds else int(not own and self._runs_without_samples)
-        self.group.begin_script_exchange("step.micro_batches")
+        self.group.script.begin("step.micro_batches")
         return int(max(row[0] for row in self.group.gather_now([float(max(own, rounds))], Purpose.ROUNDS))) - own
 
 

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.network.group import NOT_HERE, Group
+from heterotrain.network.group import Group
+from heterotrain.network.script_collectives import NOT_HERE
 from heterotrain.steps.formations import Formations
 
 
@@ -22,7 +23,7 @@ class ScriptExchanges:
         self._are_open = are_open
         active_group = self._formations.active_group
         if active_group is not None and active_group.group is not None:
-            active_group.group.is_open = are_open
+            active_group.group.script.is_open = are_open
 
     def check_open(self) -> None:
         """Refuse a pass over a divided model where the loss of a worker would not repeat it.
@@ -61,5 +62,5 @@ class ScriptExchanges:
             raise UsageError(f"{name} {NOT_HERE}")
         group = self._formations.require().group
         if group is not None:
-            group.begin_script_exchange(name)
+            group.script.begin(name)
         return group

@@ -244,7 +244,7 @@ class Step(StepPasses):
     def __enter__(self) -> Self:
         self.is_open = True
         self.context.open_exchanges(are_open=True)
-        self._exchanges_before = 0 if self.group is None else self.group.script_exchanges
+        self._exchanges_before = 0 if self.group is None else self.group.script.started
         self.numerics.batch_norm_context.enter(
             self.group, micro_batches=len(self._counts.sizes),
             is_short=self.task.batch_samples < self.task.global_batch_samples,
@@ -328,7 +328,7 @@ class Step(StepPasses):
     @property
     def has_exchanged(self) -> bool:
         """Whether the script has exchanged data with other ranks since the step began."""
-        return self.group is not None and self.group.script_exchanges != self._exchanges_before
+        return self.group is not None and self.group.script.started != self._exchanges_before
 
     def _vote(self, *, ok: bool) -> StepDecision:
         self.voted = ok

@@ -195,7 +195,7 @@ class StepPasses:
             raise UsageError("call step.all_gather in the loop over step.micro_batches(), before step.backward")
         if self.group is None:
             return Gathered(rows=rows, start=0)
-        self.group.begin_script_exchange("step.all_gather")
+        self.group.script.begin("step.all_gather")
         gathered, anchor = all_gather(rows, self.group, counts=not self.is_padding)
         self._counts.anchors += [anchor] if anchor.requires_grad else []
         return gathered

@@ -17,6 +17,7 @@ from heterotrain.membership.devices import (
     missing_kernels,
     take_device,
 )
+from heterotrain.network.sums import FlatTopology
 from heterotrain_core.contract.choices import Backend
 
 A, B, CPU = ("GPU-a", "host1/0:1:0"), ("GPU-b", "host1/0:2:0"), ()
@@ -52,7 +53,7 @@ def test_nccl_where_every_rank_has_a_gpu_of_its_own(
 ) -> None:
     """Otherwise gloo, with a reason if any rank has a GPU."""
     names = [f"w{rank}/0" for rank in range(len(devices))]
-    assert choose_backend(setting, devices, names) == BackendChoice(backend=backend, reason=reason)
+    assert choose_backend(setting, devices, names) == BackendChoice(topology=FlatTopology(backend), reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +90,9 @@ def test_ranks_that_nccl_connects_add_up_by_it_first(
     """With GPUs of their own, of one library; one such rank alone has nobody to add up with."""
     names = [f"w{rank}/0" for rank in range(len(devices))]
     choice = choose_backend(Backend.AUTO, devices, names)
-    assert choice.backend == "gloo"
-    assert (() if choice.levels is None else choice.levels.islands) == islands
-    assert choose_backend(Backend.GLOO, devices, names).levels is None
+    assert choice.topology.backend == "gloo"
+    assert getattr(choice.topology, "islands", ()) == islands
+    assert choose_backend(Backend.GLOO, devices, names).topology == FlatTopology("gloo")
 
 
 def test_the_choice_is_told_in_one_sentence() -> None:

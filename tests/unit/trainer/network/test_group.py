@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import PeerLost, UsageError
+from heterotrain.exchange.islands.sums import IslandSums
 from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.gloo.member_group import MemberGroup
-from heterotrain.network.group import Group, owners_to_connect
+from heterotrain.network.group import Group
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.network.two_levels import TwoLevelGroup
+from heterotrain.network.sums import FlatSums, owners_to_connect
 from heterotrain.state.holdings import Extent, pieces_of
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.contract.plan import Layout, LayoutKind
@@ -44,7 +45,14 @@ class Communicator:
 def group_with(communicator: Any, *, backend: str) -> Group:
     """Return a group whose gradients use this communicator."""
     group = Group(rank=0, world_size=2, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
-    group._backend, group._gradients = backend, communicator
+    group._sums = FlatSums(communicator, is_nccl=backend == "nccl", is_over=group.is_over)
+    return group
+
+
+def in_an_island(communicator: Any) -> Group:
+    """Return a group of a rank whose island uses this communicator."""
+    group = group_with(None, backend="gloo")
+    group._sums = IslandSums(communicator, None, is_nccl=True, is_over=group.is_over)
     return group
 
 
@@ -95,14 +103,6 @@ def test_a_cut_does_not_wait_for_an_abort_that_hangs() -> None:
         finally:
             let_go.set()
     assert group.is_cut
-
-
-def test_the_host_does_not_wait_for_reductions_that_nccl_has_aborted() -> None:
-    """With a limit, torch's wait would take the host's time, and abort once more."""
-    waits: list[tuple[object, ...]] = []
-    work: Any = SimpleNamespace(wait=lambda *limit: waits.append(limit), is_completed=lambda: True)
-    group_with(Communicator(), backend="nccl").settle([work])
-    assert waits == [()]
 
 
 def test_a_cut_leaves_gloo_to_its_connections() -> None:
@@ -156,8 +156,7 @@ def test_the_host_waits_for_the_device_where_nccl_has_summed(monkeypatch: pytest
     """An aborted operation of NCCL looks finished; those of gloo have ended when they were waited for."""
     assert waits_for_device(group_with(Communicator(), backend="nccl"), monkeypatch)
     assert not waits_for_device(group_with(Communicator(), backend="gloo"), monkeypatch)
-    island = TwoLevelGroup(Communicator(), None, is_nccl=True, is_over=lambda: False)
-    assert waits_for_device(group_with(island, backend="gloo"), monkeypatch)
+    assert waits_for_device(in_an_island(Communicator()), monkeypatch)
     with_member = group_with(Communicator(), backend="gloo")
     with_member._member = SimpleNamespace(is_nccl=True)  # type: ignore[assignment]  # of a member group, this is read only
     assert waits_for_device(with_member, monkeypatch)
@@ -166,7 +165,7 @@ def test_the_host_waits_for_the_device_where_nccl_has_summed(monkeypatch: pytest
 def test_a_cut_aborts_nccl_inside_an_island() -> None:
     """The way back would otherwise wait for a head that is gone."""
     communicator = Communicator()
-    group = group_with(TwoLevelGroup(communicator, None, is_nccl=True, is_over=lambda: False), backend="gloo")
+    group = in_an_island(communicator)
     group.cut("a peer is lost")
     for thread in group._aborts:
         thread.join()
@@ -177,10 +176,10 @@ def test_an_exchange_of_the_script_is_refused_where_nothing_repeats_it() -> None
     """Before anything is sent, so that all ranks get the error; where it is allowed, it is counted."""
     group = group_with(None, backend="gloo")
     with pytest.raises(UsageError, match=r"job.sum can be used inside `with step:` before step.apply, and in hooks"):
-        group.begin_script_exchange("job.sum")
-    group.is_open = True
-    group.begin_script_exchange("job.sum")
-    assert group.script_exchanges == 1
+        group.script.begin("job.sum")
+    group.script.is_open = True
+    group.script.begin("job.sum")
+    assert group.script.started == 1
 
 
 def test_more_groups_of_owners_than_the_planner_may_ask_for_are_refused() -> None:

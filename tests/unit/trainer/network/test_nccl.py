@@ -14,7 +14,8 @@ import torch
 from heterotrain.errors import PeerLost
 from heterotrain.network import nccl
 from heterotrain.network.abort_flag import AbortFlag
-from heterotrain.network.nccl import SETTINGS, abort, join_nccl, length_s, nccl_group, release, settle_nccl
+from heterotrain.network.nccl import SETTINGS, abort, join_nccl, length_s, nccl_group, release
+from heterotrain.network.sums import NcclSum
 from support.waiting import wait_until
 
 
@@ -125,9 +126,9 @@ def test_operations_of_an_aborted_group_are_waited_for_by_the_stream_only() -> N
             self.waits.append(arguments)
             raise RuntimeError("NCCL communicator was aborted")
 
-    works = [Work(), Work()]
-    settle_nccl(works)
-    assert [work.waits for work in works] == [[()], [()]]
+    work: Any = Work()
+    NcclSum(work).settle()
+    assert work.waits == [()]
 
 
 def test_torch_neither_ends_the_process_nor_delays_survivors(monkeypatch: pytest.MonkeyPatch) -> None:

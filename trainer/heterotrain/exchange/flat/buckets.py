@@ -13,7 +13,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.exchange.flat.compression import Compressor
 from heterotrain.exchange.timeline import Timestamp
-from heterotrain.network.two_levels import Reduction
+from heterotrain.network.sums import Reduction
 from heterotrain.state.strides import view_like
 
 MIB = 1024 * 1024

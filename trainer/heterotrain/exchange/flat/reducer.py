@@ -323,15 +323,14 @@ class Reducer:
                     bucket.is_finite = is_finite(bucket.flat)
         self.timestamps.waited = self.timeline.now()
         for bucket in self._buckets:
-            bucket.timed = bucket.work if self._group.times_reductions else None
+            bucket.timed = bucket.work if bucket.work is not None and bucket.work.is_timed else None
             bucket.work = bucket.packed = None
 
     def abandon(self) -> None:
         """Drop a failed step; waits until its operations have released the buffers (cut the group first)."""
-        works = [bucket.work for bucket in self._buckets if bucket.work is not None]
-        if self._group is not None and works:
-            self._group.settle(works)
         for bucket in self._buckets:
+            if bucket.work is not None:
+                bucket.work.settle()
             bucket.work = bucket.packed = None
         self._armed = self._held = False
         if self.script_hooks.resting:
@@ -348,8 +347,9 @@ class Reducer:
 
     def transfers_s(self) -> tuple[float, ...]:
         """Return each bucket's transfer seconds in the last step that ``wait`` has finished (``transfers.py``)."""
-        if self._group is not None and self._group.times_reductions:
-            lengths_s = [None if b.timed is None else self._group.reduction_s(b.timed) for b in self._buckets]
+        timed = [bucket.timed for bucket in self._buckets if bucket.timed is not None]
+        if timed:
+            lengths_s = [work.seconds() for work in timed]
             return tuple(s for s in lengths_s if s is not None) if None not in lengths_s else ()
         return transfers_s(self._buckets, self.timestamps, self.timeline)
 
@@ -522,7 +522,7 @@ class Reducer:
         is_last = self._next == len(self._buckets)
         bucket.packed = bucket.compressor.pack(bucket.flat) if bucket.compressor is not None else None
         bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
-        if is_last or self._group.times_reductions:
+        if is_last or bucket.work.is_timed:
             return  # gloo's thread would wait for the interpreter lock; ``wait`` records the last bucket's end
 
         def note(_future: object) -> None:

@@ -4,7 +4,7 @@ What a script may do, and where:
 
 * Collectives of the default group, synchronous or with ``async_op=True``, on tensors of any device, and the collectives
   of objects: inside ``with step:`` before ``step.apply``, and in hooks. There the loss of a worker repeats the step, or
-  the hook, with the remaining ranks. Everywhere else they are refused with one sentence (``Group.script_call``).
+  the hook, with the remaining ranks. Everywhere else they are refused with one sentence (``ScriptCollectives.run``).
 * They travel over gloo on every device, and never touch the connections of the gradients.
 * Groups of a script's own (``new_group``), and messages between two ranks (``send``, ``recv``), are refused.
 * A call that other ranks answer with another one, or with ``step.apply``, ends in an error that names both.

@@ -47,10 +47,10 @@ CALL_BYTES = 160
 
 
 class Carrier(Protocol):
-    """The connections of a formation; ``network.group.Group`` implements it."""
+    """The script's collectives in a formation; ``network.script_collectives`` implements it."""
 
-    def script_call(self, name: str, details: str, start: Callable[[Any], dist.Work]) -> dist.Work:
-        """Run one collective of the script; see ``Group.script_call``."""
+    def run(self, name: str, details: str, start: Callable[[Any], dist.Work]) -> dist.Work:
+        """Run one collective of the script; see ``ScriptCollectives.run``."""
 
 
 class Collectives(dist.ProcessGroup):
@@ -89,7 +89,7 @@ class ScriptGroup(Collectives):
 
         Raises:
             PeerLost: the formation has ended.
-            UsageError: see ``Group.script_call``.
+            UsageError: see ``ScriptCollectives.run``.
         """
         carrier = self._carrier()
         if carrier is None:
@@ -100,7 +100,7 @@ class ScriptGroup(Collectives):
             return work
 
         name = SHAPED.get(method) or OTHERS[method]
-        return carrier.script_call(name, _details(method, (*arguments, *options.values())), start)
+        return carrier.run(name, _details(method, (*arguments, *options.values())), start)
 
 
 def carried_by(backend: Any, store: Any, *, rank: int, world_size: int) -> dist.ProcessGroup:

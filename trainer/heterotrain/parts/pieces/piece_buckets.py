@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from heterotrain.network.two_levels import Reduction
+from heterotrain.network.sums import Reduction
 from heterotrain.state.holdings import Holding, Piece
 
 

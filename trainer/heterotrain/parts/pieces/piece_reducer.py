@@ -209,7 +209,7 @@ class PieceReducer(Gradients):
         for number, bucket in enumerate(self._buckets, 1):
             if bucket.work is not None and self._group is not None:
                 what = f"gradient bucket {number} of {len(self._buckets)}"
-                self._group.wait(bucket.work, what, owners=bucket.owners)
+                self._group.wait(bucket.work, what)
         self.timestamps.waited = self.timeline.now()
         for name, parameter in self._parameters.items():
             part = gradient(parameter)
@@ -229,10 +229,9 @@ class PieceReducer(Gradients):
 
     def abandon(self) -> None:
         """Drop a failed step; waits until its operations have released the buffers (cut the group first)."""
-        works = [bucket.work for bucket in self._buckets if bucket.work is not None]
-        if self._group is not None:
-            self._group.settle(works)
         for bucket in self._buckets:
+            if bucket.work is not None:
+                bucket.work.settle()
             bucket.work = None
         self._armed = self._held = False
 

@@ -220,10 +220,15 @@ def test_nothing_waits_for_a_sum_whose_length_is_known_anyway() -> None:
     class Sum:
         """Has no ``get_future``."""
 
-    group: Any = SimpleNamespace(
-        world_size=2, all_reduce=lambda _flat: Sum(), wait=lambda _work, _what: None, settle=lambda _works: None,
-        times_reductions=True, reduction_s=lambda _work: 0.25,
-    )  # fmt: skip
+        is_timed = True
+
+        def seconds(self) -> float:
+            return 0.25
+
+        def settle(self) -> None:
+            pass
+
+    group: Any = SimpleNamespace(world_size=2, all_reduce=lambda _flat: Sum(), wait=lambda _work, _what: None)
     reducer = Reducer(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)), bucket_bytes=24)
     for _ in range(2):
         reducer.begin()

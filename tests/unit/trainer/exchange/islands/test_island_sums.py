@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.network.connection_setup import c10d, gloo_group
-from heterotrain.network.two_levels import CUT, Levels, TwoLevelGroup
+from heterotrain.exchange.islands.sums import CUT, IslandSums
+from heterotrain.exchange.islands.topology import IslandTopology
+from heterotrain.network.connection_setup import c10d
 
 RANKS = 5
-LEVELS = Levels(islands=((0, 3), (1, 4)), inner="gloo")
+ISLANDS = IslandTopology(islands=((0, 3), (1, 4)), inner="gloo")
 
 
 def test_heads_and_ranks_outside_islands_add_up_between_islands() -> None:
     """Each island counts once."""
-    assert LEVELS.heads(RANKS) == (0, 1, 2)
-    assert [LEVELS.island(rank) for rank in range(RANKS)] == [(0, 3), (1, 4), (), (0, 3), (1, 4)]
+    assert ISLANDS.heads(RANKS) == (0, 1, 2)
+    assert [ISLANDS.island(rank) for rank in range(RANKS)] == [(0, 3), (1, 4), (), (0, 3), (1, 4)]
 
 
 def everywhere(run: Callable[[int], Any]) -> list[Any]:
@@ -35,24 +36,15 @@ def test_all_ranks_get_the_same_bits_within_the_bound_of_a_plain_sum() -> None:
     terms = [[torch.randn(size) * 10**rank for size in (7, 1, 301)] for rank in range(RANKS)]
 
     def run(rank: int) -> list[torch.Tensor]:
-        island, heads = LEVELS.island(rank), LEVELS.heads(RANKS)
-        between = within = None
-        if rank in heads:
-            between = gloo_group(store, "between", rank=heads.index(rank), world_size=len(heads))
-        if island:
-            within = gloo_group(store, f"{island}", rank=island.index(rank), world_size=len(island))
-        group: Any = between
-        if within is not None:
-            group = TwoLevelGroup(within, between, is_nccl=False, is_over=lambda: False)
+        group = ISLANDS.connect(store, rank=rank, world_size=RANKS, address="", is_over=lambda: False)
         found = [term.clone() for term in terms[rank]]
         ended: list[object] = []
-        works = [group.allreduce([flat], c10d.AllreduceOptions()) for flat in found]
+        works = [group.start(flat) for flat in found]
         works[0].get_future().add_done_callback(ended.append)
         for work in works:
             work.wait()
         assert len(ended) == 1
-        if within is not None:
-            group.close()
+        group.close()
         return found
 
     results = everywhere(run)
@@ -108,8 +100,8 @@ class Operations:
 def test_a_sum_whose_island_ends_after_a_cut_is_not_passed_on() -> None:
     """Its buffer is free after ``settle``: nothing that starts later may write into it."""
     inner, outer, is_cut = Operations(), Operations(), threading.Event()
-    group = TwoLevelGroup(inner, outer, is_nccl=False, is_over=is_cut.is_set)
-    work = group.allreduce([torch.ones(1)])
+    group = IslandSums(inner, outer, is_nccl=False, is_over=is_cut.is_set)
+    work = group.start(torch.ones(1))
     group.stop()
     inner.started[0][1].end.set()
     with pytest.raises(RuntimeError, match=CUT):
@@ -125,8 +117,8 @@ def test_a_sum_whose_island_ends_after_a_cut_is_not_passed_on() -> None:
 def test_a_loss_in_either_level_ends_the_wait(level: str) -> None:
     """The error reaches the head's training thread, and the island gets no sum."""
     inner, outer, is_cut = Operations(), Operations(), threading.Event()
-    group = TwoLevelGroup(inner, outer, is_nccl=False, is_over=is_cut.is_set)
-    work = group.allreduce([torch.ones(1)])
+    group = IslandSums(inner, outer, is_nccl=False, is_over=is_cut.is_set)
+    work = group.start(torch.ones(1))
     (_, up) = inner.started[0]
     lost = RuntimeError("a connection broke")
     if level == "inside":
@@ -149,8 +141,8 @@ def test_a_loss_in_either_level_ends_the_wait(level: str) -> None:
 def test_sums_leave_an_island_in_the_order_in_which_they_were_started() -> None:
     """The second one is ready first, and waits: heads would otherwise add up different buckets."""
     inner, outer = Operations(), Operations()
-    group = TwoLevelGroup(inner, outer, is_nccl=False, is_over=lambda: False)
-    works = [group.allreduce([torch.full((1,), float(number))]) for number in range(2)]
+    group = IslandSums(inner, outer, is_nccl=False, is_over=lambda: False)
+    works = [group.start(torch.full((1,), float(number))) for number in range(2)]
     inner.started[1][1].end.set()
     assert outer.started == []
     inner.started[0][1].end.set()

@@ -6,7 +6,7 @@ head. The heads and the ranks outside islands add up theirs by gloo. Then each h
 rank ends with the same bits, and each element is the sum of the same W terms as before, in another order.
 
 A head has a thread for the step in between: an operation of gloo may start only when its island's sum is there, and
-all operations have to start in the same order on all heads. The way back is part of ``TwoLevelWork.wait``. So the
+all operations have to start in the same order on all heads. The way back is part of ``IslandSum.wait``. So the
 order of operations in an island is the same on all of its ranks: sums as they are started, ways back as they are
 waited for (docs/adr/0036).
 """
@@ -17,8 +17,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,35 +32,12 @@ JOIN_S = 2.0
 CUT = "the group was cut before its sum had left the island"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
-    """The two levels of a formation.
-
-    Attributes:
-        islands: disjoint sets of at least two ranks, each ascending; together fewer than all ranks, or several.
-        inner: the backend inside the islands.
-    """
-
-    islands: tuple[tuple[int, ...], ...]
-    inner: str = "nccl"
-
-    def island(self, rank: int) -> tuple[int, ...]:
-        """Return the island of a rank; empty if it is in none."""
-        return next((island for island in self.islands if rank in island), ())
-
-    def heads(self, world_size: int) -> tuple[int, ...]:
-        """Return the ranks that add up by gloo, ascending: the head of each island, and all ranks outside islands."""
-        others = {rank for island in self.islands for rank in island[1:]}
-        return tuple(rank for rank in range(world_size) if rank not in others)
-
-
-class TwoLevelGroup:
-    """Sums over all ranks, for a rank in an island. It has the ``allreduce`` of torch's process groups.
+class IslandSums:
+    """Sums over all ranks, for a rank in an island.
 
     Attributes:
         inner: the group of the island.
         outer: the group of the heads; ``None`` if this rank is not the head of its island.
-        is_nccl: whether the island's operations are queued on an accelerator, in the current stream's order.
     """
 
     def __init__(self, inner: Any, outer: Any, *, is_nccl: bool, is_over: Callable[[], bool]) -> None:
@@ -74,28 +50,28 @@ class TwoLevelGroup:
             is_over: returns whether the formation has been cut.
         """
         self.inner, self.outer = inner, outer
-        self.is_nccl = is_nccl
+        self._is_nccl = is_nccl
         self._is_over = is_over
         self._lock = threading.Lock()
         self._is_closed = False
-        self._queue: queue.SimpleQueue[TwoLevelWork | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[IslandSum | None] = queue.SimpleQueue()
         self._relay: threading.Thread | None = None
-        if outer is not None:
-            device = torch.cuda.current_device() if is_nccl else None
-            self._relay = threading.Thread(target=self._run, args=(device,), name="heterotrain-relay", daemon=True)
-            self._relay.start()
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], _options: Any = None) -> TwoLevelWork:
-        """Start to sum the one tensor over all ranks, in place.
+    @property
+    def nccl_groups(self) -> list[Any]:
+        """The group of the island, if it is NCCL's: its operations are queued in the current stream's order."""
+        return [self.inner] if self._is_nccl else []
 
-        Raises:
-            RuntimeError: the island's connections are broken.
-        """
-        (flat,) = tensors
+    def start(self, flat: torch.Tensor) -> IslandSum:
+        """Start to add up; see ``network.sums.Sums``."""
         options = _c10d.ReduceOptions()
         options.rootRank = HEAD
-        work = TwoLevelWork(self, flat, self.inner.reduce([flat], options))
+        work = IslandSum(self, flat, self.inner.reduce([flat], options))
         if self.outer is not None:
+            if self._relay is None:  # by the training thread, whose current device it takes
+                device = torch.cuda.current_device() if self._is_nccl else None
+                self._relay = threading.Thread(target=self._run, args=(device,), name="heterotrain-relay", daemon=True)
+                self._relay.start()
             self._queue.put(work)
         return work
 
@@ -113,7 +89,7 @@ class TwoLevelGroup:
         Raises:
             RuntimeError: it failed, or the formation has been cut.
         """
-        if self.is_nccl:
+        if self._is_nccl:
             work.wait()
         else:
             BoundedWait(work, is_over=self._is_over, belongs_to=self.inner).wait()
@@ -144,7 +120,7 @@ class TwoLevelGroup:
     def settle(self, inner: Sequence[Any], outer: Sequence[Any]) -> None:
         """Wait until operations of the cut groups no longer use their buffers; with NCCL, the current stream does."""
         settle(outer, self.outer)
-        if not self.is_nccl:
+        if not self._is_nccl:
             settle(inner, self.inner)
             return
         for work in inner:
@@ -163,7 +139,7 @@ class TwoLevelGroup:
             while (work := self._queue.get()) is not None:
                 work.relay(self._pass_on)
 
-    def _pass_on(self, work: TwoLevelWork) -> Any:
+    def _pass_on(self, work: IslandSum) -> Any:
         self.finish_inner(work.up)
         with self._lock:
             if self._is_closed:
@@ -171,7 +147,7 @@ class TwoLevelGroup:
             return self.outer.allreduce([work.flat], _c10d.AllreduceOptions())
 
 
-class TwoLevelWork:
+class IslandSum:
     """A sum on its way.
 
     Attributes:
@@ -179,7 +155,9 @@ class TwoLevelWork:
         up: the sum inside the island.
     """
 
-    def __init__(self, group: TwoLevelGroup, flat: torch.Tensor, up: Any) -> None:
+    is_timed = False
+
+    def __init__(self, group: IslandSums, flat: torch.Tensor, up: Any) -> None:
         """Wrap a sum inside an island that is running."""
         self.flat, self.up = flat, up
         self._group = group
@@ -221,7 +199,11 @@ class TwoLevelWork:
         started = [work for work in (self.up, self._down) if work is not None]
         group.settle(started, [] if self._across is None else [self._across])
 
-    def relay(self, start: Callable[[TwoLevelWork], Any]) -> None:
+    def seconds(self) -> float | None:
+        """Return nothing: no clock knows all of its ways."""
+        return None
+
+    def relay(self, start: Callable[[IslandSum], Any]) -> None:
         """Take the sum between heads from ``start``, or its error; called by the head's thread."""
         try:
             self._across = start(self)
@@ -229,17 +211,13 @@ class TwoLevelWork:
             self._error = error
         self._is_relayed.set()
 
-    def get_future(self) -> TwoLevelWork:
+    def get_future(self) -> IslandSum:
         """Return what takes callbacks, as torch's works do."""
         return self
 
     def add_done_callback(self, callback: Callable[[object], object]) -> None:
         """Call ``callback`` at the end of ``wait``."""
         self._callbacks.append(callback)
-
-
-Reduction: TypeAlias = dist.Work | TwoLevelWork
-"""A sum over ranks on its way."""
 
 
 @contextlib.contextmanager
