@@ -19,21 +19,21 @@ from heterotrain_operator.engine.queue import LONGEST_BACKOFF_S
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Unavailable
 from support.fake_cluster import a_running_job, job_body
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, deliver_pods_and_plan, with_service
+from support.operator_app import KEY, an_app, deliver_pods_and_plan
 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("error", [Unavailable("down"), Conflict("changed"), NotFound("gone"), RuntimeError("a bug")])
 async def test_an_error_with_one_job_does_not_delay_another(error: Exception) -> None:
     kube = FakeKube()
-    app = an_app(kube, with_service())
+    app = an_app(kube, network_policy=True)
     other = job_body()
     other["metadata"] |= {"name": "good", "uid": "other"}
     kube.objects["heterotrainjobs", "ns", "good"] = other
     app.store.jobs.put(parse_job(other))
 
     def fail(_verb: str, plural: str, name: str) -> KubeError | None:
-        if plural == "services" and name == "job-workers":
+        if plural == "networkpolicies" and name == "job-workers":
             raise error
         return None
 
@@ -44,9 +44,9 @@ async def test_an_error_with_one_job_does_not_delay_another(error: Exception) ->
     await asyncio.sleep(0.01)
     assert ("merge status", "heterotrainjobs", "good") in kube.writes
     assert not worker.done(), "the loop survives"
-    before = len([call for call in kube.calls if call == ("get", "services", "job-workers")])
+    before = len([call for call in kube.calls if call == ("get", "networkpolicies", "job-workers")])
     await asyncio.sleep(30)
-    tries = len([call for call in kube.calls if call == ("get", "services", "job-workers")])
+    tries = len([call for call in kube.calls if call == ("get", "networkpolicies", "job-workers")])
     assert before < tries < 12, "it is tried again, less and less often"
     worker.cancel()
 

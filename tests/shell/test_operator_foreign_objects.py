@@ -10,14 +10,14 @@ from heterotrain_operator.cluster_state.parse import (
     MOST_PLAN_CHARACTERS,
 )
 from heterotrain_operator.cluster_state.views import ValidJob
-from heterotrain_operator.decide.objects.objects import build_service
+from heterotrain_operator.decide.objects.objects import build_network_policy
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import MANY_CONFLICTS
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import Conflict
 from support.fake_cluster import JOB_UID
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, condition, failing, labelled_config_map, many_workers, with_service
+from support.operator_app import KEY, an_app, condition, failing, labelled_config_map, many_workers
 
 
 async def test_a_foreign_pod_with_a_worker_s_name_costs_the_job_no_worker() -> None:
@@ -36,13 +36,17 @@ async def test_a_foreign_pod_with_a_worker_s_name_costs_the_job_no_worker() -> N
 
 @pytest.mark.parametrize(
     ("plural", "kind", "name"),
-    [("services", "Service", "job-workers"), ("configmaps", "ConfigMap", "job-plan"), ("pods", "Pod", "job-w0")],
+    [
+        ("networkpolicies", "NetworkPolicy", "job-workers"),
+        ("configmaps", "ConfigMap", "job-plan"),
+        ("pods", "Pod", "job-w0"),
+    ],
 )
 async def test_a_foreign_object_with_the_job_s_name_stays_as_it_is_and_is_reported(
     plural: str, kind: str, name: str
 ) -> None:
     kube = FakeKube()
-    app = an_app(kube, with_service())
+    app = an_app(kube, network_policy=True)
     foreign = {"kind": kind, "metadata": {"name": name, "namespace": "ns", "uid": "foreign"}, "spec": {"a": "b"}}
     kube.objects[plural, "ns", name] = foreign
     before = copy.deepcopy(foreign)
@@ -112,30 +116,30 @@ async def test_a_job_waits_briefly_for_the_removal_of_its_predecessor_s_plan() -
 
 async def test_edits_of_the_operator_s_objects_are_reverted() -> None:
     kube = FakeKube()
-    app = an_app(kube, with_service())
+    app = an_app(kube, network_policy=True)
     await app.reconciler.run_once(KEY)
-    service = kube.objects["services", "ns", "job-workers"]
-    service["spec"] = {"clusterIP": "edited"}
+    policy = kube.objects["networkpolicies", "ns", "job-workers"]
+    policy["spec"] = {"ingress": []}
     app.reconciler.reapply()
-    kube.conflicts.add(("services", "job-workers"))
+    kube.conflicts.add(("networkpolicies", "job-workers"))
     await app.reconciler.run_once(KEY)
-    assert kube.objects["services", "ns", "job-workers"]["spec"]["clusterIP"] == "None"
+    assert kube.objects["networkpolicies", "ns", "job-workers"]["spec"]["ingress"]
 
 
 async def test_fields_that_the_api_server_or_others_add_cause_no_write() -> None:
     kube = FakeKube()
-    app = an_app(kube, with_service())
+    app = an_app(kube, network_policy=True)
     await app.reconciler.run_once(KEY)
-    kube.objects["services", "ns", "job-workers"]["spec"] |= {"sessionAffinity": "None"}
+    kube.objects["networkpolicies", "ns", "job-workers"]["spec"] |= {"egress": []}
     kube.calls.clear()
     app.reconciler.reapply()
     await app.reconciler.run_once(KEY)
-    assert ("get", "services") in {call[:2] for call in kube.calls}
+    assert ("get", "networkpolicies") in {call[:2] for call in kube.calls}
     assert "apply" not in {call[0] for call in kube.calls}
-    kube.objects["services", "ns", "job-workers"]["spec"]["ports"].append({"name": "more", "port": 1})
+    kube.objects["networkpolicies", "ns", "job-workers"]["spec"]["ingress"].append({"ports": [{"port": 1}]})
     app.reconciler.reapply()
     await app.reconciler.run_once(KEY)
-    assert ("apply", "services") in {call[:2] for call in kube.calls}
+    assert ("apply", "networkpolicies") in {call[:2] for call in kube.calls}
 
 
 async def test_a_plan_without_labels_gets_them_back_and_is_read_before_it_is_overwritten() -> None:
@@ -155,18 +159,17 @@ async def test_a_plan_without_labels_gets_them_back_and_is_read_before_it_is_ove
 async def test_a_foreign_object_with_equal_values_is_not_taken_over() -> None:
     """The API server reports no conflict then, and applying would make the job its owner."""
     kube = FakeKube()
-    app = an_app(kube, with_service())
+    app = an_app(kube, network_policy=True)
     job = app.store.jobs.get(KEY)
     assert isinstance(job, ValidJob)
-    foreign = build_service(job)
-    assert foreign is not None
+    foreign = build_network_policy(job)
     foreign["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "other", "uid": "u", "controller": True}]
-    kube.objects["services", "ns", foreign["metadata"]["name"]] = foreign
+    kube.objects["networkpolicies", "ns", foreign["metadata"]["name"]] = foreign
     await app.reconciler.run_once(KEY)
     await app.reconciler.run_once(KEY)
     name = foreign["metadata"]["name"]
-    assert ("apply", "services", name) not in kube.writes
-    assert [each["uid"] for each in kube.objects["services", "ns", name]["metadata"]["ownerReferences"]] == ["u"]
+    assert ("apply", "networkpolicies", name) not in kube.writes
+    assert [each["uid"] for each in kube.objects["networkpolicies", "ns", name]["metadata"]["ownerReferences"]] == ["u"]
     conditions = kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]
     message = next(each["message"] for each in conditions if each["type"] == "Scheduled")
     assert "exists and does not belong to this job" in message
@@ -199,8 +202,8 @@ async def test_the_status_is_written_although_a_later_write_conflicts() -> None:
 
 async def test_a_conflict_that_repeats_is_reported_until_a_pass_succeeds() -> None:
     kube = FakeKube()
-    app = an_app(kube, with_service())
-    kube.fail = failing("apply", "services", Conflict("stale words"))
+    app = an_app(kube, network_policy=True)
+    kube.fail = failing("apply", "networkpolicies", Conflict("stale words"))
     for _ in range(MANY_CONFLICTS + 1):
         assert await app.reconciler.handle(KEY) == "conflict"
     assert condition(kube, "Reconciling")[1].endswith("writes conflict again and again: stale words")

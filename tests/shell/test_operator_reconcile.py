@@ -20,14 +20,14 @@ from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import KubeError, NotFound, Rejected
 from support.fake_cluster import NOW_S, FakeCluster, a_running_job, node_body, pool
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, with_service, without_competition
+from support.operator_app import KEY, an_app, without_competition
 
 
 async def test_objects_that_pods_need_are_written_before_them_and_the_status_after_them() -> None:
     kube = FakeKube()
-    await an_app(kube, with_service()).reconciler.run_once(KEY)
+    await an_app(kube, network_policy=True).reconciler.run_once(KEY)
     assert [(verb, plural) for verb, plural, _ in kube.writes] == [
-        ("apply", "services"),
+        ("apply", "networkpolicies"),
         ("create", "configmaps"),
         ("create", "secrets"),
         ("create", "pods"),
@@ -62,7 +62,7 @@ async def test_the_next_operator_recovers_from_a_crash_after_any_write(crash_aft
 
     kube.fail = fail
     with pytest.raises(Crash) if crash_after < 7 else nullcontext():
-        await an_app(kube, with_service()).reconciler.run_once(KEY)
+        await an_app(kube, network_policy=True).reconciler.run_once(KEY)
     kube.fail = lambda *_: None
     successor = without_competition(kube, status_interval_s=0.0)
     for name in ("a", "b", "c"):

@@ -11,7 +11,7 @@ from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.kube.errors import KubeError, Rejected, Unavailable
 from support.fake_cluster import a_running_job
 from support.fakes import FakeKube
-from support.operator_app import KEY, an_app, condition, deliver_pods_and_plan, failing, many_workers, with_service
+from support.operator_app import KEY, an_app, condition, deliver_pods_and_plan, failing, many_workers
 
 
 async def test_a_refused_pod_is_reported_in_the_status_and_tried_again() -> None:
@@ -77,20 +77,20 @@ async def test_a_changed_spec_is_tried_at_once_after_a_refusal() -> None:
     assert sum(key[0] == "pods" for key in kube.objects) == 3
 
 
-async def test_a_refused_service_is_not_asked_for_in_each_pass() -> None:
+async def test_a_refused_network_policy_is_not_asked_for_in_each_pass() -> None:
     kube = FakeKube()
-    app = an_app(kube, with_service(), Clocks(monotonic=lambda: 0.0))
-    kube.fail = failing("apply", "services", Rejected("services is forbidden", status_code=403))
+    app = an_app(kube, clocks=Clocks(monotonic=lambda: 0.0), network_policy=True)
+    kube.fail = failing("apply", "networkpolicies", Rejected("networkpolicies is forbidden", status_code=403))
     for _ in range(20):
         await app.reconciler.run_once(KEY)
-    assert sum(call[:2] == ("apply", "services") for call in kube.calls) == 1
+    assert sum(call[:2] == ("apply", "networkpolicies") for call in kube.calls) == 1
 
 
-@pytest.mark.parametrize(("verb", "plural"), [("apply", "services"), ("create", "configmaps")])
+@pytest.mark.parametrize(("verb", "plural"), [("apply", "networkpolicies"), ("create", "configmaps")])
 async def test_a_missing_right_is_reported_in_the_status_and_tried_again(verb: str, plural: str) -> None:
     kube = FakeKube()
     now_s = 0.0
-    app = an_app(kube, with_service(), Clocks(monotonic=lambda: now_s))
+    app = an_app(kube, clocks=Clocks(monotonic=lambda: now_s), network_policy=True)
     kube.fail = failing(verb, plural, Rejected(f"{plural} is forbidden", status_code=403))
     first_s = await app.reconciler.run_once(KEY)
     await app.reconciler.run_once(KEY)

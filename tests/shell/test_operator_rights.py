@@ -27,7 +27,7 @@ VERBS = {
     "get": ["get"], "list": ["list"], "create": ["create"], "replace": ["update"], "merge": ["patch"],
     "apply": ["create", "patch"], "delete": ["delete"],
 }  # fmt: skip
-APPLIED = [resource_of({"kind": kind}) for kind in ("Service", "PodDisruptionBudget", "NetworkPolicy")]
+APPLIED = [resource_of({"kind": kind}) for kind in ("PodDisruptionBudget", "NetworkPolicy")]
 POD_GROUPS = [
     resource_of({"kind": "PodGroup", "apiVersion": f"{group}/v1"})
     for group in ("scheduling.volcano.sh", "scheduling.run.ai", "scheduling.x-k8s.io")

@@ -72,11 +72,6 @@ def failing(verb: str, plural: str, error: KubeError) -> Callable[[str, str, str
     return lambda v, p, _: error if (v, p) == (verb, plural) else None
 
 
-def with_service() -> FakeCluster:
-    """Return a cluster whose job wants DNS names, and so has a Service."""
-    return FakeCluster(spec={"network": {"dnsNames": True}}).with_nodes("a", "b", "c")
-
-
 def many_workers(count: int) -> FakeCluster:
     """Return a cluster with room for a job of so many small workers."""
     small = pool("a", maxReplicas=count, resources={"limits": {"cpu": "10m"}})

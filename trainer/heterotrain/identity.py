@@ -17,7 +17,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from heterotrain_core.contract import env, keys
-from heterotrain_core.contract.addresses import of_family
 from heterotrain_core.contract.config import TrainingConfig, UnknownSettingError, decode_config
 
 from heterotrain.errors import UsageError, VersionMismatch
@@ -114,7 +113,7 @@ def _from_environment(environ: Mapping[str, str]) -> Identity:
             job_uid=environ[env.JOB_UID],
             worker=_text(environ, env.WORKER),
             worker_uid=_text(environ, env.WORKER_UID),
-            address=_address(environ),
+            address=_text(environ, env.WORKER_ADDRESS),
             local_rank=local_rank,
             num_proc_per_worker=_number(environ, env.NUM_PROC_PER_WORKER, 1),
             local_world_size=_number(environ, env.NUM_PROC_PER_WORKER, 1),
@@ -214,23 +213,6 @@ def _text(environ: Mapping[str, str], name: str) -> str:
     if not value:
         raise UsageError(f"{env.JOB_UID} is set but {name} is not: run the script in a worker pod, or unset both")
     return value
-
-
-def _address(environ: Mapping[str, str]) -> str:
-    """Return the address at which other workers reach this one.
-
-    Raises:
-        UsageError: the pod has no address of the job's family.
-    """
-    found, family = _text(environ, env.WORKER_ADDRESS), environ.get(env.IP_FAMILY, "")
-    if not family:
-        return found
-    if own := of_family(found, family):
-        return own
-    raise UsageError(
-        f"this pod has no {family} address (it has {found}), but spec.network.ipFamilies begins with {family}: change "
-        "the field, or use nodes and a network plugin with that family"
-    )
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -25,9 +25,8 @@ CAPACITY_SPOT: Final = "Spot"
 # Touching this annotation makes the kubelet refresh the pod's ConfigMap volume at once (0.1-0.25 s instead of 0-80 s).
 ANNOTATION_PLAN: Final = f"{GROUP}/plan"
 
-# On a pod: where its ranks listen, and the family of the address at which other workers reach it.
+# On a pod: where its ranks listen.
 ANNOTATION_PEER_PORT: Final = f"{GROUP}/peer-port"
-ANNOTATION_IP_FAMILY: Final = f"{GROUP}/ip-family"
 
 # On the plan's ConfigMap: members of the plan before whose loss the job's status may not count yet.
 ANNOTATION_DEPARTED: Final = f"{GROUP}/departed"
@@ -78,11 +77,6 @@ def network_policy_name(job: str) -> str:
 
 def pod_group_name(job: str) -> str:
     """Return the name of the job's PodGroup, for a scheduler with groups."""
-    return f"{job}-workers"
-
-
-def service_name(job: str) -> str:
-    """Return the name of the job's headless Service."""
     return f"{job}-workers"
 
 

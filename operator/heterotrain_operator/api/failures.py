@@ -10,7 +10,6 @@ from pydantic import Field
 from heterotrain_operator.api.schema import Model, SpecRule
 
 MAX_RULES = 20
-MAX_WINDOW_S = 31_536_000
 
 
 class FailureAction(Choice):
@@ -99,18 +98,4 @@ class FailurePolicy(Model):
         alias="rules",
         max_length=MAX_RULES,
         description="Rules about workers that end other than by success, in order; the first that matches decides.",
-    )
-    window_seconds: int | None = Field(
-        default=None,
-        ge=60,
-        le=MAX_WINDOW_S,
-        description="Failures longer ago than this many seconds no longer count against backoffLimit. Unset: all "
-        "failures count. Example: 86400.",
-    )
-    node_failure_limit: int = Field(
-        default=2,
-        ge=0,
-        le=100,
-        description="Failures on one node, while workers on other nodes went on, after which this job uses the node no "
-        "more for a day. 0: nodes are never avoided for this reason. Example: 2.",
     )

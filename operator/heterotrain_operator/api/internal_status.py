@@ -117,7 +117,6 @@ class InternalStatus(Model):
 
     Attributes:
         accounted_workers: uids of ended workers that ``restarts`` and ``disruptions`` already contain.
-        failure_times: of failures within the window of the failure policy, the oldest first.
         pools: by name.
         cost: what the job has cost so far; absent where no pool has a price.
         exchange: of gradients; absent before it was measured.
@@ -129,7 +128,6 @@ class InternalStatus(Model):
 
     cost: InternalCost | None = None
     accounted_workers: tuple[str, ...] = ()
-    failure_times: tuple[str, ...] = ()
     pools: tuple[InternalPool, ...] = ()
     exchange: InternalExchange | None = None
     common_parts: str | None = None

@@ -1,11 +1,10 @@
-"""``spec.network``: the workers' ports, their DNS names, and the IP families of their addresses."""
+"""``spec.network``: the workers' ports."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.choices import Choice
 from pydantic import Field
 
 from heterotrain_operator.api.schema import Model, SpecRule
@@ -15,13 +14,6 @@ LEAST_PORT = 1024
 MOST_PORT = 2**16 - 1
 _LAST_METRICS = keys.METRICS_PORTS - 1
 _LAST_PEER = keys.PEER_PORTS - 1
-
-
-class IPFamily(Choice):
-    """A family of IP addresses."""
-
-    IPV4 = "IPv4"
-    IPV6 = "IPv6"
 
 
 class Network(
@@ -34,14 +26,9 @@ class Network(
             message=f"the ports overlap: workers use {keys.METRICS_PORTS} ports from metricsPort on and "
             f"{keys.PEER_PORTS} from peerPort on, so choose ports that are further apart",
         ),
-        SpecRule(
-            cel="!has(self.ipFamilies) || self.ipFamilies.size() < 2 || self.ipFamilies[0] != self.ipFamilies[1]",
-            holds=lambda self: len(set(self.ip_families)) == len(self.ip_families),
-            message="ipFamilies names one family twice: name each at most once",
-        ),
     ),
 ):
-    """Ports, DNS names and IP families of the workers."""
+    """Ports of the workers."""
 
     metrics_port: int = Field(
         default=keys.METRICS_PORT,
@@ -57,18 +44,6 @@ class Network(
         description="Port at which a worker's first process listens for other workers; the others use the ports above "
         f"it. With runtime: Torchrun, MASTER_PORT is one of the {keys.PEER_PORTS} ports from here on. Example: 29400.",
     )
-    dns_names: bool = Field(
-        default=False,
-        description="true: a headless Service named JOB-workers, so that every worker has the DNS name "
-        "JOB-wN.JOB-workers. Training does not need it: workers learn each other's addresses from the plan. It cannot "
-        "change later.",
-    )
-    ip_families: tuple[IPFamily, ...] = Field(
-        default=(),
-        max_length=2,
-        description="Workers talk to each other by addresses of the first IP family. The Service of dnsNames has all "
-        "of them that the cluster has. Unset: the cluster's first family. It cannot change later. Example: [IPv6].",
-    )
 
     @property
     def metrics_ports(self) -> range:
@@ -79,11 +54,6 @@ class Network(
     def peer_ports(self) -> range:
         """All ports that connections between workers may use."""
         return range(self.peer_port, self.peer_port + keys.PEER_PORTS)
-
-    @property
-    def ip_family(self) -> IPFamily | None:
-        """The family of the workers' addresses; ``None`` for the cluster's first one."""
-        return self.ip_families[0] if self.ip_families else None
 
 
 NODE_PORTS = (range(10_248, 10_260), range(30_000, 32_768))
@@ -123,14 +93,6 @@ NETWORK_RULES = (
         "self.network.peerPort == oldSelf.network.peerPort)",
         message="the network's ports are immutable while the job runs: set suspend: true, change them, then set "
         "suspend: false",
-    ),
-    SpecRule(
-        # Of the two values of an optional field, the API server would not know how long a comparison takes.
-        cel="has(self.network.ipFamilies) == has(oldSelf.network.ipFamilies) && "
-        "(!has(self.network.ipFamilies) || self.network.ipFamilies == oldSelf.network.ipFamilies) && "
-        "self.network.dnsNames == oldSelf.network.dnsNames",
-        message="network.dnsNames and network.ipFamilies are immutable, because a Service keeps its family and a "
-        "pod its name: delete the job and create it again",
     ),
 )
 """Rules of a whole job about its network."""

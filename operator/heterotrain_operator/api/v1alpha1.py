@@ -350,8 +350,7 @@ class HeteroTrainJobSpec(
     )
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy,
-        description="What the end of a worker means: rules by exit code, condition or reason; how long failures count; "
-        "and when a node is avoided.",
+        description="What the end of a worker means: rules by exit code, condition or reason.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,

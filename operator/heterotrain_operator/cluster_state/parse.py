@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.addresses import family_of
 from heterotrain_core.contract.outcome import LATEST_S
 
 from heterotrain_operator.api.network import MOST_PORT
@@ -204,7 +203,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         ranks=_ranks(annotations.get(RANKS_ANNOTATION, "")),
         phase=status.get("phase") or "Pending",
         node=spec.get("nodeName") or "",
-        address=_address(status, annotations.get(keys.ANNOTATION_IP_FAMILY, "")),
+        address=str(status.get("podIP") or ""),
         peer_port=_peer_port(annotations.get(keys.ANNOTATION_PEER_PORT, "")),
         created_s=seconds(metadata.get("creationTimestamp")),
         deleting="deletionTimestamp" in metadata,
@@ -249,15 +248,6 @@ def _noted(marks: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the labels and annotations of Kubernetes' projects (``*.x-k8s.io``), in order."""
     found = sorted((key, value[:_NOTED_CHARACTERS]) for key, value in marks.items() if _PROJECTS in key)
     return tuple(found)
-
-
-def _address(status: Mapping[str, Any], family: str) -> str:
-    """Return the pod's address of a family, or its first one without a family; empty while it has none."""
-    first = str(status.get("podIP") or "")
-    if not family:
-        return first
-    listed = [str(each.get("ip") or "") for each in status.get("podIPs") or ()]
-    return next((each for each in listed or [first] if each and family_of(each) == family), "")
 
 
 def _peer_port(text: str) -> int:

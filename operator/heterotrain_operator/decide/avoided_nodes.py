@@ -24,7 +24,7 @@ def nodes_to_blame(inputs: JobInputs, derived: DerivedState, job: ValidJob) -> d
 
     Where none of a pool's nodes were left, the job would wait for nothing: then they are used all the same.
     """
-    names = [node.name for node in derived.accounts.blamed if node.avoided(job.spec.failure_policy)]
+    names = [node.name for node in derived.accounts.blamed if node.avoided]
     present = [inputs.nodes[name] for name in names if name in inputs.nodes]
     if not present:
         return {}

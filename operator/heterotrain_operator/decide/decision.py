@@ -20,7 +20,7 @@ class Decision:
 
     Attributes:
         active: whether the job trains or may begin to.
-        apply: objects to apply (Service, disruption budget, those of plugins), if the job has any.
+        apply: objects to apply (disruption budget, those of plugins), if the job has any.
         plan: ConfigMap to write: a replacement for its ``resourceVersion`` or, without one, only if there is none yet.
         plan_version: version that the pods in ``touch`` have to name.
         touch: pods whose annotation gets ``plan_version``, so that the kubelet refreshes their mounted plan at once.

@@ -106,7 +106,6 @@ def derive(inputs: JobInputs) -> DerivedState:
         in_force.plan,
         answered=memory.answers,
         departed=inputs.plan.departed if inputs.plan is not None else (),
-        window_s=policy.window_seconds,
         counting=counting,
         step=_committed_steps(inputs),
         now_s=now_s,

@@ -27,7 +27,6 @@ from heterotrain_operator.decide.objects.common_parts import PodSources, pod_sou
 from heterotrain_operator.decide.objects.objects import (
     build_disruption_budget,
     build_plugin_objects,
-    build_service,
     version_text,
 )
 from heterotrain_operator.decide.objects.pods import build_pod
@@ -256,7 +255,7 @@ def _build_active(
     remove = (*(worker.pod for worker, _ in replicas.remove), *unneeded_ended_pods(context))
     return Decision(
         active=True,
-        apply=tuple(body for body in (build_service(job), budget, *build_plugin_objects(job)) if body is not None),
+        apply=tuple(body for body in (budget, *build_plugin_objects(job)) if body is not None),
         plan=planned.body,
         plan_version=version,
         touch=pods_to_touch(derived.workers, plan, job.spec.runtime),

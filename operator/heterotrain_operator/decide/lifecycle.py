@@ -86,14 +86,12 @@ def _not_ended(
     ruled = next((w for w in workers if w.action is FailureAction.FAIL and w.state is WorkerState.FAILED), None)
     if ruled is not None:
         return Life(stage=LifeStage.FAILED, reason="FailurePolicy", message=f"{ruled.pod.name}: {ruled.reason}")
-    if accounts.counted > spec.backoff_limit:
-        window_s = spec.failure_policy.window_seconds
-        within = f" within {window_s} s" if window_s is not None else ""
+    if accounts.restarts > spec.backoff_limit:
         return Life(
             stage=LifeStage.FAILED,
             reason="BackoffLimitExceeded",
             message=(
-                f"workers failed {accounts.counted} times{within}, but backoffLimit is {spec.backoff_limit}; "
+                f"workers failed {accounts.restarts} times, but backoffLimit is {spec.backoff_limit}; "
                 f"the last one: {accounts.last_failure}"
             ),
         )

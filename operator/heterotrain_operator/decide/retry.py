@@ -22,7 +22,7 @@ def asks_for_retry(job: JobView) -> bool:
 
 def tried_again(job: JobView) -> JobView:
     """Return a failed job as one that has not ended; its failures and deadlines count from now on."""
-    internal = job.status.internal.model_copy(update={"retried": job.retry_request, "failure_times": ()})
+    internal = job.status.internal.model_copy(update={"retried": job.retry_request})
     others = tuple(each for each in job.status.conditions if each.type != ConditionType.FAILED.value)
     status = job.status.model_copy(
         update={

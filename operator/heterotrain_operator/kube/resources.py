@@ -26,14 +26,12 @@ PODS: Final = Resource("v1", "pods")
 NODES: Final = Resource("v1", "nodes")
 CONFIG_MAPS: Final = Resource("v1", "configmaps")
 SECRETS: Final = Resource("v1", "secrets")
-SERVICES: Final = Resource("v1", "services")
 DISRUPTION_BUDGETS: Final = Resource("policy/v1", "poddisruptionbudgets")
 NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "networkpolicies")
 EVENTS: Final = Resource("v1", "events")
 LEASES: Final = Resource("coordination.k8s.io/v1", "leases")
 
 _BY_KIND: Final = {
-    "Service": SERVICES,
     "PodDisruptionBudget": DISRUPTION_BUDGETS,
     "NetworkPolicy": NETWORK_POLICIES,
 }

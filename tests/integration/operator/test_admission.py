@@ -201,11 +201,6 @@ CHANGES: dict[str, tuple[Body, str]] = {
     ),
     "group": ({"podGroup": {"scheduler": "Volcano"}}, "podGroup is immutable while the job runs"),
     "ports": ({"network": {"peerPort": 20000}}, "the network's ports are immutable while the job runs"),
-    "address families": (
-        {"network": {"ipFamilies": ["IPv6"]}},
-        "network.dnsNames and network.ipFamilies are immutable",
-    ),
-    "DNS names": ({"network": {"dnsNames": True}}, "network.dnsNames and network.ipFamilies are immutable"),
     "managedBy": ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy is immutable"),
 }
 

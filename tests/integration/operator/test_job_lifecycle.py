@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.kube.client import KubeClient
-from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, PODS, SERVICES
+from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, PODS
 from support.api_cluster import Cluster, Operator
 from support.waiting import until
 
@@ -205,7 +204,7 @@ async def test_nothing_is_written_while_nothing_changes(cluster: Cluster, namesp
     operator = Operator(namespace, tmp_path / "operator.log", "--relist-seconds", "0.5")
     await operator.start()
     try:
-        await cluster.create(cluster.job(cluster.pool("a"), network={"dnsNames": True}))
+        await cluster.create(cluster.job(cluster.pool("a")))
         (name,) = await cluster.started(1)
         await state_is(cluster, "Running")
         await passes(operator, 2)
@@ -214,7 +213,6 @@ async def test_nothing_is_written_while_nothing_changes(cluster: Cluster, namesp
             objects = [
                 await cluster.kube.get(JOBS, namespace, "job"),
                 await cluster.kube.get(CONFIG_MAPS, namespace, keys.plan_name("job")),
-                await cluster.kube.get(SERVICES, namespace, keys.service_name("job")),
                 await cluster.kube.get(PODS, namespace, name),
             ]
             return [body["metadata"]["resourceVersion"] for body in objects]
@@ -234,26 +232,21 @@ async def test_deleted_objects_are_created_again_after_the_next_full_list(
     try:
         await cluster.add_node("a")
         await cluster.add_node("b")
-        await cluster.create(cluster.job(network={"dnsNames": True}))
+        await cluster.create(cluster.job())
         await cluster.started(2)
-        for resource, name in (
-            (SERVICES, keys.service_name("job")),
-            (DISRUPTION_BUDGETS, keys.disruption_budget_name("job")),
-        ):
+        name = keys.disruption_budget_name("job")
 
-            async def there(resource: object = resource, name: str = name) -> str:
-                found = {
-                    b["metadata"]["name"]: b["metadata"]["uid"] async for b in cluster.kube.list(resource, namespace)
-                }  # type: ignore[arg-type]  # evaluated later
-                return found.get(name, "")
+        async def there() -> str:
+            budgets = cluster.kube.list(DISRUPTION_BUDGETS, namespace)
+            return {b["metadata"]["name"]: b["metadata"]["uid"] async for b in budgets}.get(name, "")
 
-            uid = await until(there, f"{name} exists")
-            await cluster.kube.delete(resource, namespace, name, uid=uid)
+        uid = await until(there, f"{name} exists")
+        await cluster.kube.delete(DISRUPTION_BUDGETS, namespace, name, uid=uid)
 
-            async def new(there: Callable[[], Awaitable[str]] = there, uid: str = uid) -> bool:
-                return await there() not in ("", uid)
+        async def new() -> bool:
+            return await there() not in ("", uid)
 
-            await until(new, f"{name} exists again")
+        await until(new, f"{name} exists again")
     finally:
         await operator.stop()
 
@@ -261,7 +254,7 @@ async def test_deleted_objects_are_created_again_after_the_next_full_list(
 async def test_deleting_a_job_leaves_nothing(cluster: Cluster, own_operator: Operator) -> None:
     """The garbage collector follows owner references, with or without an operator."""
     await cluster.add_node("a")
-    body = await cluster.create(cluster.job(cluster.pool("a"), network={"dnsNames": True}))
+    body = await cluster.create(cluster.job(cluster.pool("a")))
     await cluster.started(1)
     await own_operator.stop()
     await cluster.kube.delete(JOBS, cluster.namespace, "job", uid=body["metadata"]["uid"])
@@ -270,7 +263,7 @@ async def test_deleting_a_job_leaves_nothing(cluster: Cluster, own_operator: Ope
         await cluster.confirm_deletions()
         labels = f"{keys.LABEL_JOB}=job"
         found = []
-        for resource in (PODS, SERVICES, CONFIG_MAPS, DISRUPTION_BUDGETS):
+        for resource in (PODS, CONFIG_MAPS, DISRUPTION_BUDGETS):
             found += [
                 b["metadata"]["name"] async for b in cluster.kube.list(resource, cluster.namespace, labels=labels)
             ]

@@ -13,12 +13,12 @@ from heterotrain_core.contract import keys
 from heterotrain_operator.api.crd import crd
 from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.views import ValidJob
-from heterotrain_operator.decide.objects.objects import build_service
+from heterotrain_operator.decide.objects.objects import build_network_policy
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.errors import Conflict, KubeError, Rejected
-from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, PODS, SERVICES, Resource
+from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, NETWORK_POLICIES, PODS, Resource
 from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import CRDS, Cluster, Operator, served
 from support.helm import render
@@ -121,12 +121,10 @@ async def test_the_operator_writes_its_own_objects_only(
 async def test_the_operator_can_do_its_work(cluster: Cluster, account: str, as_user: As) -> None:
     operator = await as_user(account)
     await refused(lambda: operator.create(CONFIG_MAPS, config_map(cluster.namespace)), "only objects with the label")
-    job = parse_job(await cluster.create(cluster.job(network={"dnsNames": True})))
+    job = parse_job(await cluster.create(cluster.job()))
     assert isinstance(job, ValidJob)
-    service = build_service(job)
-    assert service is not None
-    await operator.apply(SERVICES, service)
-    await operator.apply(SERVICES, service)
+    await operator.apply(NETWORK_POLICIES, build_network_policy(job))
+    await operator.apply(NETWORK_POLICIES, build_network_policy(job))
     pod = await operator.create(PODS, build_pod(job, job.spec.worker_pools[0], 0, plan_version="0.0"))
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     await operator.merge(PODS, cluster.namespace, name, {"metadata": {"annotations": {keys.ANNOTATION_PLAN: "1.1"}}})

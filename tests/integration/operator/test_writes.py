@@ -7,12 +7,12 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import Plan
 from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.views import ValidJob
-from heterotrain_operator.decide.objects.objects import build_disruption_budget, build_plan_object, build_service
+from heterotrain_operator.decide.objects.objects import build_disruption_budget, build_network_policy, build_plan_object
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.errors import Conflict, NotFound, Rejected
 from heterotrain_operator.kube.events import publish
-from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, EVENTS, JOBS, PODS, SERVICES
+from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, EVENTS, JOBS, NETWORK_POLICIES, PODS
 from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import Cluster
 
@@ -21,19 +21,18 @@ async def a_job(cluster: Cluster) -> Body:
     return await cluster.create(cluster.job())
 
 
-async def a_job_with_names(cluster: Cluster) -> ValidJob:
-    """Create a job that has a Service."""
-    job = parse_job(await cluster.create(cluster.job(network={"dnsNames": True})))
+async def a_parsed_job(cluster: Cluster) -> ValidJob:
+    """Create a job, and return it as the operator sees it."""
+    job = parse_job(await cluster.create(cluster.job()))
     assert isinstance(job, ValidJob)
     return job
 
 
 async def test_applying_twice_changes_nothing(cluster: Cluster, kube: KubeClient) -> None:
-    job = await a_job_with_names(cluster)
-    budget, service = build_disruption_budget(job, ()), build_service(job)
+    job = await a_parsed_job(cluster)
+    budget = build_disruption_budget(job, ())
     assert budget is not None
-    assert service is not None
-    for resource, body in ((SERVICES, service), (DISRUPTION_BUDGETS, budget)):
+    for resource, body in ((NETWORK_POLICIES, build_network_policy(job)), (DISRUPTION_BUDGETS, budget)):
         first = await kube.apply(resource, body)
         second = await kube.apply(resource, body)
         # Not by resourceVersion: the budget's controller writes its status at any time.
@@ -47,13 +46,12 @@ async def test_applying_twice_changes_nothing(cluster: Cluster, kube: KubeClient
 
 
 async def test_an_apply_reverts_a_changed_field(cluster: Cluster, kube: KubeClient) -> None:
-    service = build_service(await a_job_with_names(cluster))
-    assert service is not None
-    await kube.apply(SERVICES, service)
-    name = keys.service_name("job")
-    await kube.merge(SERVICES, cluster.namespace, name, {"spec": {"publishNotReadyAddresses": False}})
-    again = await kube.apply(SERVICES, service)
-    assert again["spec"]["publishNotReadyAddresses"] is True
+    policy = build_network_policy(await a_parsed_job(cluster))
+    await kube.apply(NETWORK_POLICIES, policy)
+    name = keys.network_policy_name("job")
+    await kube.merge(NETWORK_POLICIES, cluster.namespace, name, {"spec": {"ingress": []}})
+    again = await kube.apply(NETWORK_POLICIES, policy)
+    assert len(again["spec"]["ingress"]) == len(policy["spec"]["ingress"])
 
 
 async def test_a_plan_only_replaces_the_one_that_was_read(cluster: Cluster, kube: KubeClient) -> None:

@@ -129,7 +129,7 @@ def others_write(scenario: Scenario, fault: Fault) -> None:
     target = [
         ("configmaps", keys.plan_name(job), {"data": {keys.PLAN_KEY: "{}"}}),
         ("configmaps", keys.plan_name(job), {"metadata": {"labels": None}}),
-        ("services", keys.service_name(job), {"spec": {"clusterIP": "10.1.2.3"}}),
+        ("poddisruptionbudgets", keys.disruption_budget_name(job), {"spec": {"minAvailable": 9}}),
         (keys.PLURAL, job, {"metadata": {"labels": {"team": str(fault.choice)}}}),
         (keys.PLURAL, job, {"status": {"conditions": []}}),
         ("pods", keys.worker_name(job, fault.choice % 4), {"metadata": {"annotations": {keys.ANNOTATION_PLAN: "9.9"}}}),
@@ -144,7 +144,6 @@ def plan_deleted(scenario: Scenario, _: Fault) -> None:
 
 
 def objects_deleted(scenario: Scenario, _: Fault) -> None:
-    scenario.server.drop(("services", "ns", keys.service_name(scenario.job_name)), who="another")
     scenario.server.drop(("poddisruptionbudgets", "ns", keys.disruption_budget_name(scenario.job_name)), who="another")
 
 

@@ -90,8 +90,7 @@ class Scenario:
         """Create the job as a user does."""
         pools = [pool(name, maxReplicas=2) for name in self.pools]
         least = min(self.min_replicas, self.room)
-        policies = {"elasticPolicy": {"minReplicas": least}, "cleanPodPolicy": self.policy}
-        spec = {**policies, "network": {"dnsNames": True}}
+        spec = {"elasticPolicy": {"minReplicas": least}, "cleanPodPolicy": self.policy}
         body = job_body(*pools, spec=spec)
         for name in ("uid", "resourceVersion", "creationTimestamp", "generation"):
             del body["metadata"][name]

@@ -26,9 +26,9 @@ def test_every_field_has_an_entry_that_explains_it() -> None:
     """Objects have sections, and no table is wider than a page."""
     text = fields_reference.text()
     entries = re.findall(r"^- (?:<a id=\"[^\"]+\"></a>)?`(\w+)` \(([^\n]+?)\): ([^\n]*)$", text, re.MULTILINE)
-    assert len(entries) == len(re.findall(r"^- ", text, re.MULTILINE)) > 150
+    assert len(entries) == len(re.findall(r"^- ", text, re.MULTILINE)) > 100
     assert [name for name, _, meaning in entries if len(meaning) < 10] == []
-    assert len(re.findall(r"^#+ spec", text, re.MULTILINE)) > 15
+    assert len(re.findall(r"^#+ spec", text, re.MULTILINE)) > 10
     assert "\n|" not in text
 
 

@@ -48,15 +48,6 @@ def test_an_incomplete_pod_environment() -> None:
         read_identity({name: value for name, value in POD.items() if name != env.WORKER_UID})
 
 
-def test_the_address_is_of_the_job_s_family() -> None:
-    """A pod with two addresses names both; a pod without one of the family cannot be reached by its peers."""
-    both = POD | {env.WORKER_ADDRESS: "10.1.2.3,fd00::7"}
-    assert read_identity(both | {env.IP_FAMILY: "IPv6"}).address == "fd00::7"
-    assert read_identity(both | {env.IP_FAMILY: "IPv4"}).address == "10.1.2.3"
-    with pytest.raises(UsageError, match=r"no IPv6 address \(it has 10.1.2.3\).*change the field"):
-        read_identity(POD | {env.IP_FAMILY: "IPv6"})
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -13,14 +13,15 @@ from lab.cluster import REPOSITORY
 
 PATH: Final = REPOSITORY / "docs/fields.md"
 CRD: Final = REPOSITORY / "crds/heterotrain.dev_heterotrainjobs.yaml"
-AS_IN_KUBERNETES: Final = ("template", "tolerations", "resources")
+AS_IN_KUBERNETES: Final = ("template", "tolerations", "resources", "onExitCodes", "onPodConditions", "conditions")
 """Fields whose inside readers know."""
 _ABOUT = """# Fields of a HeteroTrainJob
 
 Generated from the CRD by `make generate`. `kubectl explain htj.spec --recursive` shows the same. A section for each
 object; `[]` stands for each item of a list, `.*` for each name. [api.md](api.md) has the conventions, and
-[operations.md](operations.md) the conditions. `template`, `tolerations` and `resources` are as in a PodTemplateSpec of
-Kubernetes. `kubectl explain htj.spec.template.spec` has what the operator adds to a template, and what it refuses.
+[operations.md](operations.md) the conditions. As in Kubernetes are `template`, `tolerations` and `resources` (of a
+PodTemplateSpec), `onExitCodes` and `onPodConditions` (of a Job's podFailurePolicy) and `conditions` (metav1.Condition).
+`kubectl explain htj.spec.template.spec` has what the operator adds to a template, and what it refuses.
 """
 _MARKS: Final = (("items", "[]"), ("additionalProperties", ".*"))
 

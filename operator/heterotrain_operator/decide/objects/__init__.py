@@ -1,1 +1,1 @@
-"""The Kubernetes objects of a job: pods, Service, PodDisruptionBudget and the ConfigMap of the plan."""
+"""The Kubernetes objects of a job: pods, PodDisruptionBudget and the ConfigMap of the plan."""

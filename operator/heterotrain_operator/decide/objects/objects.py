@@ -1,4 +1,4 @@
-"""The job's objects other than pods: Service, PodDisruptionBudget, NetworkPolicy, Secret and the plan's ConfigMap."""
+"""The job's objects other than pods: PodDisruptionBudget, NetworkPolicy, Secret and the plan's ConfigMap."""
 
 from __future__ import annotations
 
@@ -60,31 +60,6 @@ def metadata_of(job: JobView, name: str) -> dict[str, Any]:
 def network_of(job: JobView) -> Network:
     """Return the job's network; the default one of an invalid job."""
     return job.spec.network if job.spec is not None else Network()
-
-
-def build_service(job: JobView) -> dict[str, Any] | None:
-    """Return the headless Service that gives every worker a DNS name, ready or not; ``None`` without ``dnsNames``.
-
-    Workers find each other by the plan's addresses. For each pod that changes, a Service costs writes of its Endpoints
-    and EndpointSlices, and each of these reaches all programs of the cluster that watch them.
-    """
-    network = network_of(job)
-    if not network.dns_names:
-        return None
-    families, port = network.ip_families, network.peer_port
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata_of(job, keys.service_name(job.key.name)),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: job.key.name},
-            "ports": [{"name": "peer", "port": port, "targetPort": port, "protocol": "TCP"}],
-            **({"ipFamilyPolicy": "PreferDualStack"} if len(families) > 1 else {}),
-            **({"ipFamilies": [family.value for family in families]} if families else {}),
-        },
-    }
 
 
 def build_plugin_objects(job: ValidJob) -> tuple[dict[str, Any], ...]:

@@ -197,8 +197,6 @@ def build_pod(
         spec.setdefault("dnsPolicy", _DNS_ON_HOST)
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("hostname", name)
-    if job.spec.network.dns_names:
-        spec.setdefault("subdomain", keys.service_name(job.key.name))
     spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **pool.node_selector}
     spec["tolerations"] = _tolerations(spec, pool)
     if avoid:
@@ -276,11 +274,7 @@ def _ports(network: Network, ranks: int, spec: Mapping[str, Any]) -> list[dict[s
 
 def _network_annotations(network: Network) -> dict[str, str]:
     """Return what the operator reads from the pod again; nothing for defaults, as in pods of older operators."""
-    family = network.ip_family
-    return {
-        **({keys.ANNOTATION_PEER_PORT: str(network.peer_port)} if network.peer_port != keys.PEER_PORT else {}),
-        **({keys.ANNOTATION_IP_FAMILY: family.value} if family is not None else {}),
-    }
+    return {keys.ANNOTATION_PEER_PORT: str(network.peer_port)} if network.peer_port != keys.PEER_PORT else {}
 
 
 def _port_problem(spec: Mapping[str, Any], main: str, network: Network) -> str:
@@ -366,13 +360,10 @@ def _environment(job: ValidJob, *, ranks: int, settings: str, main: Mapping[str,
         fixed[env.RUNTIME] = Runtime.TORCHRUN
     if prices := {pool.name: pool.price_per_hour for pool in job.spec.worker_pools if pool.price_per_hour}:
         fixed[env.PRICES] = json.dumps(prices, sort_keys=True, separators=(",", ":"))
-    family = job.spec.network.ip_family
-    if family is not None:
-        fixed[env.IP_FAMILY] = family.value
     from_pod = {
         env.WORKER: "metadata.name",
         env.WORKER_UID: "metadata.uid",
-        env.WORKER_ADDRESS: "status.podIP" if family is None else "status.podIPs",
+        env.WORKER_ADDRESS: "status.podIP",
     }
     return [
         *({"name": name, "value": value} for name, value in fixed.items()),

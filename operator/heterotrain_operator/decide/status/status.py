@@ -221,7 +221,6 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
         pools.append(with_limits(with_exhaustion(row, context.grant), context.derived.memory))
     return InternalStatus(
         accounted_workers=tuple(sorted(context.accounts.accounted)),
-        failure_times=tuple(rfc3339(each_s) for each_s in context.accounts.incidents_s),
         pools=tuple(pools),
         cost=cost,
         exchange=exchange_of(before.exchange, context.inputs.model.throughput),
@@ -243,7 +242,7 @@ def _nodes_with_failures(context: JobContext) -> tuple[NodeFailures, ...]:
             last_time=rfc3339(node.last_s),
             reason=node.reason[:MAX_FAILURE_LENGTH],
             named=node.named,
-            avoided=node.avoided(context.spec.failure_policy),
+            avoided=node.avoided,
         )
         for node in context.accounts.blamed
     )

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from heterotrain_operator.api.failures import FailureAction, FailurePolicy
+from heterotrain_operator.api.failures import FailureAction
 from heterotrain_operator.decide.workers.state import Worker
 
 AVOIDED_S = 86_400.0
 """Seconds since the last failure on a node after which it is used again."""
+LEAST_FAILURES = 2
+"""Failures on a node after which a job avoids it; one may be chance."""
 MOST_NODES = 32
 """Nodes that are kept for a job; those with the oldest failures are forgotten first."""
 
@@ -36,9 +38,10 @@ class BlamedNode:
     reason: str
     named: bool = False
 
-    def avoided(self, policy: FailurePolicy) -> bool:
-        """Return whether the job avoids the node."""
-        return self.named or 0 < policy.node_failure_limit <= self.failures
+    @property
+    def avoided(self) -> bool:
+        """Whether the job avoids the node."""
+        return self.named or self.failures >= LEAST_FAILURES
 
 
 def blamed(

@@ -8,8 +8,8 @@ came back leaves the status: its own failure counts later, and so does another l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from heterotrain_core.contract.outcome import Cause
@@ -27,8 +27,6 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 FIRST_DELAY_S = 2.0
 LONGEST_DELAY_S = 300.0
 MISMATCH_DELAY_S = 60.0
-MOST_INCIDENTS = 1001
-"""Times of failures that are kept with a window: one more than the largest ``backoffLimit``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,6 @@ class Accounts:
         last_failure: the newest failure in one sentence.
         last_failure_s: when the first failure of the newest incident was noticed; 0 for never.
         departed: lost members without a pod that the status so far does not count.
-        counted: failures that count against ``backoffLimit``: with a window, those within it.
-        incidents_s: times of those, oldest first; empty without a window.
         blamed: nodes with failures of this job, by name.
         answered: for each worker whose end another cut of the model answers, what happened.
         state_lost: why training begins again; empty if it does not.
@@ -62,12 +58,73 @@ class Accounts:
     last_failure: str | None
     last_failure_s: float
     departed: tuple[Departed, ...] = ()
-    counted: int = 0
-    incidents_s: tuple[float, ...] = ()
     blamed: tuple[BlamedNode, ...] = ()
     answered: tuple[str, ...] = ()
     state_lost: str = ""
     row: Row = field(default_factory=Row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NewEnds:
+    """Ends that the status so far does not count, by what they mean.
+
+    Attributes:
+        failed: the workers' own failures.
+        mismatched: nobody's failures: see ``mismatch_of``.
+        recut: nobody's failures: another cut of the model answers them.
+        rest: workers that hold a part of a state whose other parts were lost. The lost workers count, not these.
+        lost: workers that were disrupted.
+        gone: lost members without a pod.
+    """
+
+    failed: tuple[Worker, ...]
+    mismatched: tuple[Worker, ...]
+    recut: tuple[Worker, ...]
+    rest: tuple[Worker, ...]
+    lost: tuple[Worker, ...]
+    gone: tuple[Departed, ...]
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """Uids of all of them."""
+        workers = (*self.failed, *self.mismatched, *self.recut, *self.rest, *self.lost)
+        return frozenset([*(worker.pod.uid for worker in workers), *(each.uid for each in self.gone)])
+
+    def uncounted(self) -> _NewEnds:
+        """Return what counts where ends do not count."""
+        return replace(self, failed=(), recut=(), rest=(), lost=(), gone=())
+
+    def sentences(self, answered: Mapping[str, str]) -> tuple[str, ...]:
+        """Return what happened, the most important last."""
+        found = (*(answered[w.pod.uid] for w in self.recut), *(f"{w.pod.name}: {w.reason}" for w in self.failed))
+        return (*found, f"training begins again: {self.rest[0].reason}") if self.rest else found
+
+
+def _new_ends(
+    workers: Sequence[Worker],
+    members: Iterable[Departed],
+    answered: Mapping[str, str],
+    before: frozenset[str],
+) -> _NewEnds:
+    present = {worker.pod.uid for worker in workers}
+    kinds: dict[str, list[Worker]] = {"failed": [], "mismatched": [], "recut": [], "rest": [], "lost": []}
+    for worker in workers:
+        if worker.pod.uid in before:
+            continue
+        if worker.state in (WorkerState.DISRUPTED, WorkerState.LEFT, WorkerState.LOST):
+            kinds["lost"].append(worker)
+        elif worker.state is not WorkerState.FAILED:
+            continue
+        elif worker.cause is Cause.VERSION_MISMATCH:
+            kinds["mismatched"].append(worker)
+        elif worker.pod.uid in answered:
+            kinds["recut"].append(worker)
+        elif worker.cause is Cause.STATE_LOST and worker.action is None:
+            kinds["rest"].append(worker)
+        else:
+            kinds["failed"].append(worker)
+    gone = tuple(each for each in members if each.uid not in present and each.uid not in before)
+    return _NewEnds(gone=gone, **{kind: tuple(found) for kind, found in kinds.items()})
 
 
 def account(
@@ -77,7 +134,6 @@ def account(
     *,
     departed: Sequence[Departed] = (),
     answered: Mapping[str, str] = MappingProxyType({}),
-    window_s: float | None = None,
     counting: bool,
     step: int | None = None,
     now_s: float,
@@ -90,86 +146,59 @@ def account(
         plan: the plan in force: members without a pod were lost.
         departed: lost members that the plan in force no longer names.
         answered: by uid, what happened to each worker whose end another cut of the model answers: not a failure.
-        window_s: seconds after which a failure no longer counts against ``backoffLimit``; ``None`` for never.
         counting: whether ends count; not while the job itself ends or is suspended.
         step: committed steps; ``None`` where they are not known.
         now_s: now.
     """
     before = frozenset(status.internal.accounted_workers)
-    present = {worker.pod.uid for worker in workers}
     named = [Departed(r.worker_uid, r.worker, plan.pool_of(r)) for r in plan.ranks] if plan else []
     known = {each.uid: each for each in (*departed, *named)}
-    failed = tuple(w for w in workers if w.state is WorkerState.FAILED and w.pod.uid not in before)
-    mismatched = [w for w in failed if w.cause is Cause.VERSION_MISMATCH]
-    recut = [w for w in failed if w.pod.uid in answered]
-    # Lost workers took parts of the state with them: those ends count, not the ends of workers that hold the rest.
-    rest = [w for w in failed if w.cause is Cause.STATE_LOST and w.action is None]
-    # Nobody's failures: see ``mismatch_of``, another cut of the model, and the line above.
-    nobodys = {w.pod.uid for w in (*mismatched, *recut, *rest)}
-    failed = tuple(w for w in failed if w.pod.uid not in nobodys)
-    lost = [
-        w
-        for w in workers
-        if w.state in (WorkerState.DISRUPTED, WorkerState.LEFT, WorkerState.LOST) and w.pod.uid not in before
-    ]
-    gone = tuple(each for uid, each in known.items() if uid not in present and uid not in before)
-    pools = Counter([*(worker.pod.pool for worker in lost), *(each.pool for each in gone)])
-    newly = {w.pod.uid for w in (*failed, *mismatched, *recut, *rest, *lost)} | {each.uid for each in gone}
-    returned = {w.pod.uid for w in workers if w.placed}
-    disrupted = {w.pod.name: w.reason for w in lost} | {each.name: "its pod is gone" for each in gone}
-    if not counting:  # their uids are kept nevertheless, so that a resumed job does not count them
-        failed, recut, rest, disrupted, pools = (), [], [], {}, Counter()
+    ends = _new_ends(workers, known.values(), answered, before)
+    counted = ends if counting else ends.uncounted()
     # A later time is of a clock that was ahead: the next delay counts from now.
     last_s = min(now_s, seconds(status.last_failure_time))
-    incidents = new_incidents(failed, last_s, now_s=now_s)
-    sentences = (*(answered[w.pod.uid] for w in recut), *(f"{w.pod.name}: {w.reason}" for w in failed))
-    if rest:
-        sentences = (*sentences, f"training begins again: {rest[0].reason}")
-    names = [each.name for each in gone]
-    row = continued(row_in(status.internal.disruptions), lost, names, step=step, now_s=now_s) if counting else Row()
-    within_s = _within(status.internal.failure_times, incidents, window_s=window_s, now_s=now_s)
+    incidents = new_incidents(counted.failed, last_s, now_s=now_s)
+    disrupted = {w.pod.name: w.reason for w in counted.lost} | {e.name: "its pod is gone" for e in counted.gone}
+    names = [each.name for each in ends.gone]
+    row = (
+        continued(row_in(status.internal.disruptions), ends.lost, names, step=step, now_s=now_s) if counting else Row()
+    )
+    # The uids of ends that do not count are kept nevertheless, so that a resumed job does not count them.
+    kept = {worker.pod.uid for worker in workers} | known.keys()
+    returned = {worker.pod.uid for worker in workers if worker.placed}
+    sentences = counted.sentences(answered)
     return Accounts(
         restarts=status.restarts + incidents,
-        counted=status.restarts + incidents if window_s is None else len(within_s),
-        incidents_s=within_s,
+        disruptions=status.disruptions + len(disrupted),
+        accounted=frozenset((before | ends.uids) - returned) & kept,
+        failed=counted.failed,
+        disrupted=disrupted,
+        lost=Counter([*(worker.pod.pool for worker in counted.lost), *(each.pool for each in counted.gone)]),
+        last_failure=sentences[-1] if sentences else status.last_failure,
+        last_failure_s=now_s if incidents else last_s,
+        departed=ends.gone,
         blamed=blamed(
-            [
-                BlamedNode(
-                    name=n.name,
-                    failures=n.failures,
-                    last_s=min(now_s, seconds(n.last_time)),
-                    reason=n.reason,
-                    named=n.named,
-                )
-                for n in status.nodes_with_failures
-            ],
+            _blamed_before(status, now_s=now_s),
             workers,
-            failed,
-            [w for w in lost if counting],
+            counted.failed,
+            counted.lost,
             at_fault=row.node if row.on_node >= REPEATED else "",
             incident=incidents > 0,
             now_s=now_s,
         ),
-        disruptions=status.disruptions + len(disrupted),
-        accounted=frozenset(uid for uid in (before | newly) - returned if uid in present or uid in known),
-        failed=failed,
-        disrupted=disrupted,
-        lost=pools,
-        last_failure=sentences[-1] if sentences else status.last_failure,
-        last_failure_s=now_s if incidents else last_s,
-        departed=gone,
-        answered=tuple(answered[w.pod.uid] for w in recut),
+        answered=tuple(answered[w.pod.uid] for w in counted.recut),
         row=row,
-        state_lost=f"{rest[0].pod.name}: {rest[0].reason}" if rest else "",
+        state_lost=f"{counted.rest[0].pod.name}: {counted.rest[0].reason}" if counted.rest else "",
     )
 
 
-def _within(known: Sequence[str], new: int, *, window_s: float | None, now_s: float) -> tuple[float, ...]:
-    """Return the times of failures within the window, the oldest first, at most ``MOST_INCIDENTS``."""
-    if window_s is None:
-        return ()
-    times_s = [*(min(now_s, seconds(each)) for each in known), *([now_s] * new)]
-    return tuple(each for each in times_s if now_s - each < window_s)[-MOST_INCIDENTS:]
+def _blamed_before(status: HeteroTrainJobStatus, *, now_s: float) -> list[BlamedNode]:
+    return [
+        BlamedNode(
+            name=n.name, failures=n.failures, last_s=min(now_s, seconds(n.last_time)), reason=n.reason, named=n.named
+        )
+        for n in status.nodes_with_failures
+    ]
 
 
 def mismatch_of(workers: Sequence[Worker]) -> Worker | None:
@@ -193,7 +222,7 @@ def mismatch_delay_s(workers: Sequence[Worker], *, now_s: float) -> float:
 
 def restart_delay_s(accounts: Accounts, *, now_s: float) -> float:
     """Return for how many more seconds no worker is created; the delay doubles with every incident."""
-    if accounts.counted == 0:
+    if accounts.restarts == 0:
         return 0.0
-    delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(accounts.counted - 1, 20))
+    delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(accounts.restarts - 1, 20))
     return max(0.0, accounts.last_failure_s + delay_s - now_s)

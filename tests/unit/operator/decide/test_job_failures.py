@@ -188,21 +188,6 @@ def test_the_first_rule_that_matches_decides_and_an_ignored_failure_is_a_disrupt
     assert cluster.condition("Failed") == ("False", "NotEnded")
 
 
-def test_failures_beyond_the_window_no_longer_count() -> None:
-    cluster = a_running_job(backoffLimit=1, failurePolicy={"windowSeconds": 600})
-    for number in range(3):
-        cluster.end(f"job-w{number}", Ending.FAILED, exit_code=1, reason="boom")
-        replaced(cluster, after_s=700)
-        assert cluster.condition("Failed") == ("False", "NotEnded"), "one failure in ten minutes is allowed"
-    assert cluster.status["restarts"] == 3, "all of them are shown"
-    cluster.end("job-w3", Ending.FAILED, exit_code=1, reason="boom")
-    replaced(cluster, after_s=60)
-    cluster.end("job-w4", Ending.FAILED, exit_code=1, reason="boom")
-    cluster.settle()
-    assert cluster.condition("Failed") == ("True", "BackoffLimitExceeded")
-    assert "2 times within 600 s" in cluster.status["reason"]
-
-
 def fails_on(cluster: FakeCluster, node: str, reason: str) -> None:
     """Let the worker on the node fail, and its replacement run."""
     (name,) = (view.name for view in cluster.pod_views if view.node == node and not view.terminal)

@@ -13,7 +13,7 @@ SPOT_TAINT = "aws-node-termination-handler/spot-itn:NoSchedule"
 def test_a_new_job_gets_a_waiting_plan_before_its_pods_and_a_worker_in_each_pool() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c")
     decision = cluster.step()
-    assert decision.apply == (), "no budget without members, and no Service without dnsNames"
+    assert decision.apply == (), "no budget without members"
     assert cluster.version() == (0, 0)
     assert cluster.members() == []
     assert [body["spec"]["nodeSelector"] for body in decision.create] == [{"pool": "a"}, {"pool": "b"}, {"pool": "c"}]

@@ -10,8 +10,8 @@ import pytest
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import decode_config
 from heterotrain_operator.cluster_state.parse import parse_job, parse_pod
-from heterotrain_operator.cluster_state.views import JobView, ValidJob
-from heterotrain_operator.decide.objects.objects import build_network_policy, build_service
+from heterotrain_operator.cluster_state.views import ValidJob
+from heterotrain_operator.decide.objects.objects import build_network_policy
 from heterotrain_operator.decide.objects.pods import (
     build_pod,
     num_proc_per_worker,
@@ -104,7 +104,7 @@ def test_the_user_s_environment_comes_after_the_operator_s() -> None:
     assert entries[-1] == {"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}
     names = [entry["name"] for entry in entries]
     defined = {value for value in vars(env).values() if isinstance(value, str) and value.startswith(env.PREFIX)}
-    set_elsewhere = {env.PREFIX, env.SECRET, env.LOCAL_RANK, env.RUNTIME, env.IP_FAMILY, env.PRICES, *env.USER_SETTABLE}
+    set_elsewhere = {env.PREFIX, env.SECRET, env.LOCAL_RANK, env.RUNTIME, env.PRICES, *env.USER_SETTABLE}
     assert defined - set_elsewhere == {name for name in names if name.startswith(env.PREFIX)}
     assert len(names) == len(set(names))
 
@@ -347,19 +347,15 @@ def test_a_policy_with_egress_lets_workers_reach_each_other_dns_and_what_the_rul
 
 
 def test_ports_are_those_of_the_job_everywhere() -> None:
-    """Environment, container ports, probe, Service, NetworkPolicy, and the plan's port by way of the pod."""
-    job = parse_job(
-        job_body(
-            pool("a", numProcPerWorker=2), spec={"network": {"metricsPort": 9500, "peerPort": 20000, "dnsNames": True}}
-        )
-    )
+    """Environment, container ports, probe, NetworkPolicy, and the plan's port by way of the pod."""
+    network = {"metricsPort": 9500, "peerPort": 20000}
+    job = parse_job(job_body(pool("a", numProcPerWorker=2), spec={"network": network}))
     assert isinstance(job, ValidJob)
     pod = build_pod(job, job.spec.worker_pools[0], 0, plan_version="1.1")
     found = values_of(pod)
     assert (found[env.METRICS_PORT], found[env.PEER_PORT]) == ("9500", "20000")
     assert [port["containerPort"] for port in main_of(pod)["ports"]] == [9500, 9501]
     assert main_of(pod)["readinessProbe"]["httpGet"]["port"] == 9500
-    assert service_of(job)["ports"][0]["port"] == 20000
     assert build_network_policy(job)["spec"]["ingress"][1]["ports"] == [
         {"protocol": "TCP", "port": 9500, "endPort": 9515}
     ]
@@ -368,72 +364,21 @@ def test_ports_are_those_of_the_job_everywhere() -> None:
     assert view.peer_port == 20000
 
 
-def service_of(job: JobView) -> Body:
-    service = build_service(job)
-    assert service is not None
-    spec: Body = service["spec"]
-    return spec
-
-
 def as_stored(pod: Body, **status: Any) -> Body:
     """Return a pod as the API server stores it."""
     return {**pod, "metadata": {**pod["metadata"], "uid": "u", "resourceVersion": "1"}, "status": status}
 
 
-def test_a_pod_of_a_job_without_ports_and_families_is_as_before() -> None:
+def test_a_pod_of_a_job_without_ports_of_its_own_is_as_before() -> None:
     """Jobs that an older operator began have such pods; the port is read as the default one."""
     pod = built()
-    assert not {keys.ANNOTATION_PEER_PORT, keys.ANNOTATION_IP_FAMILY} & pod["metadata"]["annotations"].keys()
-    assert env.IP_FAMILY not in values_of(pod)
+    assert keys.ANNOTATION_PEER_PORT not in pod["metadata"]["annotations"]
     assert values_of(pod)[env.WORKER_ADDRESS] == {"fieldPath": "status.podIP"}
     for text in ("x", "99999", "²", "1" * 5000):
         pod["metadata"]["annotations"][keys.ANNOTATION_PEER_PORT] = text
         view = parse_pod(as_stored(pod))
         assert view is not None
         assert view.peer_port == keys.PEER_PORT
-
-
-BOTH = {"podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}, {"ip": "fd00::7"}]}
-
-
-@pytest.mark.parametrize(
-    ("family", "status", "address"),
-    [
-        ("IPv6", BOTH, "fd00::7"),
-        ("IPv4", BOTH, "10.0.0.7"),
-        ("IPv6", {"podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}]}, ""),
-        ("IPv6", {"podIP": "fd00::7"}, "fd00::7"),
-        ("IPv6", {}, ""),
-    ],
-)
-def test_workers_are_reached_at_an_address_of_the_job_s_first_family(family: str, status: Body, address: str) -> None:
-    """The pod's first address may be of another family."""
-    pod = with_network(ipFamilies=[family])
-    found = values_of(pod)
-    assert (found[env.IP_FAMILY], found[env.WORKER_ADDRESS]) == (family, {"fieldPath": "status.podIPs"})
-    view = parse_pod(as_stored(pod, **status))
-    assert view is not None
-    assert view.address == address
-
-
-def test_the_service_has_the_families_of_the_job() -> None:
-    """Without them it has neither field, so that the API server chooses, and an earlier Service stays as it is."""
-    both = {"dnsNames": True, "ipFamilies": ["IPv6", "IPv4"]}
-    service = service_of(parse_job(job_body(pool("a"), spec={"network": both})))
-    given = {"ipFamilies": ["IPv6", "IPv4"], "ipFamilyPolicy": "PreferDualStack"}
-    assert {name: service[name] for name in given} == given
-    assert not given.keys() & service_of(parse_job(job_body(pool("a"), spec={"network": {"dnsNames": True}}))).keys()
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_workers_have_dns_names_only_where_the_job_wants_them(wanted: bool) -> None:
-    """A pod needs both for it: the Service, and the Service's name as its subdomain."""
-    job = parse_job(job_body(pool("a"), spec={"network": {"dnsNames": wanted}}))
-    assert isinstance(job, ValidJob)
-    assert (build_service(job) is not None) is wanted
-    spec = build_pod(job, job.spec.worker_pools[0], 0, plan_version="1.1")["spec"]
-    assert spec["hostname"] == "job-w0"
-    assert ("subdomain" in spec) is wanted
 
 
 def test_on_the_node_s_network_the_scheduler_knows_all_ports() -> None:
