@@ -99,6 +99,10 @@ class RepeatStep(HeterotrainError):  # noqa: N818  # names the event
     """Some rank voted against the step; all ranks repeat it in the same formation."""
 
 
+class EndedBefore(RepeatStep):
+    """Nobody commits the step, because the script of some rank has ended the training before it."""
+
+
 class Excluded(HeterotrainError):  # noqa: N818  # names the event
     """The other ranks formed without this process, and no plan names it any more."""
 

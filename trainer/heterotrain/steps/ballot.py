@@ -16,7 +16,7 @@ from heterotrain.state.training import TrainState
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.shutdown import Shutdown
-from heterotrain.steps.step import Step
+from heterotrain.steps.step_passes import StepPasses
 from heterotrain.steps.vote import read_loss
 
 
@@ -32,7 +32,7 @@ class StepBallot:
     shutdown: Shutdown
 
     def slot(
-        self, step: Step, active_group: ActiveGroup, reducer: Gradients, held: HeldPlan, *,
+        self, step: StepPasses, active_group: ActiveGroup, reducer: Gradients, held: HeldPlan, *,
         ok: bool, leaving: bool, waiting: bool, hooks_follow: bool,
     ) -> Slot:  # fmt: skip
         """Return this rank's slot of the control vector.

@@ -19,7 +19,7 @@ from heterotrain.clock import Clock
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.progress import Progress, shared_seed
 from heterotrain.data.slices import Source
-from heterotrain.errors import Diverged, PeerLost, RepeatStep, UsageError
+from heterotrain.errors import Diverged, EndedBefore, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import BEFORE, StepDecision
@@ -45,6 +45,7 @@ from heterotrain.steps.phases import TrainingPhase
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.script_exchanges import ScriptExchanges
 from heterotrain.steps.shutdown import Shutdown
+from heterotrain.steps.states import StepState
 from heterotrain.steps.step import Step
 from heterotrain.steps.step_passes import StepPasses
 from heterotrain.steps.step_records import StepRecords
@@ -58,6 +59,9 @@ from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
+
+
+_UPDATES = (StepState.APPLIED, StepState.COMMITTED)
 
 
 class NotNeeded(Exception):  # noqa: N818  # names the event; it never leaves this file
@@ -189,7 +193,8 @@ class Loop:
                     if self.is_between_phases:
                         self._checkpoints.write(WriteReason.END, self._training, active_group)
                         return
-                self._join(active_group)
+                if self._joined is not active_group or self._is_new_phase:
+                    self._join(active_group)
                 self._call_hooks(active_group)
                 if self.is_between_phases:
                     continue
@@ -293,8 +298,6 @@ class Loop:
 
     def _join(self, active_group: ActiveGroup) -> None:
         """Prepare what this rank needs to train in a formation that is new, or with the data of a new phase."""
-        if self._joined is active_group and not self._is_new_phase:
-            return
         self._training.settle()
         if self._data is not None and active_group.group is not None:
             self._data.check(active_group.group, self.fail)
@@ -342,23 +345,24 @@ class Loop:
         self._repeating = step.number
         if self._training.prepared is None:  # else it may still be finished, by the next formation's members
             self._attempts.undo()
-        if isinstance(step.failure, PeerLost):
+        failure = step.transaction.failure
+        if isinstance(failure, PeerLost):
             self._uncommitted, self._end.all_end = step, False
-            self._leave_broken(step.failure)
-        elif isinstance(step.failure, torch.OutOfMemoryError):
-            self._attempts.use_less_memory(step.task, step.failure, self._wrapped.part.spare_memory)
+            self._leave_broken(failure)
+        elif isinstance(failure, torch.OutOfMemoryError):
+            self._attempts.use_less_memory(step.task, failure, self._wrapped.part.spare_memory)
             self._observer.forget()
             if step.group is not None and (step.is_awaited or step.task.is_joint):
                 # The others may have committed it, and have the state then; or wait for the script's next exchange. The
                 # other ranks of a divided member have left the step, and learn of the smaller micro-batches.
                 self._uncommitted = step
                 self._leave_broken(PeerLost("out of memory after exchanges of a step"))
-        elif not isinstance(step.failure, RepeatStep):
+        elif not isinstance(failure, RepeatStep):
             raise UsageError(
                 f"step {step.number} ended without a result: run each step inside `with step:` and end it with "
                 "step.apply(optimizer)"
             )
-        if not step.is_undone:
+        if not isinstance(failure, EndedBefore):
             self._report.count(names.REPEATED_STEPS)
 
     def _leave_broken(self, lost: Exception) -> None:
@@ -379,8 +383,9 @@ class Loop:
 
     def check_update(self, *_arguments: object) -> None:
         """Refuse an optimizer's step that ``step.apply`` has not called."""
-        if self._open is not None and self._open.is_open and not self._open.updates:
-            refuse_update(self._open.number)
+        running = self._open
+        if running is not None and running.is_open and running.transaction.state not in _UPDATES:
+            refuse_update(running.number)
 
     def enter(self, step: StepPasses) -> None:
         """Prepare for a pass: its random numbers and, before the first one, copies for another attempt."""
@@ -430,7 +435,7 @@ class Loop:
         """Give up what hooks have gathered of the model."""
         self._wrapped.part.rest()
 
-    def vote(self, step: Step, *, ok: bool) -> StepDecision:
+    def vote(self, step: StepPasses, *, ok: bool) -> StepDecision:
         """Exchange the control vectors and wait for the buckets.
 
         Raises:
@@ -455,15 +460,17 @@ class Loop:
             # Code of the script that adds noise to gradients, or an optimizer that draws numbers, does the same
             # on every rank.
             self.seed_alike("update")
-            try:
-                self._replicas.judge(decision.fingerprints, active_group)
-            except Diverged as error:
-                self.fail(error)
+            if active_group.group is not None:
+                try:
+                    self._replicas.judge(decision.fingerprints, active_group)
+                except Diverged as error:
+                    self.fail(error)
         return decision
 
     def confirm(
-        self, step: Step, second: SecondPhase, decision: StepDecision, finish: Callable[[Confirmation], None] | None
-    ) -> Confirmation:
+        self, step: StepPasses, second: SecondPhase, decision: StepDecision,
+        finish: Callable[[Confirmation], None] | None,
+    ) -> Confirmation:  # fmt: skip
         """Wait until every rank holds the sums of its own pieces of a divided model's gradient.
 
         From the moment when the others may have heard of this rank, the step can be finished later by ``finish``.
@@ -490,11 +497,11 @@ class Loop:
         prepared = PreparedStep(step.number, finish=late, drop=self._attempts.undo) if finish is not None else None
         return second.confirm(active_group.group, prepared)
 
-    def commit(self, step: Step, decision: StepDecision) -> None:
+    def commit(self, step: StepPasses, decision: StepDecision) -> None:
         """Record a step that all ranks finished: progress, logs, schedulers, telemetry and changes of membership."""
         self._record_step(step, decision, self._formations.require())
 
-    def _record_step(self, step: Step, decision: StepDecision, active_group: ActiveGroup) -> None:
+    def _record_step(self, step: StepPasses, decision: StepDecision, active_group: ActiveGroup) -> None:
         self._step_s = self._clock() - self._began_s
         compares = step.part.second_phase is None
         loader = self._loader or self._require_loader()
@@ -541,7 +548,7 @@ class Loop:
             return  # a script that fails at once would find the checkpoint of a model that is not the corrected one
         self._is_over = True
         if running is not None and not running.committed:
-            if running.updates and not running.passes:
+            if running.transaction.state is StepState.APPLIED and not running.passes:
                 _log.error("no checkpoint is written: the error came while an optimizer changed the weights")
                 return
             self._attempts.undo()

@@ -32,6 +32,7 @@ class MicroBatches:
         numerics: of the job.
         fetch: see ``Fetch``.
         lockstep: whether every rank gets the same number of micro-batches.
+        sizes: samples of each micro-batch, without padding.
         handed_out: micro-batches of this pass that the script has got.
         backwards: those of which it has run the backward pass.
         padding: additional ones of this pass, with weight zero; they come first.
@@ -45,6 +46,7 @@ class MicroBatches:
     numerics: Numerics
     fetch: Fetch
     lockstep: bool
+    sizes: tuple[int, ...] = field(init=False)
     handed_out: int = 0
     backwards: int = 0
     padding: int = 0
@@ -54,10 +56,8 @@ class MicroBatches:
     _kept: list[Any] = field(default_factory=list)
     _forward: AbstractContextManager[object] | None = None
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Samples of each micro-batch, without padding."""
-        return self.task.micro_batches
+    def __post_init__(self) -> None:
+        self.sizes = self.task.micro_batches
 
     @property
     def expected(self) -> int:

@@ -28,7 +28,7 @@ from heterotrain.numerics.noise import Measurement, Preconditioner
 from heterotrain.numerics.outlier_samples import RankSquares
 from heterotrain.state.training import TrainState
 from heterotrain.steps.clock import Clock
-from heterotrain.steps.step import Step
+from heterotrain.steps.step_passes import StepPasses
 from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.sampling import MeasuringBudget, is_measured
@@ -66,6 +66,7 @@ class Observer:
         plain: for the next control vector: squares of the last step's gradients; NaN if not measured.
         preconditioned: the same for gradients as an adaptive optimizer divides them.
         budget: the cost of telemetry, and how often to measure.
+        measures: whether the running or just committed step is one of those with costly measurements.
     """
 
     def __init__(self, report: RankMetrics, training: TrainState, numerics: Numerics) -> None:
@@ -78,7 +79,7 @@ class Observer:
         self._numerics = numerics
         self._every = 1
         self._formed_steps = self._gradient_bytes = 0
-        self._measures = False
+        self.measures = False
         self._measured_samples = 0
         self._measured_weights: tuple[float, ...] = ()
         self._committed_s: float | None = None
@@ -90,11 +91,6 @@ class Observer:
         self._flushed_s = 0.0
         self._last_commit: tuple[int, float | None] | None = None
         report.look_up(before=self.flush, gauges=self._gauges, counters=self._counters)
-
-    @property
-    def measures(self) -> bool:
-        """Whether the running or just committed step is one of those with costly measurements."""
-        return self._measures
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
@@ -111,8 +107,8 @@ class Observer:
         """
         is_large = reducer.elements > LARGE_ELEMENTS
         learning_every = LARGE_EVERY if is_large else LEARN_EVERY
-        self._measures = is_measured(task.number, self._every if self._formed_steps >= LEARN_STEPS else learning_every)
-        takes_squares = self._measures
+        self.measures = is_measured(task.number, self._every if self._formed_steps >= LEARN_STEPS else learning_every)
+        takes_squares = self.measures
         if self._numerics.steers_by_noise:
             takes_squares = not is_large or is_measured(task.number, LARGE_EVERY)
         if not reducer.is_measurable or not takes_squares or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004  # one group has no spread
@@ -152,7 +148,7 @@ class Observer:
         """Record the end of the end-of-epoch hooks, whose time is not part of the next step."""
         self._committed_s = time.perf_counter()
 
-    def committed(self, step: Step, decision: StepDecision, active_group: ActiveGroup, *, now_s: float) -> None:
+    def committed(self, step: StepPasses, decision: StepDecision, active_group: ActiveGroup, *, now_s: float) -> None:
         """Count a committed step and keep its measurements for the next control vector.
 
         Args:
@@ -178,7 +174,7 @@ class Observer:
             )
         if decision.buckets_s:
             self._report.buckets(decision.buckets_s)
-        self.buckets_s = step.reducer.transfers_s() if self._measures else ()
+        self.buckets_s = step.reducer.transfers_s() if self.measures else ()
         if step.skipped:
             self._report.count(names.SKIPPED_STEPS)
         if step.logged:
@@ -200,14 +196,14 @@ class Observer:
             self._flushed_s = now_s
             self.flush(wait=False)
 
-    def cost(self, step: Step, *, since_s: float) -> None:
+    def cost(self, step: StepPasses, *, since_s: float) -> None:
         """Charge a committed step's telemetry to the budget: the time since ``since_s``, and of measuring gradients."""
         if math.isnan(self._step_s):
             return  # a late step is not typical
         spent_s = time.perf_counter() - since_s
         if step.measurement is not None:
             spent_s += step.measurement.spent_s
-        self.budget.charge(spent_s, step_s=self._step_s, measured=self._measures)
+        self.budget.charge(spent_s, step_s=self._step_s, measured=self.measures)
 
     def flush(self, *, wait: bool = True) -> None:
         """Count the steps that the device has finished; on CUDA the last update still runs when its step is committed.

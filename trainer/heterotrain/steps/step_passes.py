@@ -12,7 +12,6 @@ import torch
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.exchange.host_copy import HostCopy
 from heterotrain.exchange.interface import Gradients
-from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.all_gather import Gathered, all_gather
 from heterotrain.numerics.method import Numerics
@@ -23,6 +22,7 @@ from heterotrain.state.admission import check_loss, check_weight
 from heterotrain.steps.attempt import Attempts
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.micro_batches import BegunPass, MicroBatches, MicroBatchLoop, share_of
+from heterotrain.steps.states import OPEN, StepState, Transaction
 from heterotrain.steps.summed_loss import SummedLosses
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import check_another_pass, check_backward
@@ -48,11 +48,11 @@ class StepPasses:
     Attributes:
         lockstep: whether every rank gets the same number of micro-batches.
         is_open: whether the script is inside ``with step:``.
-        updates: whether the optimizers' steps have begun.
-        voted: whether this rank has told the others that it finished its part, so that they may commit the step.
+        transaction: how far this rank is with the step, or with the current pass.
         more: whether another pass over the micro-batches follows the current one.
         passes: passes before the current one.
         summed: what is known of losses without a weight.
+        logged: values that the script has reported with this step.
     """
 
     task: Task
@@ -66,19 +66,14 @@ class StepPasses:
     summed: SummedLosses = field(default_factory=SummedLosses)
     measurement: Measurement | None = None
     clock: Clock = field(init=False)
-    committed: bool = False
-    skipped: bool = False
-    voted: bool = False
+    transaction: Transaction = OPEN
     is_open: bool = False
-    updates: bool = False
     more: bool = False
     passes: int = 0
     weight: float = 0.0
     loss_sum: torch.Tensor | HostCopy | float = 0.0
-    _applied: bool = False
+    logged: dict[str, float] = field(default_factory=dict)
     _began: bool = False
-    _decision: StepDecision | None = None
-    _squared: float | None = None
     _counts: MicroBatches = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +81,16 @@ class StepPasses:
         self._counts = MicroBatches(
             task=self.task, group=self.group, numerics=self.numerics, fetch=self.context.fetch, lockstep=self.lockstep
         )
+
+    @property
+    def committed(self) -> bool:
+        """Whether all ranks have finished the step."""
+        return self.transaction.state is StepState.COMMITTED
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the weights stay as they are, because loss or gradient is not finite."""
+        return bool(self.transaction.skip_reason)
 
     @property
     def epoch(self) -> int:
@@ -222,7 +227,7 @@ class StepPasses:
         check_loss(loss)
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
-        is_padding = self.is_padding
+        is_padding = self._counts.is_padding
         if is_padding and not self.task.rounds:
             self._counts.backwards += 1
             self._take_part(loss)
@@ -302,10 +307,6 @@ class StepPasses:
                 self.measurement.group_done(0.0)
         self._go_on()
 
-    def _check_open(self) -> None:
-        if not self.is_open:
-            raise UsageError("run each step inside `with step:`, so that all ranks commit it or none does")
-
     def _run(self, schedule: OwnSchedule, loss_fn: LossFunction) -> None:
         """Let the part run all passes of the member's samples by itself.
 
@@ -357,16 +358,17 @@ class StepPasses:
         Raises:
             UsageError: the step is not open, or the pass before was the last one, by its ``more``.
         """
-        self._check_open()
-        if self._decision is not None:
+        if not self.is_open:
+            raise UsageError("run each step inside `with step:`, so that all ranks commit it or none does")
+        if self.transaction.state is not StepState.OPEN:
             check_another_pass(step=self.task.number, more=self.more)
-            if not (self._applied or self.skipped):
+            if self.transaction.state is StepState.VOTED and not self.skipped:
                 self.numerics.forward_state.finish()
             self.passes += 1
-            self._began = self._applied = self.voted = False
+            self.transaction = Transaction(skip_reason=self.transaction.skip_reason)
+            self._began = False
             self._counts.begin_again()
             self.weight = self.loss_sum = 0.0
-            self._decision = self._squared = None
             self.context.enter(self)
         self.more = more
         self._begin()
@@ -389,6 +391,6 @@ class StepPasses:
         self.reducer.arm(self.group)
         self.reducer.flush()
 
-    def _reduce(self) -> StepDecision:
+    def _reduce(self) -> object:
         """Vote, and wait until the parameters have the gradient of the global batch; only the first call does it."""
         raise NotImplementedError

@@ -21,7 +21,7 @@ from heterotrain.steps.attempt import Attempts
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.replicas import Replicas
-from heterotrain.steps.step import Step
+from heterotrain.steps.step_passes import StepPasses
 from heterotrain.telemetry.progress import Position, ProgressDisplay
 from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
@@ -80,7 +80,13 @@ class StepRecords:
         self.expect_schedules()
 
     def committed(
-        self, step: Step, decision: StepDecision, active_group: ActiveGroup, loader: BatchLoader, *, compares: bool
+        self,
+        step: StepPasses,
+        decision: StepDecision,
+        active_group: ActiveGroup,
+        loader: BatchLoader,
+        *,
+        compares: bool,
     ) -> None:
         """Note a step that all ranks finished.
 

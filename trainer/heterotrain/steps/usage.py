@@ -87,17 +87,16 @@ def check_another_pass(*, step: int, more: bool) -> None:
         )
 
 
-def check_same_pass(*, step: int, same: bool) -> None:
-    """Check that all ranks agree on whether another pass follows.
+def refuse_other_pass(step: int) -> NoReturn:
+    """Refuse a step in which ranks do not agree on whether another pass follows.
 
     Raises:
-        UsageError: they do not.
+        UsageError: always.
     """
-    if not same:
-        raise UsageError(
-            f"step {step}: some ranks make another pass over their micro-batches (more=True) and others do not: decide "
-            "by step.number, step.epoch or values that are the same on every rank"
-        )
+    raise UsageError(
+        f"step {step}: some ranks make another pass over their micro-batches (more=True) and others do not: decide "
+        "by step.number, step.epoch or values that are the same on every rank"
+    )
 
 
 def _micro_batches(count: int) -> str:
