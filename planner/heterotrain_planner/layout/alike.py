@@ -93,7 +93,7 @@ def _estimated(problem: Problem, menu: LevelMenu, left_K: Ints) -> list[tuple[fl
         exchange_J = np.where(menu.need_JK > 0, rounds_JK, 0.0).max(axis=1)
         total_BJ = -(-menu.batch_samples // menu.samples_BJ)
         count_BJ = -(-total_BJ // number)
-        possible_BJ = (total_BJ >= number) & (most_J >= number)
+        possible_BJ = (total_BJ >= number) & (most_J >= number) & (count_BJ <= menu.most_BJ)
         with np.errstate(invalid="ignore"):
             share_BJ = menu.first_BJ + (count_BJ - 1) * menu.next_BJ
         step_BJ = np.where(possible_BJ & np.isfinite(menu.first_BJ), share_BJ, np.inf)

@@ -18,9 +18,13 @@ from heterotrain_planner.layout.costs import Costs, Floats, Ints, costs_of
 from heterotrain_planner.layout.cut import memory_reach
 from heterotrain_planner.layout.family import Multisets, family_of
 from heterotrain_planner.layout.problem import Problem, invalid
-from heterotrain_planner.layout.reach import reach
+from heterotrain_planner.layout.reach import Reach, reach
 from heterotrain_planner.layout.result import NoLayout
 
+FEW_DEVICES = 16
+"""Devices up to which members with fewer micro-batches than stages have templates of their own. They keep fewer."""
+FEW_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12)
+"""Most micro-batches of such members."""
 MOST_WORK = 300_000_000
 """Steps of the passes for all sizes of micro-batch: about a second."""
 LEAST_ENTRIES, MOST_ENTRIES = 256, 20_000
@@ -36,7 +40,8 @@ class Book:
 
     Attributes:
         problem: what the book is for.
-        costs: by size of micro-batch, in the order of ``Problem.micro_batches``.
+        costs: by size of micro-batch, in the order of ``Problem.micro_batches``; then those of shares of few of them,
+            where memory permits other pipelines then.
         family: the multisets.
         slowest_BU: seconds of the slowest stage, least possible; infinite where nothing fits in memory.
         fill_BU: seconds of all stages of such a pipeline.
@@ -71,8 +76,12 @@ def book_of(problem: Problem) -> Book | NoLayout:
         counts, most_stages=stages, most_entries=min(MOST_ENTRIES, max(LEAST_ENTRIES, MOST_WORK // work))
     )
     found = [reach(each, family) for each in costs]
-    slowest_BU = np.array([each.slowest_U for each in found])
     longest = min(stages, sum(counts))
+    if sum(counts) <= FEW_DEVICES:
+        more = _with_few_micro_batches(problem, costs, family, found, longest)
+        costs += tuple(own for own, _ in more)
+        found += [each for _, each in more]
+    slowest_BU = np.array([each.slowest_U for each in found])
     present = sum(1 for count in counts if count)
     book = Book(
         problem=problem,
@@ -84,6 +93,21 @@ def book_of(problem: Problem) -> Book | NoLayout:
         complete=len(family.most_by_kinds) == min(present, longest) and set(family.most_by_kinds) == {longest},
     )
     return book if np.isfinite(slowest_BU).any() else does_not_fit(book)
+
+
+def _with_few_micro_batches(
+    problem: Problem, costs: Sequence[Costs], family: Multisets, known: Sequence[Reach], longest: int
+) -> list[tuple[Costs, Reach]]:
+    """Return pipelines of at most so many stages whose members may have few micro-batches, where these are others."""
+    more = []
+    for each, found in zip(costs, known, strict=True):
+        for most in [most for most in FEW_MICRO_BATCHES if most < min(longest, each.micro_batches)]:
+            own = costs_of(problem, each.micro_batch_samples, most)
+            table = reach(own, family)
+            if np.array_equal(table.slowest_U, found.slowest_U):
+                break  # memory for activations is no limit
+            more.append((own, table))
+    return more
 
 
 def does_not_fit(book: Book) -> NoLayout:

@@ -31,7 +31,7 @@ class Costs:
 
     Attributes:
         micro_batch_samples: the size that everything is for.
-        micro_batches: of the whole global batch; no member has more.
+        micro_batches: of a share at most; those of the whole global batch where nothing limits them.
         unit_E: index of the first unit behind each edge; the last entry is the number of units.
         forward_KE, backward_KE: seconds of all units in front of an edge.
         state_E: bytes of training state in front of an edge.
@@ -73,8 +73,9 @@ class Costs:
         return ends
 
 
-def costs_of(problem: Problem, micro_batch_samples: int) -> Costs:
-    """Return the arrays of a sound problem for one size of micro-batch."""
+def costs_of(problem: Problem, micro_batch_samples: int, most_micro_batches: int | None = None) -> Costs:
+    """Return the arrays of a sound problem for one size of micro-batch, and at most so many of them in a share."""
+    whole = -(-problem.batch_samples // micro_batch_samples)
     classes, class_KK = link_classes(problem)
     forward_KU = np.array(
         [[seconds_at(u.seconds[k.name], micro_batch_samples)[0] for u in problem.units] for k in problem.kinds]
@@ -91,7 +92,7 @@ def costs_of(problem: Problem, micro_batch_samples: int) -> Costs:
     activation = np.array([float(unit.activation_bytes) for unit in problem.units])
     return Costs(
         micro_batch_samples=micro_batch_samples,
-        micro_batches=-(-problem.batch_samples // micro_batch_samples),
+        micro_batches=whole if most_micro_batches is None else min(most_micro_batches, whole),
         unit_E=unit_E,
         forward_KE=_prefix(forward_KU)[:, unit_E],
         backward_KE=_prefix(backward_KU)[:, unit_E],

@@ -218,6 +218,7 @@ def divide(
         SplitMember(
             compute=choices[column].curve,
             floor_samples=choices[column].micro_batch_samples,
+            cap_samples=choices[column].most_micro_batches * choices[column].micro_batch_samples,
             granularity_samples=choices[column].micro_batch_samples,
         )
         for column in kept
@@ -252,6 +253,7 @@ def _result(
             count * choice.micro_batch_samples - (padding if index == padded else 0),
             choice.micro_batch_samples,
             choice.time_of(count, seconds[id(choice), count]),
+            cap_samples=_cap_samples(problem, choice),
         )
         for index, (choice, count) in enumerate(taken)
     )
@@ -278,6 +280,12 @@ def _result(
         cut_gap_ratio=max(choice.gap_ratio for choice, _ in taken),
         reason=_sentence(layouts, bindings, problem.batch_samples, step_s),
     )
+
+
+def _cap_samples(problem: Problem, choice: WorkedOut) -> int | None:
+    """Return the samples beyond which a member's stages would keep more than fits; ``None`` for the whole batch."""
+    most = choice.most_micro_batches * choice.micro_batch_samples
+    return most if most < problem.batch_samples else None
 
 
 def _binding(choice: WorkedOut, micro_batches: int, seconds: float) -> Binding:

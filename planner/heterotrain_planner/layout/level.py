@@ -60,6 +60,7 @@ class LevelMenu:
         need_JK: devices.
         first_BJ, next_BJ: seconds of the first and of each further micro-batch; infinite where nothing fits.
         samples_BJ: of a micro-batch.
+        most_BJ: micro-batches that a member may have: as many as its memory is planned for, or those of the batch.
         batch_samples: the global batch.
         multisets: how many of the columns are the multisets of the book, in its order.
         further: the other columns.
@@ -69,6 +70,7 @@ class LevelMenu:
     first_BJ: Floats
     next_BJ: Floats
     samples_BJ: Ints
+    most_BJ: Ints
     batch_samples: int
     multisets: int
     further: tuple[Template, ...]
@@ -80,11 +82,10 @@ class LevelMenu:
 
     def micro_batches(self, level_s: float) -> Ints:
         """Return how many micro-batches each template takes within a time, ``_BJ``; 0 where it is too short."""
-        most = -(-self.batch_samples // self.samples_BJ)
         possible = self.first_BJ <= level_s * (1 + 1e-12)
         with np.errstate(invalid="ignore"):
             further = np.where(possible, (level_s - self.first_BJ) / self.next_BJ, 0.0)
-        counts = np.minimum(np.floor(np.clip(further, 0.0, 1e15) + 1e-9).astype(np.int64) + 1, most)
+        counts = np.minimum(np.floor(np.clip(further, 0.0, 1e15) + 1e-9).astype(np.int64) + 1, self.most_BJ)
         return np.where(possible, counts, 0)
 
     def samples(self, level_s: float) -> tuple[Floats, Ints]:
@@ -139,7 +140,9 @@ def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind
         return np.hstack([np.asarray(values, dtype=float), rows])
 
     sample_B = np.array([each.micro_batch_samples for each in book.costs])
+    most_B = np.array([each.micro_batches for each in book.costs])
     shape = book.fill_BU.shape
+    batch = book.problem.batch_samples
     return LevelMenu(
         need_JK=np.vstack([book.family.counts_UK, *(np.array([each.devices], dtype=np.int64) for each in more)]),
         first_BJ=columns(np.where(allowed, book.fill_BU, np.inf), [each.first_s for each in more], np.inf),
@@ -147,7 +150,10 @@ def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind
         samples_BJ=columns(
             np.broadcast_to(sample_B[:, None], shape), [each.micro_batch_samples for each in more], 1
         ).astype(np.int64),
-        batch_samples=book.problem.batch_samples,
+        most_BJ=columns(
+            np.broadcast_to(most_B[:, None], shape), [-(-batch // each.micro_batch_samples) for each in more], 1
+        ).astype(np.int64),
+        batch_samples=batch,
         multisets=shape[1],
         further=tuple(more),
     )

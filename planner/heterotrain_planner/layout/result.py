@@ -132,13 +132,22 @@ class DeviceLayout:
         """Devices by kind."""
         return Counter(self.kinds)
 
-    def member(self, index: int, share_samples: int, micro_batch_samples: int, compute: ComputeTime) -> Member:
+    def member(
+        self,
+        index: int,
+        share_samples: int,
+        micro_batch_samples: int,
+        compute: ComputeTime,
+        *,
+        cap_samples: int | None = None,
+    ) -> Member:
         """Return a member with this layout as a plan names it."""
         return Member(
             index=index,
             pool="+".join(dict.fromkeys(self.kinds)),
             share_samples=share_samples,
             micro_batch_samples=micro_batch_samples,
+            cap_samples=cap_samples,
             granularity_samples=micro_batch_samples,
             compute=compute,
             layout=self.planned,

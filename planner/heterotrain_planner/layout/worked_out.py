@@ -28,6 +28,7 @@ class WorkedOut:
         layout: what each device holds.
         others: layouts of the same devices whose share takes little longer; their exchange may be shorter.
         micro_batch_samples: of one micro-batch.
+        most_micro_batches: of a share, as the memory of the stages is planned for.
         gap_ratio: how much shorter the share could at most be with another cut.
         roomy_slowest_s: seconds of the slowest stage if memory were no limit.
         update_s: seconds of the update, once a step.
@@ -37,6 +38,7 @@ class WorkedOut:
     layout: DeviceLayout
     others: tuple[DeviceLayout, ...] = ()
     micro_batch_samples: int
+    most_micro_batches: int
     gap_ratio: float
     roomy_slowest_s: float
     update_s: float
@@ -70,13 +72,14 @@ def work_out(book: Book, menu: LevelMenu, row: int, column: int, micro_batches: 
         column: its index in the menu.
         micro_batches: of the share.
     """
-    samples = int(menu.samples_BJ[row, column])
+    samples, most = int(menu.samples_BJ[row, column]), int(menu.most_BJ[row, column])
     if column >= menu.multisets:
         template = menu.further[column - menu.multisets]
         update_s = update_seconds(book.problem, template.layout)
         return WorkedOut(
             layout=template.layout,
             micro_batch_samples=samples,
+            most_micro_batches=most,
             gap_ratio=0.0,
             roomy_slowest_s=template.next_s,
             update_s=update_s,
@@ -96,6 +99,7 @@ def work_out(book: Book, menu: LevelMenu, row: int, column: int, micro_batches: 
         layout=layout,
         others=tuple(dict.fromkeys(each for each in layouts if each != layout)),
         micro_batch_samples=samples,
+        most_micro_batches=most,
         gap_ratio=cuts[0].gap_ratio,
         roomy_slowest_s=slowest_with_room(costs, devices),
         update_s=update_seconds(book.problem, layout),

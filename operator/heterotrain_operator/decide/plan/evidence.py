@@ -49,6 +49,7 @@ def evidence_of(
             if observed
             else (),
             floor_samples=floor,
+            cap_samples=member.cap_samples,
             micro_cap_samples=_micro_cap_of_member(spec, member, key.ranks, telemetry, limits.get(member.pool)),
             granularity_samples=member.granularity_samples,
         )

@@ -167,7 +167,7 @@ def _stage_bytes(problem: Problem, plan: Plan, rank: Rank) -> int | None:
     """Return the planned bytes of a rank's stage: its state, and the activations of the micro-batches that it keeps.
 
     As the planner counts them (``heterotrain_planner.layout.costs``): the stage that is p-th from the end keeps p
-    micro-batches, and no more than the step has.
+    micro-batches, and no more than its share may have.
     """
     member = plan.members[rank.member]
     if member.layout.state_weights:
@@ -177,7 +177,7 @@ def _stage_bytes(problem: Problem, plan: Plan, rank: Rank) -> int | None:
         return None  # of another mode, or of another model
     own = problem.units[edges[rank.stage] : edges[rank.stage + 1]]
     micro = member.micro_batch_samples or max(1, member.share_samples)
-    batches = -(-problem.batch_samples // micro)
+    batches = -(-(member.cap_samples or problem.batch_samples) // micro)
     kept = min(batches, len(edges) - 1 - rank.stage)
     state = sum(unit.parameter_bytes for unit in own) * problem.state_ratio
     return math.ceil(state + kept * micro * sum(unit.activation_bytes for unit in own))

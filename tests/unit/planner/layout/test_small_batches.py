@@ -67,6 +67,28 @@ def test_a_smaller_batch_needs_no_more_memory(batch_samples: int) -> None:
             assert needed <= stage.memory_bytes
 
 
+def test_a_member_of_fewer_micro_batches_than_stages_keeps_only_these() -> None:
+    """Two small devices hold the model for a single micro-batch. The second member needs no more."""
+    unit = UnitProfile(
+        name="u",
+        parameter_bytes=100,
+        activation_bytes=100,
+        boundary_bytes=1,
+        seconds={
+            name: (UnitSeconds(micro_batch_samples=1, forward_s=1.0, backward_s=2.0),) for name in ("big", "small")
+        },
+    )
+    kinds = (
+        DeviceKind(name="big", count=1, memory_bytes=1000),
+        DeviceKind(name="small", count=2, memory_bytes=500),
+    )
+    problem = Problem(units=(unit, unit), kinds=kinds, batch_samples=8, micro_batches=(1,), least_members=2)
+    found = solved(problem)
+    assert isinstance(found, Cover), found.reason
+    by_stages = {member.layout.stages: (member.share_samples, member.cap_samples) for member in found.members}
+    assert by_stages == {1: (7, None), 2: (1, 1)}
+
+
 @pytest.mark.parametrize("seed", range(times(gate=60, every=3000)))
 def test_no_problem_is_refused_that_a_pipeline_fits(seed: int) -> None:
     """Every order and cut of every set of devices is the oracle, with the trainer's own order of passes."""
