@@ -269,17 +269,6 @@ class Search:
         return found, {int(self._fits[used[key]]): number for key, number in taken.items() if number}
 
 
-def least_level(menu: LevelMenu, devices_K: Ints, least_members: int, effort: Effort = FINE) -> Level | int:
-    """Return the least time for a whole batch and the members that take it, as ``Search.whole``.
-
-    Where there is no such time, return how many members the devices can form.
-    """
-    search = Search(menu, devices_K, least_members)
-    least_s = search.relaxed_s()
-    found = None if least_s is None else search.whole(least_s, effort)
-    return search.most_members()[0] if found is None else found
-
-
 def _too_short(start_s: float, longest_s: float, guess_s: float, enough: Callable[[float], bool]) -> float:
     """Return the longest time that is not enough, within the tolerance."""
     low = high = max(start_s, guess_s)

@@ -15,7 +15,7 @@ from heterotrain_planner.layout.best import best_cover
 from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover, drawing
 from heterotrain_planner.layout.exchange import exchange_seconds
-from heterotrain_planner.layout.level import FINE, LevelMenu, least_level, menu_of
+from heterotrain_planner.layout.level import FINE, Level, LevelMenu, Search, menu_of
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, PlannedShard, Template
 from heterotrain_planner.layout.schedule import passes, share_seconds
@@ -91,8 +91,8 @@ def test_members_take_the_batch_in_the_least_time(seed: int) -> None:
     menu = menu_of(book, (), EVERY, 1)
     for least in (1, 2):
         best_s = by_enumeration(menu, counts, least)
-        found = least_level(menu, np.array(counts), least)
-        if isinstance(found, int):
+        found = least_level(menu, counts, least)
+        if found is None:
             assert math.isinf(best_s)
             continue
         assert best_s * (1 - 1e-9) <= found.level_s <= best_s * (1 + 2 * FINE.close)
@@ -114,6 +114,12 @@ def test_two_members_share_a_batch_that_does_not_fill_their_micro_batches() -> N
     assert isinstance(found, Cover)
     assert [member.micro_batches for member in found.members] == [1, 1]
     assert sum(member.share_samples for member in found.members) == 10
+
+
+def least_level(menu: LevelMenu, counts: list[int], least: int) -> Level | None:
+    search = Search(menu, np.array(counts), least)
+    least_s = search.relaxed_s()
+    return None if least_s is None else search.whole(least_s)
 
 
 def share_s(member: Member) -> float:
@@ -443,8 +449,8 @@ def test_members_of_all_kinds_take_the_batch_in_the_least_time(seed: int) -> Non
     further = sharded_templates(problem)
     menu = menu_of(book, further, EVERY, 1)
     best_s = by_enumeration(menu, counts, 1)
-    found = least_level(menu, np.array(counts), 1)
-    if isinstance(found, int):
+    found = least_level(menu, counts, 1)
+    if found is None:
         assert math.isinf(best_s)
         return
     assert best_s * (1 - 1e-9) <= found.level_s <= best_s * (1 + 2 * FINE.close)
