@@ -11,7 +11,7 @@ Legend: ``B`` batches, ``W`` members.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -168,59 +168,100 @@ def choose_batch(
     batches = candidate_batches(least=least_samples, most=most_samples, unit=unit, also=(start, base_samples))
     if not batches:
         return Infeasible(reason=f"no multiple of {unit} lies between {least_samples} and {most_samples} samples")
+    answers = _divided(batches, members, beyond, communication=communication, even=even)
+    splits = {batch: answer for batch, answer in answers.items() if isinstance(answer, Split)}
+    if not splits:
+        nearest = answers[min(batches, key=lambda batch: abs(batch - start))]
+        assert isinstance(nearest, Infeasible)  # noqa: S101  # no split was found
+        return replace(nearest, reason=f"no batch from {least_samples} to {most_samples} fits: {nearest.reason}")
+    phi = max(0.0, noise_samples) if noise_samples is not None and math.isfinite(noise_samples) else None
+    if phi is not None and not even:
+        jumps = batches_before_jumps(
+            members, communication=communication, least=least_samples, most=most_samples, unit=unit
+        )
+        best = _best_before_jumps(jumps, splits, phi, overhead_s=overhead_s, hiccups=hiccups)
+        found = zip(best, balance_many(best, members, communication=communication), strict=True)
+        splits |= {batch: answer for batch, answer in found if isinstance(answer, Split)}
+    here = start if start in splits else min(splits, key=lambda batch: (abs(batch - start), batch))
+    table = _candidates(splits, base_samples, phi, overhead_s=overhead_s, hiccups=hiccups)
+    samples, reason = _chosen(table, here, phi)
+    return BatchChoice(
+        samples=samples, split=splits[samples], changed=samples != current_samples, candidates=table, reason=reason
+    )
+
+
+def _divided(
+    batches: Sequence[int],
+    members: Sequence[SplitMember],
+    beyond: Sequence[SplitMember],
+    *,
+    communication: CommunicationTime,
+    even: bool,
+) -> dict[int, Split | Infeasible]:
+    """Return the division of each batch among the members or, where that fails, among those beyond their caps."""
     divide = _evenly if even else balance_many
     answers = dict(zip(batches, divide(batches, members, communication=communication), strict=True))
     if left := [batch for batch in batches if beyond and not isinstance(answers[batch], Split)]:
         wider = zip(left, divide(left, beyond, communication=communication), strict=True)
         answers |= {batch: answer for batch, answer in wider if isinstance(answer, Split)}
-    splits = {batch: answer for batch, answer in answers.items() if isinstance(answer, Split)}
-    if not splits:
-        nearest = answers[min(batches, key=lambda batch: abs(batch - start))]
-        assert isinstance(nearest, Infeasible)  # noqa: S101  # no split was found
-        return Infeasible(
-            reason=f"no batch from {least_samples} to {most_samples} fits: {nearest.reason}", limit=nearest.limit
-        )
-    phi = noise_samples if noise_samples is not None and math.isfinite(noise_samples) else None
-    if phi is not None and not even:
-        jumps = batches_before_jumps(
-            members, communication=communication, least=least_samples, most=most_samples, unit=unit
-        )
-        # Waits for long steps change little from batch to batch, so ranking needs no division of each jump's batch.
-        batch_B = sorted(splits)
-        wait_B = _waits_s([splits[batch] for batch in batch_B], hiccups)
-        worth = {
-            batch: batch / step_s / (max(0.0, phi) + batch)
-            for batch, level in jumps
-            if (step_s := level + overhead_s + float(np.interp(batch, batch_B, wait_B))) > 0
-        }
-        more = sorted(worth, key=lambda batch: (-worth[batch], batch))[:JUMP_CANDIDATES]
-        found = zip(more, balance_many(more, members, communication=communication), strict=True)
-        splits |= {batch: answer for batch, answer in found if isinstance(answer, Split)}
-    here = start if start in splits else min(splits, key=lambda batch: (abs(batch - start), batch))
+    return answers
+
+
+def _best_before_jumps(
+    jumps: Sequence[tuple[int, float]],
+    splits: Mapping[int, Split],
+    noise_samples: float,
+    *,
+    overhead_s: float,
+    hiccups: Hiccups,
+) -> list[int]:
+    """Return the batches before jumps with the highest goodput, best first.
+
+    Waits for long steps change little from batch to batch, so ranking needs no division of each jump's batch.
+    """
+    batch_B = sorted(splits)
+    wait_B = _waits_s([splits[batch] for batch in batch_B], hiccups)
+    worth = {
+        batch: batch / step_s / (noise_samples + batch)
+        for batch, level in jumps
+        if (step_s := level + overhead_s + float(np.interp(batch, batch_B, wait_B))) > 0
+    }
+    return sorted(worth, key=lambda batch: (-worth[batch], batch))[:JUMP_CANDIDATES]
+
+
+def _candidates(
+    splits: Mapping[int, Split], base_samples: int, noise_samples: float | None, *, overhead_s: float, hiccups: Hiccups
+) -> tuple[BatchCandidate, ...]:
+    """Return each batch with its goodput, ascending; while the noise scale is unknown, samples are worth the same."""
     ordered = sorted(splits.items())
-    waits_s = _waits_s([split for _, split in ordered], hiccups)
-    table = tuple(
-        _candidate(batch, split.step_s + wait_s + overhead_s, base_samples=base_samples, noise_samples=phi)
-        for (batch, split), wait_s in zip(ordered, waits_s, strict=True)
-    )
-    by_batch = {candidate.samples: candidate for candidate in table}
-
-    def chosen(batch: int, reason: str) -> BatchChoice:
-        return BatchChoice(
-            samples=batch, split=splits[batch], changed=batch != current_samples, candidates=table, reason=reason
+    found = []
+    for (batch, split), wait_s in zip(ordered, _waits_s([split for _, split in ordered], hiccups), strict=True):
+        step_s = split.step_s + wait_s + overhead_s
+        worth = 1.0
+        if noise_samples is not None:
+            worth = statistical_efficiency(batch, base_samples=base_samples, noise_samples=noise_samples)
+        rate = batch / step_s
+        found.append(
+            BatchCandidate(
+                samples=batch, step_s=step_s, samples_per_s=rate, efficiency=worth, goodput_per_s=rate * worth
+            )
         )
+    return tuple(found)
 
-    if phi is None:
-        return chosen(here, f"{here} samples, because the noise scale is not known yet")
+
+def _chosen(table: Sequence[BatchCandidate], here: int, noise_samples: float | None) -> tuple[int, str]:
+    """Return the best batch where it gains enough against the one here, and the reason."""
+    if noise_samples is None:
+        return here, f"{here} samples, because the noise scale is not known yet"
     best = max(table, key=lambda candidate: (candidate.goodput_per_s, -candidate.samples))
-    gained = best.goodput_per_s / by_batch[here].goodput_per_s - 1
-    why = f"at a noise scale of {phi:.4g} samples"
+    now = next(candidate for candidate in table if candidate.samples == here)
+    gained = best.goodput_per_s / now.goodput_per_s - 1
+    why = f"at a noise scale of {noise_samples:.4g} samples"
     if best.samples != here and gained >= LEAST_GAIN:
-        return chosen(best.samples, f"{best.samples} samples learn {gained:.0%} faster than {here} {why}")
-    return chosen(
-        here,
+        return best.samples, f"{best.samples} samples learn {gained:.0%} faster than {here} {why}"
+    return here, (
         f"{here} samples stay: the best batch, {best.samples}, would learn {gained:.1%} faster {why}, "
-        f"less than {LEAST_GAIN:.0%}",
+        f"less than {LEAST_GAIN:.0%}"
     )
 
 
@@ -247,18 +288,3 @@ def _waits_s(splits: Sequence[Split], hiccups: Hiccups) -> list[float]:
     expected_B = expected_maximum_of_hiccups(mean_BW, np.array([split.own_s for split in splits]), hiccups)
     waits: list[float] = (expected_B - mean_BW.max(axis=1)).tolist()
     return waits
-
-
-def _candidate(samples: int, step_s: float, *, base_samples: int, noise_samples: float | None) -> BatchCandidate:
-    worth = (
-        1.0
-        if noise_samples is None
-        else statistical_efficiency(samples, base_samples=base_samples, noise_samples=max(0.0, noise_samples))
-    )
-    return BatchCandidate(
-        samples=samples,
-        step_s=step_s,
-        samples_per_s=samples / step_s,
-        efficiency=worth,
-        goodput_per_s=samples / step_s * worth,
-    )

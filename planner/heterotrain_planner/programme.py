@@ -22,10 +22,19 @@ _WHOLE = 1
 
 
 class _Quiet(highspy.Highs):
-    """HiGHS without the lines that its own constructor prints."""
+    """HiGHS on one thread, without the lines that its own constructor prints."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gap: float, most_nodes: int) -> None:
         super(highspy.Highs, self).__init__()
+        for name, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("parallel", "off"),
+            ("mip_rel_gap", 0.0),
+            ("mip_abs_gap", max(gap, 1e-9)),
+            ("mip_max_nodes", most_nodes),
+        ):
+            self.setOptionValue(name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +89,7 @@ def maximise(
     columns, rows = len(programme.gain_C), len(programme.most_R)
     order_E = np.lexsort((programme.row_E, programme.column_E))
     first_C = np.searchsorted(programme.column_E[order_E], np.arange(columns))
-    solver = _Quiet()
-    for name, value in (
-        ("output_flag", False),
-        ("threads", 1),
-        ("parallel", "off"),
-        ("mip_rel_gap", 0.0),
-        ("mip_abs_gap", max(gap, 1e-9)),
-        ("mip_max_nodes", most_nodes),
-    ):
-        solver.setOptionValue(name, value)
+    solver = _Quiet(gap=gap, most_nodes=most_nodes)
     solver.passModel(
         columns,
         rows,

@@ -70,65 +70,88 @@ def finalists(costs: Costs, devices: Sequence[int], micro_batches: int, *, toler
         micro_batches: of the share, at least 1.
         tolerance: gap at which the search ends, unless the effort is spent before.
     """
-    family = parts_of(devices)
-    classes, edges = costs.receive_CE.shape
-    steps = int((family.counts_UK > 0).sum()) * classes * classes * edges * edges // 2
-    more = micro_batches - 1
+    search = _LevelSearch(costs, devices, micro_batches, tolerance)
+    if search.best is None:
+        return ()
+    search.run()
+    gap, own_s = search.gap_ratio, search.best.share_s(micro_batches)
+    different = {each.stages: each for each in search.seen if each.share_s(micro_batches) <= own_s * NEAR}
+    ranked = sorted(different.values(), key=lambda each: each.share_s(micro_batches))
+    return tuple(replace(each, gap_ratio=gap) for each in ranked[:MOST_FINALISTS])
 
-    def best_within(level_s: float, least: Least) -> Cut | None:
-        found = reach(costs, family, least=least, level_s=level_s, keep=True)
+
+class _LevelSearch:
+    """Halves intervals of the slowest stage's time until none of them can hold a shorter share.
+
+    Attributes:
+        best: the pipeline with the shortest share; ``None`` when none fits in memory.
+        seen: all that were found.
+    """
+
+    def __init__(self, costs: Costs, devices: Sequence[int], micro_batches: int, tolerance: float) -> None:
+        self._costs, self._family = costs, parts_of(devices)
+        self._used = [kind for kind, count in enumerate(devices) if count]
+        self._micro_batches, self._tolerance = micro_batches, tolerance
+        self._open: list[tuple[float, float, float, float]] = []
+        """Intervals (bound, low, high, least sum up to high): nothing inside is shorter than the bound."""
+        self._closed_s = math.inf
+        self.best = self._within(math.inf, Least.SLOWEST)
+        self.seen = [] if self.best is None else [self.best]
+
+    @property
+    def gap_ratio(self) -> float:
+        """How much shorter than the best one a share could at most be."""
+        bounds = [self._closed_s, *(bound for bound, *_ in self._open)]
+        return max(0.0, 1 - min(bounds) / self._shortest_s())
+
+    def run(self) -> None:
+        """Search from the least possible slowest stage up to the whole model on one device."""
+        costs = self._costs
+        low_s = self.seen[0].slowest_s
+        self._try(low_s)
+        # Each unit takes at least as long as on the fastest of the kinds.
+        least_s = float(np.min([np.diff(costs.compute_E(kind)) for kind in self._used], axis=0).sum())
+        whole_s = float(max(costs.compute_E(kind)[-1] for kind in self._used)) + 2 * float(costs.receive_CE.max())
+        self._push(low_s, whole_s, least_s)
+        classes, edges = costs.receive_CE.shape
+        steps = int((self._family.counts_UK > 0).sum()) * classes * classes * edges * edges // 2
+        more = self._micro_batches - 1
+        for trial in range(max(2, min(32, MOST_WORK // max(1, steps)))):
+            if not self._open:
+                break
+            _, low, high, sum_s = heapq.heappop(self._open)
+            if more:  # beyond this level, even the least sum is too long; the best may beat the whole range
+                high = max(low, min(high, (self._shortest_s() - sum_s) / more))
+            middle = high if trial == 0 else (low + high) / 2
+            found = self._try(middle)
+            self._push(low, min(middle, found.slowest_s), found.fill_s)
+            self._push(middle, high, sum_s)
+
+    def _try(self, level_s: float) -> Cut:
+        """Return the pipeline with the least sum whose stages take at most so long, and keep it."""
+        found = self._within(level_s, Least.FILL)
+        assert found is not None, "the level is not below the least one"  # noqa: S101  # which has a pipeline
+        self.seen.append(found)
+        self.best = min(self.best or found, found, key=lambda each: each.share_s(self._micro_batches))
+        return found
+
+    def _within(self, level_s: float, least: Least) -> Cut | None:
+        found = reach(self._costs, self._family, least=least, level_s=level_s, keep=True)
         if not math.isfinite(found.slowest_U[-1]):
             return None
-        stages = tuple(trace(costs, family, found, least=least, level_s=level_s))
+        stages = tuple(trace(self._costs, self._family, found, least=least, level_s=level_s))
         fill_s, slowest_s = float(found.fill_U[-1]), float(found.slowest_U[-1])
         return Cut(stages=stages, fill_s=fill_s, slowest_s=slowest_s, gap_ratio=0.0)
 
-    shortest = best_within(math.inf, Least.SLOWEST)
-    if shortest is None:
-        return ()
-    low_s = shortest.slowest_s
-    level = best_within(low_s, Least.FILL)
-    assert level is not None, "one of them is known"  # noqa: S101  # the pipeline of the pass before
-    seen = [shortest, level]
-    best = min(seen, key=lambda each: each.share_s(micro_batches))
-    # Open intervals (bound, low, high, least sum up to high): nothing inside is shorter than the bound.
-    open_: list[tuple[float, float, float, float]] = []
-
-    closed_s = math.inf
-
-    def push(low: float, high: float, sum_s: float) -> None:
-        nonlocal closed_s
-        bound = sum_s + more * low
-        if bound >= best.share_s(micro_batches) * (1 - tolerance):
-            closed_s = min(closed_s, bound)
+    def _push(self, low: float, high: float, sum_s: float) -> None:
+        bound = sum_s + (self._micro_batches - 1) * low
+        if bound >= self._shortest_s() * (1 - self._tolerance):
+            self._closed_s = min(self._closed_s, bound)
         elif high > low * (1 + _ROUNDING):
-            heapq.heappush(open_, (bound, low, high, sum_s))
+            heapq.heappush(self._open, (bound, low, high, sum_s))
 
-    # Each unit takes at least as long as on the fastest of the kinds.
-    used = [kind for kind, count in enumerate(devices) if count]
-    least_s = float(np.min([np.diff(costs.compute_E(kind)) for kind in used], axis=0).sum())
-    whole_s = float(max(costs.compute_E(kind)[-1] for kind in used)) + 2 * float(costs.receive_CE.max())
-    push(low_s, whole_s, least_s)
-    for trial in range(max(2, min(32, MOST_WORK // max(1, steps)))):
-        if not open_:
-            break
-        _, low, high, sum_s = heapq.heappop(open_)
-        if more:  # beyond this level, even the least sum is too long
-            high = max(
-                low, min(high, (best.share_s(micro_batches) - sum_s) / more)
-            )  # ``best`` may beat the whole range
-        middle = high if trial == 0 else (low + high) / 2
-        found = best_within(middle, Least.FILL)
-        assert found is not None, "the level is above the least one"  # noqa: S101  # which has a pipeline
-        seen.append(found)
-        best = min((best, found), key=lambda each: each.share_s(micro_batches))
-        push(low, min(middle, found.slowest_s), found.fill_s)
-        push(middle, high, sum_s)
-    own_s = best.share_s(micro_batches)
-    gap = max(0.0, 1 - min([closed_s, *(bound for bound, *_ in open_)]) / own_s)
-    different = {each.stages: each for each in seen if each.share_s(micro_batches) <= own_s * NEAR}
-    ranked = sorted(different.values(), key=lambda each: each.share_s(micro_batches))
-    return tuple(replace(each, gap_ratio=gap) for each in ranked[:MOST_FINALISTS])
+    def _shortest_s(self) -> float:
+        return math.inf if self.best is None else self.best.share_s(self._micro_batches)
 
 
 def slowest_with_room(costs: Costs, devices: Sequence[int]) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterotrain_planner.perf.counters import SHORTEST_STEP_S, MeanVariance, Observation, usable
-from heterotrain_planner.perf.drift import Point, changes
+from heterotrain_planner.perf.drift import PaceChange, Point, changes
 from heterotrain_planner.perf.line import ASSUMED, LEAST_STEPS, Flags, Floats, Line, fit_line
 
 NEWEST_STEPS = 20
@@ -119,66 +119,30 @@ def summarize(
     if not seen:
         return None
     usual = _usual_variation(seen)
-    steps_O = np.array([o.steps for o in seen], dtype=float)
-    micro_O = np.array([o.micro_batches for o in seen], dtype=float)
-    x_O = np.array([o.share_samples for o in seen]) / micro_O
     moved = () if steady else changes([_point(o, usual, shared) for o in seen])
-    pace_O, era_O = np.ones(len(seen)), np.zeros(len(seen))
-    for change in moved:
-        pace_O[: change.first] *= change.ratio
-        era_O[change.first :] += 1
-    after_O = np.cumsum(steps_O[::-1])[::-1] - steps_O
-    trust_O = np.maximum(0.5 ** (after_O / _HALF_LIFE_STEPS), _OLDEST_WEIGHT)
-    later_O = np.array([o.ended_s > seen[0].ended_s for o in seen])
-    newest_O = later_O & (after_O < NEWEST_STEPS) & (steps_O >= LEAST_STEPS)
-
-    def points(phases: Sequence[MeanVariance | None]) -> tuple[Floats, Floats]:
-        """Return seconds of a micro-batch and their weights."""
-        means_O = np.array([p.mean if p else math.nan for p in phases])
-        error_O = np.array([_error(o, p, usual) for o, p in zip(seen, phases, strict=True)])
-        return means_O * pace_O / micro_O, trust_O / error_O**2
-
-    def line(phases: Sequence[MeanVariance | None]) -> Line:
-        y_O, weight_O = points(phases)
-        have = np.isfinite(y_O)
-        return fit_line(
-            x_O[have],
-            y_O[have],
-            weight_O=weight_O[have],
-            steps_O=steps_O[have],
-            newest_O=newest_O[have],
-            assumed=ASSUMED,
-        )
-
-    if all(o.backward is not None and (o.forward is not None or o.load is not None) for o in seen):
-        before = line([_sum(o.load, o.forward) for o in seen])
-        backward = line([o.backward for o in seen])
-        # The sum of phases is known best; single phases only divide its slope and its fixed part.
-        by_mean = _part(_at_mean(before, x_O), _at_mean(backward, x_O), 1 - _BACKWARD_PART)
-        of_slope = _part(before.slope, backward.slope, by_mean)
-        of_fixed = _part(before.fixed, backward.fixed, by_mean)
-    else:
-        of_slope = of_fixed = 1 - _BACKWARD_PART
+    weighed = _weighed(seen, moved, usual)
+    steps_O, size_O, trust_O = weighed.steps_O, weighed.size_O, weighed.trust_O
+    of_slope, of_fixed = _parts_before(weighed)
+    seconds_O, weight_O = weighed.points([_own(o) for o in seen])
     updates = [(o.update.mean, o.steps) for o in seen if o.update is not None]
-    seconds_O, weight_O = points([_own(o) for o in seen])
     since = moved[-1].first if moved else 0
     at_speed = int(steps_O[since:].sum())
     # Shares that never vary show only one size, and then the old line at the new speed may hold.
-    one_size = len(set(x_O[since:].tolist())) < 2  # noqa: PLR2004  # a line needs two sizes
-    share_now, size_now = _current_shape(seen, x_O, after_O)
+    one_size = len(set(size_O[since:].tolist())) < 2  # noqa: PLR2004  # a line needs two sizes
+    share_now, size_now = _current_shape(weighed)
     return RegressionData(
-        size_O=x_O,
+        size_O=size_O,
         seconds_O=seconds_O,
         precision_O=weight_O / trust_O,
         weight_O=weight_O,
         steps_O=steps_O,
-        micro_O=micro_O,
+        micro_O=weighed.micro_O,
         spread_O=np.array([_spread(o) for o in seen]),
-        era_O=era_O,
-        newest_O=newest_O,
+        era_O=weighed.era_O,
+        newest_O=weighed.newest_O,
         began_s_O=_began_s(seen),
         ended_s_O=np.array([o.ended_s for o in seen]),
-        typical_samples=float((trust_O * steps_O) @ x_O / (trust_O @ steps_O)),
+        typical_samples=float((trust_O * steps_O) @ size_O / (trust_O @ steps_O)),
         of_slope=of_slope,
         of_fixed=of_fixed,
         update_s=_weighted_median(updates) if updates else 0.0,
@@ -192,10 +156,93 @@ def summarize(
     )
 
 
-def _current_shape(seen: Sequence[Observation], x_O: Floats, after_O: Floats) -> tuple[int, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weighed:
+    """Observations with what each of them counts.
+
+    Attributes:
+        seen: oldest first.
+        usual: usual relative deviation of a step.
+        size_O, micro_O, steps_O, era_O, newest_O: as in ``RegressionData``.
+        after_O: steps that came later.
+        pace_O: newest speed's seconds over those of the time.
+        trust_O: weight that falls with age.
+    """
+
+    seen: Sequence[Observation]
+    usual: float
+    size_O: Floats
+    micro_O: Floats
+    steps_O: Floats
+    era_O: Floats
+    newest_O: Flags
+    after_O: Floats
+    pace_O: Floats
+    trust_O: Floats
+
+    def points(self, phases: Sequence[MeanVariance | None]) -> tuple[Floats, Floats]:
+        """Return seconds of a micro-batch and their weights."""
+        means_O = np.array([p.mean if p else math.nan for p in phases])
+        error_O = np.array([_error(o, p, self.usual) for o, p in zip(self.seen, phases, strict=True)])
+        return means_O * self.pace_O / self.micro_O, self.trust_O / error_O**2
+
+    def line(self, phases: Sequence[MeanVariance | None]) -> Line:
+        """Return the line of a phase's seconds by size, where it was measured."""
+        y_O, weight_O = self.points(phases)
+        have = np.isfinite(y_O)
+        return fit_line(
+            self.size_O[have],
+            y_O[have],
+            weight_O=weight_O[have],
+            steps_O=self.steps_O[have],
+            newest_O=self.newest_O[have],
+            assumed=ASSUMED,
+        )
+
+
+def _weighed(seen: Sequence[Observation], moved: Sequence[PaceChange], usual: float) -> _Weighed:
+    steps_O = np.array([o.steps for o in seen], dtype=float)
+    micro_O = np.array([o.micro_batches for o in seen], dtype=float)
+    pace_O, era_O = np.ones(len(seen)), np.zeros(len(seen))
+    for change in moved:
+        pace_O[: change.first] *= change.ratio
+        era_O[change.first :] += 1
+    after_O = np.cumsum(steps_O[::-1])[::-1] - steps_O
+    later_O = np.array([o.ended_s > seen[0].ended_s for o in seen])
+    return _Weighed(
+        seen=seen,
+        usual=usual,
+        size_O=np.array([o.share_samples for o in seen]) / micro_O,
+        micro_O=micro_O,
+        steps_O=steps_O,
+        era_O=era_O,
+        newest_O=later_O & (after_O < NEWEST_STEPS) & (steps_O >= LEAST_STEPS),
+        after_O=after_O,
+        pace_O=pace_O,
+        trust_O=np.maximum(0.5 ** (after_O / _HALF_LIFE_STEPS), _OLDEST_WEIGHT),
+    )
+
+
+def _parts_before(weighed: _Weighed) -> tuple[float, float]:
+    """Return the part of load and forward in the slope, and in the fixed part.
+
+    The sum of phases is known best; single phases only divide its slope and its fixed part.
+    """
+    seen = weighed.seen
+    if not all(o.backward is not None and (o.forward is not None or o.load is not None) for o in seen):
+        return 1 - _BACKWARD_PART, 1 - _BACKWARD_PART
+    before = weighed.line([_sum(o.load, o.forward) for o in seen])
+    backward = weighed.line([o.backward for o in seen])
+    mean = float(weighed.size_O.mean())
+    before_s, backward_s = (line.slope * mean + line.fixed for line in (before, backward))
+    by_mean = _part(before_s, backward_s, 1 - _BACKWARD_PART)
+    return _part(before.slope, backward.slope, by_mean), _part(before.fixed, backward.fixed, by_mean)
+
+
+def _current_shape(weighed: _Weighed) -> tuple[int, float]:
     """Return the share of most of the last steps, and its micro-batch size."""
     steps: dict[tuple[int, float], float] = {}
-    for o, size, after in zip(seen, x_O.tolist(), after_O.tolist(), strict=True):
+    for o, size, after in zip(weighed.seen, weighed.size_O.tolist(), weighed.after_O.tolist(), strict=True):
         if after < _NOW_STEPS:
             steps[o.share_samples, size] = steps.get((o.share_samples, size), 0.0) + o.steps
     return max(steps, key=lambda shape: (steps[shape], shape))
@@ -231,10 +278,6 @@ def _began_s(seen: Sequence[Observation]) -> Floats:
 
 def _part(one: float, other: float, otherwise: float) -> float:
     return one / (one + other) if one + other > 0 else otherwise
-
-
-def _at_mean(line: Line, x_O: Floats) -> float:
-    return line.slope * float(x_O.mean()) + line.fixed
 
 
 def _own(observation: Observation) -> MeanVariance | None:

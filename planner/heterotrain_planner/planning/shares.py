@@ -156,12 +156,7 @@ def shares_of_models(
         reason += f"; shares vary in an epoch's first {len(probe) * PROBE_STEPS} steps to learn speeds"
 
     # 5. Name members without which the rest would be faster.
-    stragglers: tuple[Straggler, ...] = ()
-    if known:
-        proposed = find_stragglers(
-            request.total_samples, members, communication=communication, least_members=request.least_members
-        )
-        stragglers = tuple(takewhile(lambda straggler: straggler.gain_ratio >= STRAGGLER_GAIN_RATIO, proposed))
+    stragglers = _stragglers(request, members, communication) if known else ()
     if stragglers:
         reason += f"; {evidence[stragglers[0].member].member} holds up the others: {stragglers[0].reason}"
     return SharesDecision(
@@ -183,6 +178,15 @@ def shares_of_models(
         exchange=exchange,
         reason=reason,
     )
+
+
+def _stragglers(
+    request: SharesRequest, members: Sequence[SplitMember], communication: CommunicationTime
+) -> tuple[Straggler, ...]:
+    proposed = find_stragglers(
+        request.total_samples, members, communication=communication, least_members=request.least_members
+    )
+    return tuple(takewhile(lambda straggler: straggler.gain_ratio >= STRAGGLER_GAIN_RATIO, proposed))
 
 
 def _planned_lines(models: Sequence[MemberModel], final: Split | Infeasible | None) -> tuple[ComputeTime | None, ...]:
@@ -221,29 +225,14 @@ def _shares(
     """Return even, current or optimal shares, the part of a step that they save against the current ones, and why."""
     if not request.rebalance:
         return even, 1.0, "even shares, because rebalancing is off"
-    current = request.current_shares
     if len(members) < len(models):
-        # Missing telemetry is not a reason to give up good shares.
-        if current is not None and sum(current) == request.total_samples:
-            unit = [split_member(m, _ALIKE) for m in request.members]
-            if isinstance(evaluate(current, unit), Split):
-                return current, 0.0, "the current shares stay, because no member's speed is known"
-        return even, 1.0, "even shares, because no member's speed is known yet"
+        return _without_models(request, even)
     communication = exchange.communication or CommunicationTime()
-    back = request.taken_back
+    back, current = request.taken_back, request.current_shares
     usable = back is not None and sum(back) == request.total_samples
     if back is not None and usable and isinstance(evaluate(back, members, communication=communication), Split):
         return back, 1.0, "the shares before are back"
-    if request.total_samples > trusted_samples(members, models):
-        careful = [pessimistic(member, model) for member, model in zip(members, models, strict=True)]
-    else:
-        careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
-    careful = near_shares(careful, current)
-    found = balance_expected(request.total_samples, careful, variations, communication=communication, hiccups=hiccups)
-    if isinstance(found, Infeasible):
-        # Lines: without caps, all shares up to the batch would have to be tabulated.
-        lines = [replace(m, compute=x.compute or _ALIKE) for m, x in zip(members, models, strict=True)]
-        found = balance_expected(request.total_samples, lines, variations, communication=communication, hiccups=hiccups)
+    found = _optimal(request, models, members, even, communication=communication, noise=(variations, hiccups))
     if isinstance(found, Infeasible):
         return even, 1.0, f"even shares, because the learned models cannot be used: {found.reason}"
     best = found.split
@@ -252,27 +241,55 @@ def _shares(
     why = best.reason + _moved(found)
     if current is None:
         return best.shares, 1.0, f"optimal shares for these members ({sure}): {why}"
-    now = evaluate(current, members, communication=communication)
     if sum(current) != request.total_samples:
-        return (
-            best.shares,
-            1.0,
-            f"optimal shares for {request.total_samples} instead of {sum(current)} samples ({sure})",
-        )
+        instead = f"{request.total_samples} instead of {sum(current)} samples"
+        return best.shares, 1.0, f"optimal shares for {instead} ({sure})"
+    now = evaluate(current, members, communication=communication)
     if isinstance(now, Infeasible):
         return best.shares, 1.0, f"optimal shares ({sure}); the current ones cannot stay: {now.reason}"
     gain = _gain(found, now, variations, hiccups, exchange.overhead_s)
     needed = max(request.least_gain_ratio, request.trust_ratio * false_positive_gain(models, now))
-    if gain <= 0 or gain < needed:
-        limit = "a change waits until each member is measured"
-        if math.isfinite(needed):
-            limit = f"a change has to save {needed:.1%}"
-        return (
-            current,
-            0.0,
-            (f"the current shares stay ({sure}): the optimal ones would save {max(gain, 0.0):.1%} of a step, {limit}"),
-        )
-    return best.shares, gain, f"optimal shares save {gain:.1%} of a step ({sure}): {why}"
+    if gain > 0 and gain >= needed:
+        return best.shares, gain, f"optimal shares save {gain:.1%} of a step ({sure}): {why}"
+    limit = "a change waits until each member is measured"
+    if math.isfinite(needed):
+        limit = f"a change has to save {needed:.1%}"
+    save = f"the optimal ones would save {max(gain, 0.0):.1%} of a step"
+    return current, 0.0, f"the current shares stay ({sure}): {save}, {limit}"
+
+
+def _without_models(request: SharesRequest, even: tuple[int, ...]) -> tuple[tuple[int, ...], float, str]:
+    """Return the shares while some speed is unknown: missing telemetry is not a reason to give up good shares."""
+    current = request.current_shares
+    if current is not None and sum(current) == request.total_samples:
+        unit = [split_member(m, _ALIKE) for m in request.members]
+        if isinstance(evaluate(current, unit), Split):
+            return current, 0.0, "the current shares stay, because no member's speed is known"
+    return even, 1.0, "even shares, because no member's speed is known yet"
+
+
+def _optimal(
+    request: SharesRequest,
+    models: Sequence[MemberModel],
+    members: Sequence[SplitMember],
+    even: tuple[int, ...],
+    *,
+    communication: CommunicationTime,
+    noise: tuple[Sequence[float], Hiccups],
+) -> ExpectedSplit | Infeasible:
+    """Return the shares with the shortest expected step, by models that are cautious beyond what was measured."""
+    if request.total_samples > trusted_samples(members, models):
+        careful = [pessimistic(member, model) for member, model in zip(members, models, strict=True)]
+    else:
+        careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
+    # Lines otherwise: without caps, all shares up to the batch would have to be tabulated.
+    lines = [replace(m, compute=x.compute or _ALIKE) for m, x in zip(members, models, strict=True)]
+    variations, hiccups = noise
+    for each in (near_shares(careful, request.current_shares), lines):
+        found = balance_expected(request.total_samples, each, variations, communication=communication, hiccups=hiccups)
+        if not isinstance(found, Infeasible):
+            break
+    return found
 
 
 def _gain(found: ExpectedSplit, now: Split, variations: Sequence[float], hiccups: Hiccups, overhead_s: float) -> float:
