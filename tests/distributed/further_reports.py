@@ -273,7 +273,7 @@ def plain_apart(data: Any) -> dict[str, torch.Tensor]:
 
 def download_once(*, out: str) -> None:
     """Row 37: run the recipe of the documents, and train."""
-    page = (Path(__file__).parents[2] / "docs/first-questions.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/training-loop.md").read_text()
     recipe = page.split("## Download once")[1].split("```python\n")[1].split("```")[0].replace("/data", out)
 
     def download(folder: str) -> None:

@@ -124,7 +124,7 @@ def test_a_research_script_and_its_port_end_with_the_same_loss(
     before, after = ((folder / script).read_text().splitlines() for script in ("before.py", "after.py"))
     changes = [line[0] for line in difflib.unified_diff(before, after, n=0) if line[:3] not in {"---", "+++"}]
     size = f"+{changes.count('+')} −{changes.count('-')}"
-    assert f"| `from-ddp-{name}` | {size} |" in (ROOT / "docs/from-ddp.md").read_text(), size
+    assert f"| `from-ddp-{name}` | {size} |" in (ROOT / "docs/other-libraries.md").read_text(), size
 
 
 def test_the_script_for_ddp_and_its_port_end_with_the_same_loss(zygote: Zygote, tmp_path: Path) -> None:

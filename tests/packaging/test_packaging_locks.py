@@ -58,7 +58,7 @@ def test_the_readme_builds_an_image_that_runs_on_every_gpu_that_it_names() -> No
     assert "nvidia-cudnn-cu12" in locked(Path(build).name)
 
 
-@pytest.mark.parametrize("document", ["docs/install.md", "docs/support.md", "trainer/Dockerfile"])
+@pytest.mark.parametrize("document", ["docs/install.md", "trainer/Dockerfile"])
 def test_every_lock_that_a_document_names_exists(document: str) -> None:
     names = re.findall(r"requirements/([a-z0-9-]+\.txt)", (ROOT / document).read_text())
     assert names

@@ -1,4 +1,4 @@
-"""docs/platforms.md: the chart accepts the values of each platform, and the API its pools."""
+"""Platforms in docs/install.md: the chart accepts the values of each platform, and the API its pools."""
 
 from __future__ import annotations
 

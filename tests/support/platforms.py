@@ -1,4 +1,4 @@
-"""The blocks of docs/platforms.md: values of the chart, and pools of a job, for each platform."""
+"""The last section of docs/install.md: values of the chart, and pools of a job, for each platform."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-TEXT = (Path(__file__).parents[2] / "docs/platforms.md").read_text()
-PLATFORM = re.compile(r"^## (.+)$", re.MULTILINE)
+TEXT = (Path(__file__).parents[2] / "docs/install.md").read_text().partition("\n## Platforms\n")[2]
+PLATFORM = re.compile(r"^### (.+)$", re.MULTILINE)
 BLOCK = re.compile(r"```yaml\n# (\w+)\n(.*?)```", re.DOTALL)
 
 

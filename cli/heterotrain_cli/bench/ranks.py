@@ -89,7 +89,7 @@ def measure(
                 if time.monotonic() > deadline_s:
                     raise InputError(
                         f"{_named(command, run)} {what} within {timeout_s:.0f} s: it has to call heterotrain.init() "
-                        "and train with job.steps (docs/from-ddp.md); --timeout gives it more time"
+                        "and train with job.steps (docs/other-libraries.md); --timeout gives it more time"
                     )
                 time.sleep(POLL_S)
 

@@ -89,7 +89,7 @@ def init(
     except SpecError as error:
         raise InputError(f"the source gives a job with a mistake: {error}") from error
     if batch is not None and not _uses_heterotrain(script):
-        draft.notes.append("the script has to use heterotrain: docs/from-ddp.md")
+        draft.notes.append("the script has to use heterotrain: docs/other-libraries.md")
     for note in dict.fromkeys(draft.notes):
         click.echo(f"note: {note}", err=True)
     click.echo(yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110), nl=False)

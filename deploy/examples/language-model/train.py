@@ -8,7 +8,7 @@ on where the parts of the model are. The embedding and the head share their weig
     torchrun --nproc-per-node 2 train.py --parallelism pipeline
     kubectl create configmap language-model-script --from-file train.py && kubectl apply -f job.yaml
 
-With shards in a store, such as S3, and copies of them on the local disk (docs/language-model.md):
+With shards in a store, such as S3, and copies of them on the local disk (docs/large-models.md):
 
     python train.py --write-shards s3://bucket/text
     python train.py --shards s3://bucket/text --cache /cache

@@ -13,7 +13,7 @@ from local_cluster import paths, toolchain
 from support.machine_locks import definition_of_jobs, machine_lock
 
 NAMESPACE = "chart-objects"
-OTHER_NAMESPACE = "training"  # of one object of docs/platforms.md
+OTHER_NAMESPACE = "training"  # of one object of docs/install.md
 MONITORS = ("podmonitors", "servicemonitors", "prometheusrules")
 
 

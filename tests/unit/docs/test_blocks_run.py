@@ -127,8 +127,7 @@ NOT_COMMANDS = {
 }
 """First words of blocks that show a text or an output, by document."""
 PARTS_OF_SCRIPTS = (
-    "README.md", "docs/collectives.md", "docs/first-questions.md", "docs/from-ddp.md", "docs/large-models.md",
-    "docs/numerics.md", "docs/other-libraries.md", "docs/training-loop.md",
+    "README.md", "docs/large-models.md", "docs/numerics.md", "docs/other-libraries.md", "docs/training-loop.md",
 )  # fmt: skip
 """Documents whose blocks of Python are parts of training scripts, without a model and data of their own: another test
 compiles them, and the guides' whole scripts are run by `make test-all PART=guides`."""
@@ -271,9 +270,9 @@ def test_the_chart_renders_with_these_values(command: str, folder: Path) -> None
 
 
 def test_python_of_the_client_runs(folder: Path, stub: ApiStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of docs/python-client.md one after the other, as cells of a notebook would run."""
+    """The blocks of docs/command-line.md one after the other, as cells of a notebook would run."""
     texts = [
-        text for document, language, text in blocks() if (document, language) == ("docs/python-client.md", "python")
+        text for document, language, text in blocks() if (document, language) == ("docs/command-line.md", "python")
     ]
     assert len(texts) == 2
     monkeypatch.chdir(folder)
@@ -285,5 +284,5 @@ def test_python_of_the_client_runs(folder: Path, stub: ApiStub, monkeypatch: pyt
 
 
 def test_every_other_block_of_python_is_a_part_of_a_script() -> None:
-    others = {document for document, language, _ in blocks() if language == "python"} - {"docs/python-client.md"}
+    others = {document for document, language, _ in blocks() if language == "python"} - {"docs/command-line.md"}
     assert others == set(PARTS_OF_SCRIPTS)

@@ -71,8 +71,8 @@ def test_the_medians_are_those_of_all_demos_in_the_table() -> None:
 
 
 def test_the_first_screen_is_short_and_says_what_never_ran() -> None:
-    """At most 150 words come before the first command. Until several GPUs have run it, one of them is H100."""
+    """At most 150 words come before the first command. Until several GPUs have run it, some name those that did."""
     assert len(FIRST.split()) <= 150
     assert FIRST.count("![") == 1
     if "Only [One GPU](#one-gpu) was measured on a GPU" in BENCHMARKS:
-        assert "it has run on one H100 only" in " ".join(FIRST.split())
+        assert "GPUs so far: one H100 and one H200 only" in " ".join(FIRST.split())

@@ -22,7 +22,7 @@ DeviceIds = tuple[str, ...]
 """Identifiers of one accelerator; devices that share an identifier are the same one. Empty for a CPU."""
 
 OLDEST = (7, 0)
-"""Compute capability of the oldest GPUs (Volta) that a locked PyTorch has kernels for (docs/support.md)."""
+"""Compute capability of the oldest GPUs (Volta) that a locked PyTorch has kernels for (docs/install.md)."""
 _ARCHITECTURE = re.compile(r"^(sm|compute)_(\d+)(\d)([af]?)$")
 WITHOUT_NCCL = "no NCCL"
 """In place of a library's name and version, where PyTorch has none."""
@@ -74,7 +74,7 @@ def missing_kernels(architectures: Sequence[str], capability: tuple[int, int]) -
     else:
         remedy = "use an image with a newer PyTorch"
     needed = f"{capability[0]}.{capability[1]}"
-    return f"it needs compute capability {needed}, but this build has {names}; {remedy} (docs/support.md)"
+    return f"it needs compute capability {needed}, but this build has {names}; {remedy} (docs/install.md)"
 
 
 def device_ids(device: torch.device) -> DeviceIds:

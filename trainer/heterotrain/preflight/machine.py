@@ -72,7 +72,7 @@ def driver(devices: Path = Path("/dev")) -> Check:
     if torch.version.cuda is None:
         why = "this PyTorch is built without CUDA: use an image with CUDA"
     else:
-        why = f"PyTorch for CUDA {torch.version.cuda} cannot use it: update the driver (docs/support.md)"
+        why = f"PyTorch for CUDA {torch.version.cuda} cannot use it: update the driver (docs/install.md)"
     return Check(name="driver", verdict=Verdict.FAILED, message=f"there is {', '.join(present)}, but {why}")
 
 

@@ -37,7 +37,7 @@ helm test heterotrain -n heterotrain-system
 
 It needs Kubernetes {kubernetes} and works best with a Prometheus that scrapes the workers; without one, all workers
 get equal shares. [Operating](../../docs/operating.md) describes upgrade and removal,
-[platforms](../../docs/platforms.md) has values for some clusters. Without Helm, `kubectl apply --server-side -f
+[platforms](../../docs/install.md#platforms) has values for some clusters. Without Helm, `kubectl apply --server-side -f
 deploy/manifest/heterotrain.yaml` installs the same objects with default values.
 
 ## Values

@@ -9,7 +9,7 @@ What a script may do, and where:
 * Groups of a script's own (``new_group``), and messages between two ranks (``send``, ``recv``), are refused.
 * A call that other ranks answer with another one, or with ``step.apply``, ends in an error that names both.
 
-In the forward pass every rank has to make the same calls although shares differ: ``docs/collectives.md``.
+In the forward pass every rank has to make the same calls although shares differ: ``docs/training-loop.md``.
 """
 
 from __future__ import annotations
