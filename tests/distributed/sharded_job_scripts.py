@@ -80,7 +80,7 @@ def train(
             if step.number == finish_at:
                 job.finish("that is enough")
             injector.at("applied", step.number)
-    parts = {name: (local.extent(p), local.local(p)) for name, p in model.named_parameters()}
+    parts = {name: (local.range_of(name, p), local.local(p)) for name, p in model.named_parameters()}
     found = {name: (place.start, place.stop, part.reshape(-1).clone()) for name, (place, part) in parts.items()}
     where = f"{out}/{os.environ['HETEROTRAIN_WORKER']}-{os.environ['HETEROTRAIN_LOCAL_RANK']}.pt"
     torch.save({"parts": found, "losses": losses}, where)

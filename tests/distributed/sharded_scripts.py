@@ -15,7 +15,7 @@ import torch.distributed as dist
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.parts.sharded.sharded import REDUCE_SCATTER, ShardOptions, forget_pass, shard
 from heterotrain.state import local
-from heterotrain.state.holdings import Extent, pieces_of
+from heterotrain.state.ranges import TensorRange, pieces_of
 
 FEATURES = 6
 LIMIT = timedelta(seconds=120)
@@ -139,21 +139,21 @@ def steps(
         (((alone(x) - y) ** 2).sum() / whole).backward()
         expected = dict(alone.named_parameters())
         errors += [
-            _error(local.gradient(p), expected[name].grad, local.extent(p))
+            _error(local.gradient(p), expected[name].grad, local.range_of(name, p))
             for name, p in named.items()
             if p.requires_grad
         ]
         optimizer.step()
         reference.step()
-        errors += [_error(local.local(p), expected[name], local.extent(p)) for name, p in named.items()]
+        errors += [_error(local.local(p), expected[name], local.range_of(name, p)) for name, p in named.items()]
     for name, parameter in named.items():  # the optimizer's state has the same extents
         for what, value in optimizer.state.get(parameter, {}).items():
             expected_value = reference.state[dict(alone.named_parameters())[name]][what]
-            errors.append(_error(local.local(value), expected_value, local.extent(value)))
+            errors.append(_error(local.local(value), expected_value, local.range_of(name, value)))
     result = {
         "error": max(errors),
         "holding": {name: [e.start, e.stop] for name, e in local.holding(named.items()).items()},
-        "sizes": local.sizes(named.items()),
+        "sizes": {name: p.numel() for name, p in named.items()},
         "reductions": group.reductions,
         "divided": [name for name, p in named.items() if local.is_divided(p)],
     }
@@ -194,8 +194,8 @@ class _Exchange:
         own = {name: [e.start, e.stop] for name, e in local.holding(self._named.items()).items()}
         store.set(f"holding-{rank}", json.dumps(own))
         raw = [json.loads(store.get(f"holding-{other}")) for other in range(ranks)]
-        holdings = [{name: Extent(*pair) for name, pair in found.items()} for found in raw]
-        self._pieces = pieces_of(local.sizes(self._named.items()), holdings)
+        holdings = [{name: TensorRange(name, *pair) for name, pair in found.items()} for found in raw]
+        self._pieces = pieces_of({name: p.numel() for name, p in self._named.items()}, holdings)
         self._rank = rank
         self._groups: dict[tuple[int, ...], Any] = {}
         for owners in sorted({piece.owners for piece in self._pieces if len(piece.owners) > 1}):
@@ -209,7 +209,7 @@ class _Exchange:
         for piece in self._pieces:
             if piece.owners in self._groups:
                 parameter = self._named[piece.name]
-                first, part = local.extent(parameter).start, local.gradient(parameter)
+                first, part = local.range_of(piece.name, parameter).start, local.gradient(parameter)
                 assert part is not None
                 view = part.view(-1)[piece.start - first : piece.stop - first]
                 self._groups[piece.owners].allreduce([view]).wait()
@@ -251,7 +251,7 @@ def _interrupted(
     group.collective = run  # type: ignore[method-assign]  # the fault is over
 
 
-def _error(found: torch.Tensor | None, expected: torch.Tensor | None, place: Extent) -> float:
+def _error(found: torch.Tensor | None, expected: torch.Tensor | None, place: TensorRange) -> float:
     assert found is not None
     assert expected is not None
     part = expected.detach().reshape(-1)[place.start : place.stop]

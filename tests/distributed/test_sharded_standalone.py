@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from distributed.harness import LIMIT_S, START_S, Worker, Zygote
-from heterotrain.state.holdings import Extent, missing, pieces_of
+from heterotrain.state.ranges import TensorRange, missing, pieces_of
 from support.ports import free_port
 from support.repeat import part_of
 from support.waiting import wait_until
@@ -88,7 +88,7 @@ def test_gradients_weights_and_moments_are_those_of_one_process(
     ))  # fmt: skip
     results = check(tmp_path, sum(members))
     sizes = results[0]["sizes"]
-    holdings = [{name: Extent(*pair) for name, pair in result["holding"].items()} for result in results]
+    holdings = [{name: TensorRange(name, *pair) for name, pair in result["holding"].items()} for result in results]
     first = 0
     for ranks in members:
         own = holdings[first : first + ranks]

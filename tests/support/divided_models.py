@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from heterotrain.data.progress import Progress
-from heterotrain.state.holdings import Extent, Holding
 from heterotrain.state.layout import Shapes
+from heterotrain.state.ranges import Holding, TensorRange
 from heterotrain.state.training import TrainState
 
 SHAPES: dict[str, tuple[int, ...]] = {"embed.weight": (7, 3), "body.weight": (3, 5), "body.bias": (5,), "scale": ()}
@@ -90,30 +90,30 @@ class Average:
         self.values.copy_(state["values"])
 
 
-def full() -> dict[str, Extent]:
+def full() -> dict[str, TensorRange]:
     """Return the holding of everything."""
-    return {name: Extent(0, math.prod(shape)) for name, shape in SHAPES.items()}
+    return {name: TensorRange(name, 0, math.prod(shape)) for name, shape in SHAPES.items()}
 
 
-def holding_of(rng: np.random.Generator) -> dict[str, Extent]:
+def holding_of(rng: np.random.Generator) -> dict[str, TensorRange]:
     """Return a random holding: some parameters whole, of some a few elements, others not at all."""
     found = {}
     for name, extent in full().items():
         start, stop = sorted(rng.integers(0, extent.stop + 1, 2).tolist())
         choice = rng.integers(0, 4)
         if choice:
-            found[name] = extent if choice == 1 else Extent(start, stop)
+            found[name] = extent if choice == 1 else TensorRange(name, start, stop)
     return found
 
 
-def layouts_of(rng: np.random.Generator, ranks: int) -> list[dict[str, Extent]]:
+def layouts_of(rng: np.random.Generator, ranks: int) -> list[dict[str, TensorRange]]:
     """Return random holdings that are whole together."""
     found = [holding_of(rng) for _ in range(ranks)]
     for name, extent in full().items():
         cuts = [0, *sorted(rng.integers(0, extent.stop + 1, ranks - 1).tolist()), extent.stop]
         for holding, start, stop in zip(found, cuts, cuts[1:], strict=False):
-            own = holding.get(name, Extent(start, stop))
-            holding[name] = Extent(min(own.start, start), max(own.stop, stop))
+            own = holding.get(name, TensorRange(name, start, stop))
+            holding[name] = TensorRange(name, min(own.start, start), max(own.stop, stop))
     return found
 
 
@@ -150,11 +150,11 @@ def assert_state_is(training: TrainState, expected: TrainState) -> None:
     found = training.flat()
     assert training.progress == expected.progress
     assert found.held
-    parts = [held for held in found.held if held.extent.elements]
+    parts = [held for held in found.held if held.own.elements]
     for held in parts:
         whole = wanted[held.entry.name]
         torch.testing.assert_close(
-            held.values.reshape(-1), whole[held.extent.start : held.extent.stop], rtol=0, atol=0, msg=held.entry.name
+            held.values.reshape(-1), whole[held.own.start : held.own.stop], rtol=0, atol=0, msg=held.entry.name
         )
     names = {held.entry.name for held in parts}
     extents = training.layout.holding

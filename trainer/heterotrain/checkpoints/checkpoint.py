@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,7 @@ import torch
 
 from heterotrain.checkpoints import part as parts_of_state
 from heterotrain.checkpoints.manifest import (
-    FORMAT,
     Label,
-    Located,
     Manifest,
     WrittenPart,
     decode_manifest,
@@ -37,11 +34,10 @@ from heterotrain.checkpoints.manifest import (
     new_mark,
     order_of,
 )
-from heterotrain.checkpoints.part import Span
 from heterotrain.checkpoints.storage import CHUNK_BYTES, DamagedFileError, Storage, with_retries
 from heterotrain.errors import UsageError
-from heterotrain.state.holdings import Extent, overlap
-from heterotrain.state.parts import memory_of
+from heterotrain.state.memory import memory_of
+from heterotrain.state.ranges import TensorRange
 from heterotrain.state.tensors import Entry, Flat, empty, merged, unflatten
 
 _log = logging.getLogger(__name__)
@@ -81,9 +77,8 @@ class CheckpointFolder:
         label = Label(generation=generation, step=step, mark=new_mark())
         chosen = parts_of_state.cut(state, 0, 1)
         try:
-            part = self.write_part(
-                label, parts_of_state.spans_of(chosen), parts_of_state.packed(chosen, None), index=0, count=1
-            )
+            ranges = [(held.entry, own) for held, own in chosen]
+            part = self.write_part(label, ranges, parts_of_state.packed(chosen, None), index=0, count=1)
             return self.complete(label, state.skeleton, [part], now_s=now_s)
         except BaseException:
             self.discard(label)
@@ -92,7 +87,7 @@ class CheckpointFolder:
     def write_part(
         self,
         label: Label,
-        spans: Sequence[Span],
+        ranges: Sequence[tuple[Entry, TensorRange]],
         data: torch.Tensor,
         *,
         index: int,
@@ -103,7 +98,7 @@ class CheckpointFolder:
 
         Args:
             label: the attempt.
-            spans: the part's contents.
+            ranges: the part's contents.
             data: their bytes, one after the other.
             index: number of the part.
             count: number of parts.
@@ -112,9 +107,11 @@ class CheckpointFolder:
         Raises:
             OSError: see ``write``.
         """
-        header = parts_of_state.header_of(spans, step=label.step)
+        header, places = parts_of_state.header_of(ranges, step=label.step)
         stored = self.storage.put(label.part(index, count), [header, memory_of(data)])
-        written = WrittenPart(stored, tuple(spans), len(header), skeleton)
+        written = WrittenPart(
+            name=stored.name, size_bytes=stored.size_bytes, sha256=stored.sha256, places=places, skeleton=skeleton
+        )
         if count > 1:
             self.storage.put(label.part(index, count, ending="json"), [encode_part(written)])
         return written
@@ -159,14 +156,9 @@ class CheckpointFolder:
         stored = self.storage.put(label.skeleton, [merged(divided) if divided else skeleton])
         if record is not None:
             self.storage.put(RECORD, [record], scratch=f".{label.part(0, 0, ending='json')}")
-        tensors = tuple(
-            Located(**asdict(span), part=number, at=at)
-            for number, part in enumerate(parts)
-            for span, at in parts_of_state.places(part.spans, header_bytes=part.header_bytes)
-        )
         manifest = Manifest(
-            format=FORMAT, generation=label.generation, step=label.step, skeleton=stored,
-            parts=tuple(part.file for part in parts), written_unix_s=now_s, hooks=hooks, tensors=tensors,
+            generation=label.generation, step=label.step, skeleton=stored, parts=tuple(parts), written_unix_s=now_s,
+            hooks=hooks,
         )  # fmt: skip
         self.storage.put(label.manifest, [encode_manifest(manifest)])
         try:
@@ -211,11 +203,11 @@ class CheckpointFolder:
         return next((manifest for manifest in found if manifest is not None), None)
 
     def load_newest(
-        self, extent_of: Callable[[Entry], Extent | None] = lambda entry: entry.whole
+        self, range_of: Callable[[Entry], TensorRange | None] = lambda entry: entry.whole
     ) -> tuple[Manifest, dict[str, Any]] | None:
         """Return the newest checkpoint whose data match their checksums, or ``None`` when there are no checkpoints.
 
-        ``extent_of`` is that of ``load``.
+        ``range_of`` is that of ``load``.
 
         Raises:
             UsageError: there are checkpoints, but none can be read. The user has to decide whether to start over.
@@ -227,7 +219,7 @@ class CheckpointFolder:
             if manifest is None:
                 continue
             try:
-                return manifest, with_retries(partial(self.load, manifest, extent_of))
+                return manifest, with_retries(partial(self.load, manifest, range_of))
             except Exception as error:  # noqa: BLE001  # any error of a store's library: an older one may be good
                 _log.warning("checkpoint of step %d is skipped: %s", manifest.step, error)
         if names:
@@ -262,19 +254,19 @@ class CheckpointFolder:
         return manifest
 
     def load(
-        self, manifest: Manifest, extent_of: Callable[[Entry], Extent | None] = lambda entry: entry.whole
+        self, manifest: Manifest, range_of: Callable[[Entry], TensorRange | None] = lambda entry: entry.whole
     ) -> dict[str, Any]:
         """Return a checkpoint's state, or a part of it; its files are read in parallel.
 
         Args:
             manifest: the checkpoint.
-            extent_of: the elements of a tensor to read; ``None`` leaves the tensor out.
+            range_of: the elements of a tensor to read; ``None`` leaves the tensor out.
 
         Raises:
             DamagedFileError: a file differs from its manifest entry, or a tensor is missing.
             OSError: a file cannot be read. A store's library may raise others.
         """
-        flat = empty(self.storage.get_checked(manifest.skeleton), extent_of)
+        flat = empty(self.storage.get_checked(manifest.skeleton), range_of)
         wanted = _read_plan(flat, manifest)
 
         def read(number: int) -> None:
@@ -325,19 +317,21 @@ def _read_plan(flat: Flat, manifest: Manifest) -> list[Wanted]:
     """Return what to read of each part.
 
     Raises:
-        DamagedFileError: the parts lack something.
+        DamagedFileError: the parts lack something, or have something outside of a tensor.
     """
     wanted: list[Wanted] = [[] for _ in manifest.parts]
-    missing = {held.entry.name: held.extent.elements for held in flat.held}
-    for located in manifest.tensors:
-        held = flat.by_name.get(located.name)
-        common = None if held is None else overlap(held.extent, Extent(located.start, located.stop))
-        if held is None or common is None:
-            continue
-        size = held.entry.dtype.itemsize
-        memory = memory_of(held.values)[common.start * size - held.start_byte : common.stop * size - held.start_byte]
-        wanted[located.part].append((located.at + (common.start - located.start) * size, memory))
-        missing[located.name] -= common.elements
+    missing = {held.entry.name: held.own.elements for held in flat.held}
+    for part, memories in zip(manifest.parts, wanted, strict=True):
+        for there, at in part.places.items():
+            held = flat.by_name.get(there.name)
+            common = None if held is None else held.own.common(there)
+            if held is None or common is None:
+                continue
+            if not held.entry.whole.has(there):
+                raise DamagedFileError(f"elements of {there.name} are outside of it")
+            place = at + (common.start - there.start) * held.entry.dtype.itemsize
+            memories.append((place, memory_of(held.values_in(common))))
+            missing[there.name] -= common.elements
     absent = [name for name, elements in missing.items() if elements]
     if absent:
         raise DamagedFileError(f"{len(absent)} tensors are not complete in it, {absent[0]} among them")

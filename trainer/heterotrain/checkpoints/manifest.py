@@ -12,11 +12,12 @@ import json
 import math
 import re
 import secrets
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from heterotrain.checkpoints.part import Span
 from heterotrain.checkpoints.storage import StoredFile
+from heterotrain.state.ranges import TensorRange
 
 FORMAT = 3
 MARK_BITS = 48
@@ -24,7 +25,6 @@ MARK_BITS = 48
 SKELETON = "-skeleton.pt"
 MOST = 2**53
 """Larger sizes and counts are not ones."""
-MOST_DIMENSIONS = 64
 _MANIFEST = re.compile(r"checkpoint-g(\d{9})-s(\d{12})-([0-9a-f]{12})\.json", re.ASCII)
 _ANY = re.compile(
     r"\.?checkpoint-g(\d{9})-s(\d{12})-[0-9a-f]{12}(?:\.json|-[a-z0-9]+\.(?:pt|json|safetensors))", re.ASCII
@@ -61,32 +61,15 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Located(Span):
-    """Elements of a tensor in a part.
-
-    Attributes:
-        part: number of the part.
-        at: place of the first byte in the part's file.
-    """
-
-    part: int
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenPart:
+class WrittenPart(StoredFile):
     """A part in the store.
 
     Attributes:
-        file: the file.
-        spans: its contents, in order.
-        header_bytes: length of the file before the first of them.
+        places: the ranges in it, in order, each with the place of its first byte in the file.
         skeleton: of the state that the writer holds a part of; empty where every rank holds the whole state.
     """
 
-    file: StoredFile
-    spans: tuple[Span, ...]
-    header_bytes: int
+    places: Mapping[TensorRange, int]
     skeleton: bytes = b""
 
 
@@ -95,18 +78,16 @@ class Manifest:
     """The description of a complete checkpoint.
 
     Attributes:
-        tensors: where every tensor is.
+        parts: its parts, which say where every tensor is.
         hooks: steps and epochs whose hooks have run. Of two checkpoints of one step the greater is the newer one.
     """
 
-    format: int
     generation: int
     step: int
     skeleton: StoredFile
-    parts: tuple[StoredFile, ...]
+    parts: tuple[WrittenPart, ...]
     written_unix_s: float
     hooks: tuple[int, int] = (-1, -1)
-    tensors: tuple[Located, ...] = ()
 
     @property
     def stem(self) -> str:
@@ -148,7 +129,12 @@ def order_of(name: str) -> tuple[int, int] | None:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return a manifest as it is stored."""
-    return json.dumps(asdict(manifest)).encode()
+    tensors = [{"part": number} | each for number, part in enumerate(manifest.parts) for each in _ranges(part)]
+    parts = {"skeleton": _stated(manifest.skeleton), "parts": [_stated(part) for part in manifest.parts]}
+    order = {"generation": manifest.generation, "step": manifest.step, "hooks": manifest.hooks}
+    return json.dumps(
+        {"format": FORMAT, "written_unix_s": manifest.written_unix_s} | order | parts | {"tensors": tensors}
+    ).encode()
 
 
 def decode_manifest(name: str, text: bytes) -> Manifest:
@@ -162,13 +148,17 @@ def decode_manifest(name: str, text: bytes) -> Manifest:
     if raw.get("format") != FORMAT:
         raise ValueError(f"it has format {raw.get('format')!s:.20}, this version reads {FORMAT}")
     try:
-        skeleton, parts = _file(raw["skeleton"]), tuple(_file(part) for part in raw["parts"])
-        tensors = tuple(_located(each, len(parts)) for each in raw["tensors"])
+        places: list[dict[TensorRange, int]] = [{} for _ in raw["parts"]]
+        for each in raw["tensors"]:
+            if (number := _count(each["part"])) >= len(places):
+                raise ValueError("a tensor is in a part that does not exist")
+            places[number] |= _place(each)
         hooked, evaluated = raw["hooks"]
+        parts = tuple(WrittenPart(**_file(part), places=own) for part, own in zip(raw["parts"], places, strict=True))
         manifest = Manifest(
-            format=raw["format"], generation=_count(raw["generation"]), step=_count(raw["step"]), skeleton=skeleton,
-            parts=parts, written_unix_s=_number(raw["written_unix_s"]),
-            hooks=(_count(hooked, least=-1), _count(evaluated, least=-1)), tensors=tensors,
+            generation=_count(raw["generation"]), step=_count(raw["step"]), parts=parts,
+            skeleton=StoredFile(**_file(raw["skeleton"])), written_unix_s=_number(raw["written_unix_s"]),
+            hooks=(_count(hooked, least=-1), _count(evaluated, least=-1)),
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a field is missing or of another type: {error!r}") from error
@@ -182,7 +172,8 @@ def decode_manifest(name: str, text: bytes) -> Manifest:
 
 def encode_part(part: WrittenPart) -> bytes:
     """Return the entry of a part for the manifest, which its writer stores next to it."""
-    return json.dumps(asdict(part) | {"skeleton": base64.b64encode(part.skeleton).decode()}).encode()
+    skeleton = base64.b64encode(part.skeleton).decode()
+    return json.dumps({"file": _stated(part), "tensors": _ranges(part), "skeleton": skeleton}).encode()
 
 
 def decode_part(name: str, text: bytes) -> WrittenPart:
@@ -193,12 +184,12 @@ def decode_part(name: str, text: bytes) -> WrittenPart:
     """
     raw = _object(text)
     try:
-        file = _file(raw["file"])
-        spans = tuple(_span(each) for each in raw["spans"])
-        part = WrittenPart(file, spans, _count(raw["header_bytes"]), base64.b64decode(raw["skeleton"], validate=True))
+        places = {own: at for each in raw["tensors"] for own, at in _place(each).items()}
+        skeleton = base64.b64decode(raw["skeleton"], validate=True)
+        part = WrittenPart(**_file(raw["file"]), places=places, skeleton=skeleton)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a field is missing or of another type: {error!r}") from error
-    if file.name != name:
+    if part.name != name:
         raise ValueError("it is the entry of another part")
     return part
 
@@ -213,26 +204,26 @@ def _object(text: bytes) -> dict[str, Any]:
     return raw
 
 
-def _file(raw: dict[str, Any]) -> StoredFile:
+def _stated(file: StoredFile) -> dict[str, Any]:
+    return {"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256}
+
+
+def _ranges(part: WrittenPart) -> list[dict[str, Any]]:
+    return [{"name": own.name, "start": own.start, "stop": own.stop, "at": at} for own, at in part.places.items()]
+
+
+def _file(raw: dict[str, Any]) -> dict[str, Any]:
     sha256 = _text(raw["sha256"])
     if _SHA256.fullmatch(sha256) is None:
         raise ValueError("a checksum is not one")
-    return StoredFile(name=_text(raw["name"]), size_bytes=_count(raw["size_bytes"]), sha256=sha256)
+    return {"name": _text(raw["name"]), "size_bytes": _count(raw["size_bytes"]), "sha256": sha256}
 
 
-def _span(raw: dict[str, Any]) -> Span:
-    shape = tuple(_count(length) for length in raw["shape"])
-    span = Span(_text(raw["name"]), _text(raw["dtype"]), shape, _count(raw["start"]), _count(raw["stop"]))
-    if len(shape) > MOST_DIMENSIONS or not span.start <= span.stop <= math.prod(shape):
-        raise ValueError("elements of a tensor are outside of it")
-    return span
-
-
-def _located(raw: dict[str, Any], parts: int) -> Located:
-    span, part = _span(raw), _count(raw["part"])
-    if part >= parts:
-        raise ValueError("a tensor is in a part that does not exist")
-    return Located(**asdict(span), part=part, at=_count(raw["at"]))
+def _place(raw: dict[str, Any]) -> dict[TensorRange, int]:
+    own = TensorRange(_text(raw["name"]), _count(raw["start"]), _count(raw["stop"]))
+    if own.stop < own.start:
+        raise ValueError("elements of a tensor end before they begin")
+    return {own: _count(raw["at"])}
 
 
 def _text(raw: object) -> str:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from heterotrain.state.balance import shared
-from heterotrain.state.holdings import Extent, Holding, pieces_of, whole
 from heterotrain.state.layout import sizes_of
-from heterotrain.state.parts import ByteRange, bounds, pack
+from heterotrain.state.memory import bounds, pack
+from heterotrain.state.ranges import Holding, OwnedRange, TensorRange, pieces_of, whole
 from heterotrain.state.tensors import Entry, Flat, Held
 
 ALIGNMENT_BYTES = 8
@@ -34,59 +33,8 @@ TAGS = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
 }  # fmt: skip
 """Formats that a safetensors file knows. Tensors of others are stored as bytes (``U8``)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Elements ``[start, stop)`` of a tensor of the state.
-
-    Attributes:
-        name: of the tensor in the state.
-        dtype: its format, as torch calls it.
-        shape: its whole shape.
-        start: first element.
-        stop: the element after the last one.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Length in the file."""
-        return (self.stop - self.start) * self._dtype.itemsize
-
-    @property
-    def own_shape(self) -> tuple[int, ...]:
-        """Shape in the file: that of whole rows, or flat."""
-        if (self.start, self.stop) == (0, math.prod(self.shape)):
-            return self.shape
-        row = row_elements(self.shape)
-        if self.start % row or self.stop % row:
-            return (self.stop - self.start,)
-        return ((self.stop - self.start) // row, *self.shape[1:])
-
-    @property
-    def offsets(self) -> tuple[int, ...] | None:
-        """First index of each dimension; ``None`` for elements that are not whole rows."""
-        row = row_elements(self.shape)
-        if not self.shape or self.start % row or self.stop % row:
-            return None if self.shape else ()
-        return (self.start // row, *(0 for _ in self.shape[1:]))
-
-    @property
-    def tag(self) -> tuple[str, tuple[int, ...]]:
-        """Format and shape as the file states them."""
-        tag = TAGS.get(self._dtype)
-        return ("U8", (self.size_bytes,)) if tag is None else (tag, self.own_shape)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+Chosen = list[tuple[Held, TensorRange]]
+"""Elements of what a rank holds."""
 
 
 def row_elements(shape: Sequence[int]) -> int:
@@ -94,31 +42,40 @@ def row_elements(shape: Sequence[int]) -> int:
     return max(1, math.prod(shape[1:]))
 
 
-def header_of(spans: Sequence[Span], *, step: int) -> bytes:
-    """Return the beginning of a safetensors file with these spans in this order."""
+def header_of(ranges: Sequence[tuple[Entry, TensorRange]], *, step: int) -> tuple[bytes, dict[TensorRange, int]]:
+    """Return the beginning of a safetensors file, and the place of the first byte of each range in the file.
+
+    Args:
+        ranges: elements of tensors, in the order of the file.
+        step: committed steps.
+    """
     tensors: dict[str, Any] = {}
     rows: dict[str, Any] = {}
     sharding: dict[str, Any] = {}
+    places: dict[TensorRange, int] = {}
     reached = 0
-    for span in spans:
-        key = span.name if span.name not in tensors else f"{span.name}#{span.start}"
-        tag, shape = span.tag
-        tensors[key] = {"dtype": tag, "shape": shape, "data_offsets": [reached, reached + span.size_bytes]}
-        reached += span.size_bytes
-        if shape != span.shape:
-            rows[key] = {
-                "of": span.name, "shape": span.shape, "start": span.start, "stop": span.stop
-            }  # fmt: skip
-        if span.offsets is not None and key == span.name:
-            sharding[key] = {"saved_offsets": span.offsets}
+    for entry, own in ranges:
+        key = own.name if own.name not in tensors else f"{own.name}#{own.start}"
+        row, size_bytes = row_elements(entry.shape), own.elements * entry.dtype.itemsize
+        cuts_a_row = bool(own.start % row or own.stop % row)
+        shape: Sequence[int] = entry.shape
+        if entry.dtype not in TAGS:
+            shape = (size_bytes,)
+        elif own != entry.whole:
+            shape = (own.elements,) if cuts_a_row else (own.elements // row, *entry.shape[1:])
+        tag = TAGS.get(entry.dtype, "U8")
+        tensors[key] = {"dtype": tag, "shape": shape, "data_offsets": [reached, reached + size_bytes]}
+        if shape != entry.shape:
+            rows[key] = {"of": own.name, "shape": entry.shape, "start": own.start, "stop": own.stop}
+        if key == own.name and not cuts_a_row:
+            sharding[key] = {"saved_offsets": [own.start // row, *(0 for _ in entry.shape[1:])] if entry.shape else []}
+        places[own] = reached
+        reached += size_bytes
     about = {"format": "pt", "heterotrain.step": str(step), ROWS: json.dumps(rows), SHARDING: json.dumps(sharding)}
     text = json.dumps({"__metadata__": about, **tensors}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text
-
-
-Chosen = list[tuple[Held, Extent]]
-"""Elements of what a rank holds."""
+    header = len(text).to_bytes(8, "little") + text
+    return header, {own: len(header) + place for own, place in places.items()}
 
 
 def cut(flat: Flat, index: int, count: int) -> Chosen:
@@ -127,9 +84,13 @@ def cut(flat: Flat, index: int, count: int) -> Chosen:
     start, stop = bounds(sum(sizes), count)[index]
     chosen, begin = [], 0
     for held, size in zip(flat.held, sizes, strict=True):
-        first, last = (_at_row(held.entry, end - begin) for end in (start, stop))
+        entry = held.entry
+        row, of_element = row_elements(entry.shape), entry.dtype.itemsize
+        if row * of_element > LARGEST_ROW_BYTES:
+            row = 1
+        first, last = (_cut_at(entry.whole, (end - begin) // of_element, row) for end in (start, stop))
         if first < last or (not size and not index):
-            chosen.append((held, Extent(first, last)))
+            chosen.append((held, TensorRange(entry.name, first, last)))
         begin += size
     return chosen
 
@@ -146,13 +107,14 @@ def own(flat: Flat, rank: int, holdings: Sequence[Holding | None], shapes: Mappi
     writes = writers(holdings, shapes)
     lowest: dict[str, int] = {}
     for other, holding in reversed(list(enumerate(holdings))):
-        lowest |= {name: other for name, extent in (holding or whole(sizes_of(shapes))).items() if extent.elements}
+        lowest |= {name: other for name, held in (holding or whole(sizes_of(shapes))).items() if held.elements}
     first_whole = next((other for other, holding in enumerate(holdings) if holding is None), None)
     chosen: Chosen = []
     for held in flat.held:
         entry = held.entry
         if entry.divided:
-            chosen += [(held, extent) for extent in writes(rank, entry.of)]
+            written = writes(rank, entry.of)
+            chosen += [(held, TensorRange(entry.name, each.start, each.stop)) for each in written]
             continue
         writer = lowest.get(entry.of, first_whole or 0) if entry.of else 0
         if first_whole is not None and entry.of and entry.of not in shapes:  # a buffer, which whole ranks do not list
@@ -164,80 +126,48 @@ def own(flat: Flat, rank: int, holdings: Sequence[Holding | None], shapes: Mappi
 
 def writers(
     holdings: Sequence[Holding | None], shapes: Mapping[str, tuple[int, ...]]
-) -> Callable[[int, str], list[Extent]]:
+) -> Callable[[int, str], list[TensorRange]]:
     """Return a function of rank and parameter: the elements that the rank writes, such that all write as much."""
     sizes = sizes_of(shapes)
     everything = whole(sizes)
     parameters = [
-        everything if holding is None else {name: extent for name, extent in holding.items() if name in sizes}
+        everything if holding is None else {name: held for name, held in holding.items() if name in sizes}
         for holding in holdings
     ]
-    by_owners: dict[tuple[int, ...], list[tuple[str, Extent]]] = {}
+    by_owners: dict[tuple[int, ...], list[OwnedRange]] = {}
     for piece in pieces_of(sizes, parameters):
-        by_owners.setdefault(piece.owners, []).append((piece.name, piece.extent))
-    sizes_by_owners = ((sum(extent.elements for _, extent in pieces), owners) for owners, pieces in by_owners.items())
-    amounts = shared(list(sizes_by_owners))
-    found: dict[tuple[int, str], list[Extent]] = {}
+        by_owners.setdefault(piece.owners, []).append(piece)
+    amounts = shared([(sum(piece.elements for piece in pieces), owners) for owners, pieces in by_owners.items()])
+    found: dict[tuple[int, str], list[TensorRange]] = {}
     for given, pieces in zip(amounts, by_owners.values(), strict=True):
         begin = 0  # of the piece, among all elements with these owners
-        for name, extent in pieces:
-            start, row = 0, row_elements(shapes[name])
+        for piece in pieces:
+            start, row = 0, row_elements(shapes[piece.name])
             for rank in sorted(given):
                 stop = start + given[rank]
-                first, last = (_row_in(extent, end - begin, row) for end in (start, stop))
+                first, last = (_cut_at(piece, end - begin, row) for end in (start, stop))
                 if first < last:
-                    found.setdefault((rank, name), []).append(Extent(first, last))
+                    found.setdefault((rank, piece.name), []).append(TensorRange(piece.name, first, last))
                 start = stop
-            begin += extent.elements
+            begin += piece.elements
     return lambda rank, name: found.get((rank, name), [])
-
-
-def spans_of(chosen: Chosen) -> list[Span]:
-    """Return the contents of a part."""
-    return [
-        Span(held.entry.name, str(held.entry.dtype).removeprefix("torch."), held.entry.shape, extent.start, extent.stop)
-        for held, extent in chosen
-    ]
 
 
 def packed(chosen: Chosen, into: torch.Tensor | None) -> torch.Tensor:
     """Copy a part's data to host memory; ``into`` is reused if it has the right length."""
-    ranges = []
-    for number, (held, extent) in enumerate(chosen):
-        size = held.entry.dtype.itemsize
-        ranges.append(ByteRange(number, extent.start * size - held.start_byte, extent.stop * size - held.start_byte))
-    return pack([held.values for held, _ in chosen], ranges, into)
+    pin = any(held.values.is_cuda for held, _ in chosen)
+    return pack((held.values_in(own) for held, own in chosen), size_bytes(chosen), into, pin=pin)
 
 
 def size_bytes(chosen: Chosen) -> int:
     """Return the size of a part's data."""
-    return sum(extent.elements * held.entry.dtype.itemsize for held, extent in chosen)
+    return sum(own.elements * held.entry.dtype.itemsize for held, own in chosen)
 
 
-def places(spans: Sequence[Span], *, header_bytes: int) -> Iterator[tuple[Span, int]]:
-    """Yield each span with the place of its first byte in the file."""
-    reached = header_bytes
-    for span in spans:
-        yield span, reached
-        reached += span.size_bytes
-
-
-def _row_in(extent: Extent, elements: int, row: int) -> int:
-    """Return the element of ``extent`` at which it is cut after some elements: the start of a row, or an end."""
+def _cut_at(own: TensorRange, elements: int, row: int) -> int:
+    """Return the element of a range at which it is cut after some elements: the start of a row, or an end."""
     if elements <= 0:
-        return extent.start
-    if elements >= extent.elements:
-        return extent.stop
-    return max(extent.start, (extent.start + elements) // row * row)
-
-
-def _at_row(entry: Entry, byte: int) -> int:
-    """Return the element at which a tensor is cut, at or before one of its bytes; both ends for bytes outside."""
-    if byte <= 0:
-        return 0
-    if byte >= entry.size_bytes:
-        return entry.elements
-    row = row_elements(entry.shape)
-    if row * entry.dtype.itemsize > LARGEST_ROW_BYTES:
-        row = 1
-    return byte // entry.dtype.itemsize // row * row
+        return own.start
+    if elements >= own.elements:
+        return own.stop
+    return max(own.start, (own.start + elements) // row * row)

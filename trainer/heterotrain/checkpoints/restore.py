@@ -14,7 +14,7 @@ from heterotrain.checkpoints.manifest import Manifest
 from heterotrain.checkpoints.predecessor import predecessor
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.state.loads import extent_in
+from heterotrain.state.loads import range_in
 from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def restore_newest(folder: CheckpointFolder, training: TrainState) -> Manifest |
         UsageError: there are checkpoints, but none of them can be used.
     """
     needs = training.needs
-    found = folder.load_newest(lambda entry: extent_in(entry, needs))
+    found = folder.load_newest(lambda entry: range_in(entry, needs))
     if found is None:
         return None
     manifest, state = found

@@ -16,9 +16,9 @@ from heterotrain_core.contract.plan import Plan
 from heterotrain.checkpoints import part as parts_of_state
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.manifest import Label, Manifest, WrittenPart
-from heterotrain.state.holdings import Holding
-from heterotrain.state.parts import host_memory
-from heterotrain.state.tensors import flatten
+from heterotrain.state.memory import host_memory
+from heterotrain.state.ranges import Holding, TensorRange
+from heterotrain.state.tensors import Entry, flatten
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class CheckpointWriter:
         self._stop_waiting.clear()
         self._thread = threading.Thread(
             target=self._write,
-            args=(request, live.skeleton, parts_of_state.spans_of(chosen), self._buffer),
+            args=(request, live.skeleton, [(held.entry, own) for held, own in chosen], self._buffer),
             name="heterotrain-checkpoint",
             daemon=True,
         )
@@ -154,13 +154,13 @@ class CheckpointWriter:
         self._stop_waiting.set()
 
     def _write(
-        self, request: WriteRequest, skeleton: bytes, spans: list[parts_of_state.Span], data: torch.Tensor
+        self, request: WriteRequest, skeleton: bytes, ranges: list[tuple[Entry, TensorRange]], data: torch.Tensor
     ) -> None:
         began_s = time.perf_counter()
         put_s, manifest, failure, missing = 0.0, None, "", MissingParts.NOTHING
         try:
             part = self._folder.write_part(
-                request.label, spans, data, index=request.index, count=request.count,
+                request.label, ranges, data, index=request.index, count=request.count,
                 skeleton=skeleton if request.holdings else b"",
             )  # fmt: skip
             put_s = time.perf_counter() - began_s

@@ -16,9 +16,9 @@ from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
-from heterotrain.state.holdings import Extent, Holding
 from heterotrain.state.layout import checksum, sizes_of
 from heterotrain.state.prepared import Confirmation, LastSteps, decide_late
+from heterotrain.state.ranges import Holding, TensorRange
 from heterotrain.state.training import TrainState
 from heterotrain.state.transfer import Roles, StateSummary
 
@@ -248,8 +248,8 @@ def _check_same_begin(group: Group | None, roles: Roles, training: TrainState) -
 
 
 def _encoded(holding: Holding | None) -> dict[str, tuple[int, int]] | None:
-    return None if holding is None else {name: (extent.start, extent.stop) for name, extent in holding.items()}
+    return None if holding is None else {name: (own.start, own.stop) for name, own in holding.items()}
 
 
 def _decoded(found: dict[str, tuple[int, int]] | None) -> Holding | None:
-    return None if found is None else {name: Extent(start, stop) for name, (start, stop) in found.items()}
+    return None if found is None else {name: TensorRange(name, start, stop) for name, (start, stop) in found.items()}

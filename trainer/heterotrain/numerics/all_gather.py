@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload, Purpose
-from heterotrain.state.parts import memory_of
+from heterotrain.state.memory import memory_of
 
 HEADER_BYTES = 256
 WHAT = "step.all_gather"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from heterotrain.state.groups import KERNELS
-from heterotrain.state.parts import ByteRange, bounds, byte_ranges, pack, sizes_bytes
+from heterotrain.state.memory import bounds, pack, sizes_bytes
 
 SLICE_BYTES = 1 << 20
 """Smallest slice of a larger state. A moment of one small parameter alone may cancel out to rounding errors."""
@@ -50,7 +50,7 @@ class Item:
     Attributes:
         name: for messages, such as ``exp_avg of 2.weight``.
         role: values of one role are of comparable size: ``weights``, ``buffers``, or the optimizer's own name.
-        tensor: the live tensor.
+        tensor: the live tensor, or a flat part of it.
     """
 
     name: str
@@ -85,24 +85,29 @@ def slices_of(items: Sequence[Item]) -> list[tuple[int, int]]:
     return bounds(total, max(1, total // slice_bytes))
 
 
-def pieces_of(items: Sequence[Item], start: int, stop: int) -> tuple[ByteRange, ...]:
-    """Return a slice as parts of tensors. They begin and end between words, so slices cut no value in two."""
-    lengths_bytes = sizes_bytes([item.tensor for item in items])
-    ranges = (_aligned(part, lengths_bytes) for part in byte_ranges(lengths_bytes, start, stop))
-    return tuple(part for part in ranges if part is not None)
+def parts_in(items: Sequence[Item], start: int, stop: int) -> tuple[Item, ...]:
+    """Return the parts of tensors between two bytes of the state. They begin and end between words and values."""
+    found, begin = [], 0
+    for item, size in zip(items, sizes_bytes([item.tensor for item in items]), strict=True):
+        of_value = item.tensor.element_size()
+        unit = max(WORD_BYTES, of_value)
+        first, last = (size if at >= begin + size else max(0, at - begin) // unit * unit for at in (start, stop))
+        if first < last:
+            values = item.tensor.reshape(-1)[first // of_value : last // of_value]
+            found.append(Item(item.name, item.role, values))
+        begin += size
+    return tuple(found)
 
 
-def checksum(tensors: Sequence[torch.Tensor], part: Sequence[ByteRange], into: torch.Tensor | None) -> tuple[
-    int, torch.Tensor
-]:  # fmt: skip
+def checksum(part: Sequence[Item], into: torch.Tensor | None = None) -> tuple[int, torch.Tensor]:
     """Return the checksum of a slice, as an integer of 64 bits, and the host memory used for it.
 
     Args:
-        tensors: the state, on any device.
-        part: the slice.
+        part: the slice, on any device.
         into: memory of an earlier call, reused if it has the right length.
     """
-    packed = pack(tensors, part, into)
+    tensors = [item.tensor for item in part]
+    packed = pack(tensors, sum(sizes_bytes(tensors)), into, pin=any(tensor.is_cuda for tensor in tensors))
     whole = packed[: packed.numel() // WORD_BYTES * WORD_BYTES].view(torch.int64)
     total = zlib.crc32(packed[whole.numel() * WORD_BYTES :].numpy().tobytes())
     for block in torch.split(whole, _BLOCK_WORDS):
@@ -110,18 +115,16 @@ def checksum(tensors: Sequence[torch.Tensor], part: Sequence[ByteRange], into: t
     return total, packed
 
 
-def projection(items: Sequence[Item], part: Sequence[ByteRange]) -> float:
+def projection(part: Sequence[Item]) -> float:
     """Return the random projection of a slice, in units of the tolerated difference; infinite if a value is not finite.
 
     Each role is divided by its own norm and tolerance, because moments are far smaller than weights.
     """
     by_role: dict[tuple[str, torch.dtype], list[torch.Tensor]] = {}
-    for piece in part:
-        item = items[piece.tensor]
+    for item in part:
         if item.tensor.is_floating_point():
-            size = item.tensor.element_size()
-            values = item.tensor.reshape(-1)[piece.start // size : piece.stop // size]
-            by_role.setdefault((item.role, item.tensor.dtype), []).append(values.to("cpu", torch.float64))
+            values = item.tensor.reshape(-1).to("cpu", torch.float64)
+            by_role.setdefault((item.role, item.tensor.dtype), []).append(values)
     total = 0.0
     for (_, dtype), pieces in sorted(by_role.items(), key=lambda each: (each[0][0], str(each[0][1]))):
         values = torch.cat(pieces)
@@ -164,18 +167,10 @@ def combined(parts: Sequence[float]) -> float:
     return to_float(total)
 
 
-def named(items: Sequence[Item], part: Sequence[ByteRange]) -> Iterator[tuple[str, float]]:
+def named(part: Sequence[Item]) -> Iterator[tuple[str, float]]:
     """Yield the name and the checksum of each tensor of a slice, to tell which ones differ."""
-    for piece in part:
-        total, _ = checksum([items[piece.tensor].tensor], [ByteRange(0, piece.start, piece.stop)], None)
-        yield items[piece.tensor].name, to_float(total)
-
-
-def _aligned(part: ByteRange, lengths_bytes: Sequence[int]) -> ByteRange | None:
-    """Move both ends back to a multiple of a word, except for the tensor's own end; ``None`` if nothing is left."""
-    start = part.start // WORD_BYTES * WORD_BYTES
-    stop = part.stop if part.stop == lengths_bytes[part.tensor] else part.stop // WORD_BYTES * WORD_BYTES
-    return ByteRange(part.tensor, start, stop) if stop > start else None
+    for item in part:
+        yield item.name, to_float(checksum([item])[0])
 
 
 def _mixed(total: int, value: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from heterotrain.state.layout import Layout
+from heterotrain.state.layout import ModelLayout
 from heterotrain.state.strides import laid_out_like
 from heterotrain.state.tensors import TensorShard, elements_in
 
@@ -71,13 +71,12 @@ def names_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list
     return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], layout: Layout) -> None:
+def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], layout: ModelLayout) -> None:
     """Restore a captured state, after making the groups that it has.
 
     Args:
         optimizer: the optimizer.
-        saved: what ``capture`` returned, here or on a rank with another part of the model; or the form of earlier
-            versions.
+        saved: what ``capture`` returned, here or on a rank with another part of the model.
         layout: the model; parameters that it does not have are left out.
 
     Raises:
@@ -85,11 +84,8 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], layout: 
     """
     state = dict(saved)
     if GROUPS not in state:
-        names = state.pop(NAMES, None)
-        if names is None:
-            optimizer.load_state_dict(_with_own_kernels(optimizer, state))
-            return
-        state = _by_name(state, names)
+        optimizer.load_state_dict(_with_own_kernels(optimizer, state))
+        return
     parameters = dict(layout.named_parameters())
     elsewhere = set(layout.shapes) - set(parameters)
     wanted = [[name for name in group[NAMES] if name not in elsewhere] for group in state[GROUPS]]
@@ -159,7 +155,7 @@ def _by_name(saved: Mapping[str, Any], named: list[list[str]]) -> dict[str, Any]
 
 
 def _numbered(
-    saved: Mapping[str, Any], own: list[list[str]], parameters: Mapping[str, torch.nn.Parameter], layout: Layout
+    saved: Mapping[str, Any], own: list[list[str]], parameters: Mapping[str, torch.nn.Parameter], layout: ModelLayout
 ) -> dict[str, Any]:
     """Return torch's own form, with the numbers that the optimizer's parameters have."""
     numbers = {name: number for number, name in enumerate(name for names in own for name in names)}

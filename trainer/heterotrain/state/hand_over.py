@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
-from heterotrain.state.holdings import Extent, Holding, missing
+from heterotrain.state.ranges import Holding, TensorRange, missing
 from heterotrain.state.training import TrainState
 
 
@@ -32,7 +32,7 @@ class HandOverReport:
     sizes_bytes: Mapping[str, int]
 
 
-def orphans(holdings: Sequence[Holding | None], staying: Collection[int]) -> dict[str, Extent]:
+def orphans(holdings: Sequence[Holding | None], staying: Collection[int]) -> dict[str, TensorRange]:
     """Return the parameters and buffers of which the staying ranks do not hold everything together, whole.
 
     Args:
@@ -43,10 +43,10 @@ def orphans(holdings: Sequence[Holding | None], staying: Collection[int]) -> dic
         return {}
     sizes: dict[str, int] = {}
     for holding in holdings:
-        for name, extent in (holding or {}).items():
-            sizes[name] = max(extent.stop, sizes.get(name, 0))
+        for name, own in (holding or {}).items():
+            sizes[name] = max(own.stop, sizes.get(name, 0))
     kept = [holding for rank in staying if (holding := holdings[rank]) is not None]
-    return {name: Extent(0, sizes[name]) for name in missing(sizes, kept)}
+    return {name: TensorRange(name, 0, sizes[name]) for name in missing(sizes, kept)}
 
 
 def heirs(

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import torch
 
-from heterotrain.state.holdings import Extent, Holding, whole
+from heterotrain.state.ranges import Holding, whole
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of all parameters of the whole model by name, in the model's order."""
 
 
-class Layout(Protocol):
+class ModelLayout(Protocol):
     """What this rank's model holds of the whole model. Names are those of the whole model."""
 
     @property
@@ -109,5 +109,4 @@ def checksum(shapes: Shapes) -> int:
 
 def is_whole(shapes: Shapes, holding: Holding) -> bool:
     """Return whether nothing of the model is missing in ``holding``."""
-    nothing = Extent(0, 0)
-    return all(holding.get(name, nothing).elements == size for name, size in sizes_of(shapes).items())
+    return all((holding[name].elements if name in holding else 0) == size for name, size in sizes_of(shapes).items())

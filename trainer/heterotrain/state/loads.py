@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from heterotrain.errors import HeterotrainError
-from heterotrain.state.holdings import Extent, Holding
-from heterotrain.state.routes import Load
+from heterotrain.state.ranges import Holding, OwnedRange, TensorRange, refined
 from heterotrain.state.tensors import Entry
 
 
@@ -27,102 +25,65 @@ class Holdings:
     is_donor: bool = True
 
 
-EntryBytes = tuple[Entry, Extent]
-"""Bytes of an entry of the state."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bytes that all ``receivers`` lack and all ``donors`` have; at least one of each, and none is both.
+
+    Attributes:
+        ranges: bytes of entries of the state, one after the other.
+    """
+
+    ranges: tuple[TensorRange, ...]
+    donors: tuple[int, ...]
+    receivers: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of all ranges."""
+        return sum(each.elements for each in self.ranges)
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether receivers pass parts on to each other, because donors would have to send more than the load."""
+        return len(self.receivers) > len(self.donors)
 
 
-def extent_in(entry: Entry, holding: Holding | None) -> Extent | None:
+def range_in(entry: Entry, holding: Holding | None) -> TensorRange | None:
     """Return the elements of an entry in a holding; ``None`` when there are none, and it is not held at all.
 
     Entries that belong to no parameter are held by all ranks.
     """
     if holding is None or not entry.of:
         return entry.whole
-    extent = holding.get(entry.of)
-    if extent is None or (not extent.elements and entry.elements):
+    own = holding.get(entry.of)
+    if own is None or (not own.elements and entry.elements):
         return None
-    return extent if entry.divided else entry.whole
+    return replace(own, name=entry.name) if entry.divided else entry.whole
 
 
-def loads_of(entries: Sequence[Entry], places: Sequence[Holdings]) -> dict[Load, tuple[EntryBytes, ...]]:
-    """Return what has to be sent, each load with its bytes in order.
+def loads_of(entries: Sequence[Entry], places: Sequence[Holdings]) -> list[Load]:
+    """Return what has to be sent.
 
     Raises:
         HeterotrainError: nobody has something that a rank lacks.
     """
-    known: dict[str, list[tuple[Extent, tuple[int, ...], tuple[int, ...]]]] = {}
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[EntryBytes]] = {}
+    known: dict[tuple[bool, str], list[OwnedRange]] = {}
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[TensorRange]] = {}
     for entry in entries:
         if not entry.elements:
             continue
-        if not entry.divided:
-            parts = _refined(entry, places)
-        elif entry.of in known:
-            parts = known[entry.of]
-        else:
-            parts = known[entry.of] = _refined(entry, places)
+        key = (entry.divided, entry.of if entry.divided else entry.name)  # moments are held like their parameter
+        if key not in known:
+            has = [range_in(entry, place.has) if place.is_donor else None for place in places]
+            known[key] = refined(entry.name, [*has, *(range_in(entry, place.needs) for place in places)])
         size = entry.dtype.itemsize
-        for extent, donors, receivers in parts:
-            if not donors:
-                raise HeterotrainError(f"no rank holds {entry.name!r}, elements {extent.start} to {extent.stop}")
-            found.setdefault((donors, receivers), []).append((entry, Extent(extent.start * size, extent.stop * size)))
-    return {
-        Load(sum(bytes_of.elements for _, bytes_of in spans), donors, receivers): tuple(spans)
-        for (donors, receivers), spans in found.items()
-    }
-
-
-def _refined(entry: Entry, places: Sequence[Holdings]) -> list[tuple[Extent, tuple[int, ...], tuple[int, ...]]]:
-    """Return spans of an entry that some ranks lack, in order, each with its donors and receivers."""
-    has = [extent_in(entry, place.has) if place.is_donor else None for place in places]
-    needs = [extent_in(entry, place.needs) for place in places]
-    edges = sorted({edge for extent in (*has, *needs) if extent is not None for edge in (extent.start, extent.stop)})
-    found = []
-    for start, stop in pairwise(edges):
-        donors = tuple(rank for rank, extent in enumerate(has) if _covers(extent, start, stop))
-        receivers = tuple(
-            rank for rank, extent in enumerate(needs) if _covers(extent, start, stop) and rank not in donors
-        )
-        if receivers:
-            found.append((Extent(start, stop), donors, receivers))
-    return found
-
-
-def _covers(extent: Extent | None, start: int, stop: int) -> bool:
-    return extent is not None and extent.start <= start and stop <= extent.stop
-
-
-def covering(sizes: Mapping[str, int], held: Mapping[int, Holding | None]) -> tuple[int, ...] | None:
-    """Return ranks that hold everything together, lower ones first, none of which is dispensable to those before it.
-
-    Args:
-        sizes: elements of all parameters and buffers of the whole model.
-        held: what each of some ranks holds.
-
-    Returns:
-        The ranks, ascending in the order of ``held``; ``None`` when something is missing.
-    """
-    chosen: list[int] = []
-    gaps: dict[str, list[Extent]] = {name: [Extent(0, size)] for name, size in sizes.items() if size}
-    for rank, holding in held.items():
-        if holding is None:
-            return (*chosen, rank)
-        left: dict[str, list[Extent]] = {}
-        for name, extents in gaps.items():
-            own = holding.get(name)
-            remaining = extents if own is None else [part for extent in extents for part in _minus(extent, own)]
-            if remaining:
-                left[name] = remaining
-        if left != gaps:
-            chosen.append(rank)
-            gaps = left
-        if not gaps:
-            return tuple(chosen) or (rank,)
-    return None
-
-
-def _minus(extent: Extent, taken: Extent) -> list[Extent]:
-    """Return the elements of ``extent`` outside of ``taken``."""
-    before = Extent(extent.start, max(extent.start, min(extent.stop, taken.start)))
-    after = Extent(min(extent.stop, max(extent.start, taken.stop)), extent.stop)
-    return [part for part in (before, after) if part.elements]
+        for each in known[key]:
+            donors = tuple(rank for rank in each.owners if rank < len(places))
+            needing = [rank - len(places) for rank in each.owners if rank >= len(places)]
+            receivers = tuple(rank for rank in needing if rank not in donors)
+            if receivers and not donors:
+                raise HeterotrainError(f"no rank holds {entry.name!r}, elements {each.start} to {each.stop}")
+            if receivers:
+                of_bytes = TensorRange(entry.name, each.start * size, each.stop * size)
+                found.setdefault((donors, receivers), []).append(of_bytes)
+    return [Load(tuple(ranges), donors, receivers) for (donors, receivers), ranges in found.items()]

@@ -1,18 +1,18 @@
 """This rank's part of a tensor, whether the tensor is whole or divided among the ranks of a member.
 
 ``fully_shard`` turns parameters, their gradients and an optimizer's state into ``DTensor``. Of such a tensor a rank
-holds some rows of its first dimension, which is one range of elements (``Extent``). The parts can be changed in place.
+holds some rows of its first dimension, which is one range of elements. The parts can be changed in place.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from heterotrain.state.holdings import Extent
+from heterotrain.state.ranges import Holding, TensorRange
 
 
 def is_divided(tensor: torch.Tensor) -> bool:
@@ -27,40 +27,36 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return found.detach()
 
 
-def elements(tensor: torch.Tensor) -> int:
-    """Return the number of elements of the whole tensor."""
-    return tensor.numel()
-
-
-def extent(tensor: torch.Tensor) -> Extent:
-    """Return the elements of the whole tensor that this rank holds.
+def range_of(name: str, tensor: torch.Tensor) -> TensorRange:
+    """Return the elements of the whole tensor, which is called ``name``, that this rank holds.
 
     Raises:
         ValueError: they are not one range of elements.
     """
+    whole = TensorRange(name, 0, tensor.numel())
     if not is_divided(tensor):
-        return Extent(0, tensor.numel())
+        return whole
     divided: Any = tensor
     if divided.device_mesh.ndim != 1:
         raise ValueError(f"a tensor is divided over a mesh of {divided.device_mesh.ndim} dimensions")
     placement = divided.placements[0]
     if placement.is_replicate():
-        return Extent(0, tensor.numel())
+        return whole
     if not placement.is_shard(0):
         raise ValueError(f"a tensor is divided as {placement}, not by its first dimension")
     # get_local_rank() would ask torch's default group
-    return shard_extent(tensor.shape, rank=divided.device_mesh.get_coordinate()[0], ranks=divided.device_mesh.size())
+    rank, ranks = divided.device_mesh.get_coordinate()[0], divided.device_mesh.size()
+    return TensorRange(name, *shard_of(tensor.shape, rank=rank, ranks=ranks))
 
 
-def shard_extent(shape: torch.Size, *, rank: int, ranks: int) -> Extent:
-    """Return what one of ``ranks`` holds of a tensor that ``fully_shard`` has divided: by ``torch.chunk``.
+def shard_of(shape: torch.Size, *, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the first and the end of the elements of one of ``ranks`` under ``fully_shard``, as by ``torch.chunk``.
 
     Every rank gets the same number of rows, rounded up; the last ones get fewer or none.
     """
-    rows = shape[0]
-    row_elements = shape[1:].numel()
+    rows, row_elements = shape[0], shape[1:].numel()
     height = -(-rows // ranks)
-    return Extent(min(rows, rank * height) * row_elements, min(rows, (rank + 1) * height) * row_elements)
+    return min(rows, rank * height) * row_elements, min(rows, (rank + 1) * height) * row_elements
 
 
 def gradient(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -87,36 +83,6 @@ def set_gradient(parameter: torch.Tensor, part: torch.Tensor | None) -> None:
     parameter.grad = sys.modules["torch.distributed.tensor"].DTensor(part, spec, requires_grad=False)
 
 
-def holding(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Extent]:
+def holding(named: Iterable[tuple[str, torch.Tensor]]) -> Holding:
     """Return what this rank holds of named tensors, such as ``model.named_parameters()``."""
-    return {name: extent(tensor) for name, tensor in named}
-
-
-def sizes(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
-    """Return the number of elements of each whole tensor, in the same order on every rank."""
-    return {name: tensor.numel() for name, tensor in named}
-
-
-@torch.no_grad()
-def fill(tensor: torch.Tensor, stretches: Mapping[Extent, torch.Tensor]) -> None:
-    """Copy elements into this rank's part.
-
-    Args:
-        tensor: a whole or divided tensor.
-        stretches: elements of the whole tensor, flat, by their place in it; what this rank does not hold is ignored.
-
-    Raises:
-        ValueError: together they lack elements that this rank holds.
-    """
-    own, part = extent(tensor), local(tensor).view(-1)
-    reached = own.start
-    for place, values in sorted(stretches.items()):
-        start, stop = max(own.start, place.start), min(own.stop, place.stop)
-        if start >= stop:
-            continue
-        if start > reached:
-            break
-        part[start - own.start : stop - own.start].copy_(values.view(-1)[start - place.start : stop - place.start])
-        reached = max(reached, stop)
-    if reached < own.stop:
-        raise ValueError(f"elements [{reached}, {own.stop}) are missing")
+    return {name: range_of(name, tensor) for name, tensor in named}

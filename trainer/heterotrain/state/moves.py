@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heterotrain.state.loads import Holdings, extent_in
+from heterotrain.state.loads import Holdings, range_in
+from heterotrain.state.ranges import TensorRange
 from heterotrain.state.tensors import Entry
 
 BATCH_BYTES = 32 << 20
@@ -70,13 +71,12 @@ def _queues(groups: Sequence[Sequence[Entry]], places: Sequence[Holdings], batch
 
 
 def _pattern(entry: Entry, places: Sequence[Holdings]) -> tuple[object, ...]:
-    def share(extent: object) -> object:
-        return extent if extent is None or extent != entry.whole else "whole"
+    def share(own: TensorRange | None) -> object:
+        return "whole" if own == entry.whole else own and (own.start, own.stop)
 
     return tuple(
-        (place.is_donor and share(extent_in(entry, place.has)), share(extent_in(entry, place.needs)))
-        for place in places
-    )  # fmt: skip
+        (place.is_donor and share(range_in(entry, place.has)), share(range_in(entry, place.needs))) for place in places
+    )
 
 
 def _changes(batch: Batch, places: Sequence[Holdings]) -> list[tuple[int, int]]:
@@ -88,7 +88,7 @@ def _changes(batch: Batch, places: Sequence[Holdings]) -> list[tuple[int, int]]:
             had, needed = _bytes(entry, place, needed=False), _bytes(entry, place, needed=True)
             if place.is_donor and place.has == place.needs:
                 continue
-            if not had or extent_in(entry, place.has) != extent_in(entry, place.needs):
+            if not had or range_in(entry, place.has) != range_in(entry, place.needs):
                 received, left = received + needed, left + had
         found.append((received, left))
     return found
@@ -105,5 +105,5 @@ def _part_bytes(entries: Sequence[Entry], place: Holdings, *, needed: bool) -> i
 def _bytes(entry: Entry, place: Holdings, *, needed: bool) -> int:
     if not needed and not place.is_donor:
         return 0
-    extent = extent_in(entry, place.needs if needed else place.has)
-    return 0 if extent is None else extent.elements * entry.dtype.itemsize
+    own = range_in(entry, place.needs if needed else place.has)
+    return 0 if own is None else own.elements * entry.dtype.itemsize

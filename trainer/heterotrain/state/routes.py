@@ -6,32 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from heterotrain.state.balance import shared
-from heterotrain.state.parts import bounds
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Bytes that all ``receivers`` lack and all ``donors`` have; at least one of each, and none is both."""
-
-    size_bytes: int
-    donors: tuple[int, ...]
-    receivers: tuple[int, ...]
-
-    @property
-    def is_relayed(self) -> bool:
-        """Whether receivers pass parts on to each other, because donors would have to send more than the load."""
-        return len(self.receivers) > len(self.donors)
+from heterotrain.state.loads import Load
+from heterotrain.state.memory import bounds
+from heterotrain.state.ranges import TensorRange, between
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Bytes ``[start, stop)`` of a load, sent from one rank to another; at least one byte."""
+    """Bytes of entries of the state, sent from one rank to another; at least one byte."""
 
-    load: int
     source: int
     to: int
-    start: int
-    stop: int
+    ranges: tuple[TensorRange, ...]
 
 
 Round = tuple[Route, ...]
@@ -50,36 +36,28 @@ def rounds(loads: Sequence[Load]) -> tuple[Round, ...]:
     supplies = [(load.size_bytes * number, load.donors) for load, number in zip(loads, copies, strict=True)]
     first: list[Route] = []
     second: list[Route] = []
-    for number, (load, amounts) in enumerate(zip(loads, shared(supplies), strict=True)):
+    for load, amounts in zip(loads, shared(supplies), strict=True):
+        receivers = load.receivers
         if not load.is_relayed:
-            first += [
-                Route(number, donor, receiver, start, stop)
-                for donor, (start, stop) in _parts(load.size_bytes, amounts).items()
-                for receiver in load.receivers
-            ]
+            for donor, part in _parts(load.ranges, amounts).items():
+                first += [Route(donor, receiver, part) for receiver in receivers]
             continue
-        parts = dict(zip(load.receivers, bounds(load.size_bytes, len(load.receivers)), strict=True))
-        for receiver, (begin, end) in parts.items():
-            first += [
-                Route(number, donor, receiver, begin + start, begin + stop)
-                for donor, (start, stop) in _parts(end - begin, amounts).items()
-            ]
-        second += [
-            Route(number, source, receiver, start, stop)
-            for source, (start, stop) in parts.items()
-            for receiver in load.receivers
-            if receiver != source and stop > start
-        ]
+        for receiver, (start, stop) in zip(receivers, bounds(load.size_bytes, len(receivers)), strict=True):
+            if start == stop:
+                continue
+            own = between(load.ranges, start, stop)
+            first += [Route(donor, receiver, part) for donor, part in _parts(own, amounts).items()]
+            second += [Route(receiver, other, own) for other in receivers if other != receiver]
     return tuple(found for found in (tuple(first), tuple(second)) if found)
 
 
-def _parts(size_bytes: int, amounts: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-    """Cut ``[0, size_bytes)`` in proportion to what each donor gives; donors without a byte are left out."""
-    whole, reached, found = sum(amounts.values()), 0, {}
+def _parts(ranges: Sequence[TensorRange], amounts: Mapping[int, int]) -> dict[int, tuple[TensorRange, ...]]:
+    """Cut ranges in proportion to what each donor gives; donors without a byte are left out."""
+    size_bytes, given, reached, found = sum(each.elements for each in ranges), sum(amounts.values()), 0, {}
     for donor in sorted(amounts):
-        start = size_bytes * reached // whole
+        start = size_bytes * reached // given
         reached += amounts[donor]
-        stop = size_bytes * reached // whole
-        if stop > start:
-            found[donor] = (start, stop)
+        part = between(ranges, start, size_bytes * reached // given)
+        if part:
+            found[donor] = part
     return found

@@ -12,14 +12,15 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from heterotrain.errors import HeterotrainError, UsageError
-from heterotrain.state.holdings import Extent
+from heterotrain.state.memory import byte_view
+from heterotrain.state.ranges import TensorRange
 
 _MARKER = "__tensor__"
 _ARRAY, _BYTES = "__numpy__", "__bytes_io__"
@@ -64,9 +65,9 @@ class Entry:
         return math.prod(self.shape)
 
     @property
-    def whole(self) -> Extent:
+    def whole(self) -> TensorRange:
         """All elements."""
-        return Extent(0, self.elements)
+        return TensorRange(self.name, 0, self.elements)
 
     @property
     def size_bytes(self) -> int:
@@ -81,38 +82,49 @@ class TensorShard:
     Attributes:
         values: the elements, flat.
         shape: shape of the whole tensor.
-        extent: which elements they are.
+        own: which elements they are.
     """
 
     values: torch.Tensor
     shape: tuple[int, ...]
-    extent: Extent
+    own: TensorRange
 
 
-def elements_in(value: torch.Tensor | TensorShard, extent: Extent) -> torch.Tensor:
+def elements_in(value: torch.Tensor | TensorShard, wanted: TensorRange) -> torch.Tensor:
     """Return some elements of a whole or divided tensor, flat.
 
     Raises:
         ValueError: it does not have them all.
     """
-    own, values = (value.extent, value.values) if isinstance(value, TensorShard) else (Extent(0, value.numel()), value)
-    if not own.start <= extent.start <= extent.stop <= own.stop:
-        raise ValueError(f"elements {extent.start} to {extent.stop} are not in {own.start} to {own.stop}")
-    return values.reshape(-1)[extent.start - own.start : extent.stop - own.start]
+    whole = TensorRange(wanted.name, 0, math.prod(value.shape))
+    own, values = (value.own, value.values) if isinstance(value, TensorShard) else (whole, value)
+    if not own.has(wanted):
+        raise ValueError(f"elements {wanted.start} to {wanted.stop} are not in {own.start} to {own.stop}")
+    return values.reshape(-1)[wanted.start - own.start : wanted.stop - own.start]
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The elements of an entry that this rank holds: flat, or in the entry's shape."""
+    """The elements of an entry that this rank holds (``own``): flat, or in the entry's shape."""
 
     entry: Entry
-    extent: Extent
+    own: TensorRange
     values: torch.Tensor
 
     @property
-    def start_byte(self) -> int:
-        """Place of the first held byte in the whole tensor."""
-        return self.extent.start * self.entry.dtype.itemsize
+    def own_bytes(self) -> TensorRange:
+        """The held bytes of the whole tensor."""
+        size = self.entry.dtype.itemsize
+        return TensorRange(self.entry.name, self.own.start * size, self.own.stop * size)
+
+    def values_in(self, part: TensorRange) -> torch.Tensor:
+        """Return some of the held elements, flat; they share the memory."""
+        return self.values.reshape(-1)[part.start - self.own.start : part.stop - self.own.start]
+
+    def bytes_in(self, part: TensorRange) -> torch.Tensor:
+        """Return some of the held bytes; they share the memory of a contiguous tensor."""
+        start = self.own_bytes.start
+        return byte_view(self.values)[part.start - start : part.stop - start]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +202,8 @@ class _Taker:
             memory = (values.device, values.data_ptr(), values.dtype, tuple(values.shape), values.stride())
             entry = self._weights.setdefault(memory, entry)
         if entry.name not in self.found:
-            extent = value.extent if isinstance(value, TensorShard) else entry.whole
-            self.found[entry.name] = Held(entry, extent, values.detach())
+            own = replace(value.own, name=entry.name) if isinstance(value, TensorShard) else entry.whole
+            self.found[entry.name] = Held(entry, own, values.detach())
         return entry
 
     def _entry(self, value: torch.Tensor | TensorShard, path: tuple[Any, ...]) -> Entry:
@@ -250,36 +262,36 @@ def entries_of(skeleton: bytes) -> list[Entry]:
     return sorted(found.values(), key=_order)
 
 
-def empty(skeleton: bytes, extent_of: Callable[[Entry], Extent | None] = lambda entry: entry.whole) -> Flat:
+def empty(skeleton: bytes, range_of: Callable[[Entry], TensorRange | None] = lambda entry: entry.whole) -> Flat:
     """Return a flat state with empty CPU tensors, to be filled by a transfer or from a file.
 
     Args:
         skeleton: the skeleton.
-        extent_of: the elements of an entry to make room for; ``None`` leaves the entry out.
+        range_of: the elements of an entry to make room for; ``None`` leaves the entry out.
     """
-    return Flat(skeleton, room_for(entries_of(skeleton), extent_of))
+    return Flat(skeleton, room_for(entries_of(skeleton), range_of))
 
 
 def room_for(
-    entries: Iterable[Entry], extent_of: Callable[[Entry], Extent | None], known: Mapping[str, Held] | None = None
+    entries: Iterable[Entry], range_of: Callable[[Entry], TensorRange | None], known: Mapping[str, Held] | None = None
 ) -> list[Held]:
     """Return entries with empty CPU tensors.
 
     Args:
         entries: of a state.
-        extent_of: the elements of an entry to make room for; ``None`` leaves the entry out.
+        range_of: the elements of an entry to make room for; ``None`` leaves the entry out.
         known: what is held already, by name. Its tensors of parameters are taken as they are, if they have exactly
             the wanted elements.
     """
     held = []
     for entry in entries:
-        extent = extent_of(entry)
+        wanted = range_of(entry)
         same = (known or {}).get(entry.name)
-        if same is not None and entry.of and same.extent == extent and same.entry.dtype == entry.dtype:
-            held.append(Held(entry, same.extent, same.values))
-        elif extent is not None:
-            shape = entry.shape if extent == entry.whole else (extent.elements,)
-            held.append(Held(entry, extent, torch.empty(shape, dtype=entry.dtype)))
+        if same is not None and entry.of and same.own == wanted and same.entry.dtype == entry.dtype:
+            held.append(Held(entry, same.own, same.values))
+        elif wanted is not None:
+            shape = entry.shape if wanted == entry.whole else (wanted.elements,)
+            held.append(Held(entry, wanted, torch.empty(shape, dtype=entry.dtype)))
     return held
 
 
@@ -299,7 +311,7 @@ def unflatten(flat: Flat) -> dict[str, Any]:
                     return absent
                 if held.values.shape == held.entry.shape:
                     return held.values  # the same object for each name of a tied weight
-                return TensorShard(held.values, held.entry.shape, held.extent)
+                return TensorShard(held.values, held.entry.shape, held.own)
             if _ARRAY in value:
                 return fill(value[_ARRAY]).numpy().copy()
             if _BYTES in value:

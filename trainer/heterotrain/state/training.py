@@ -12,10 +12,10 @@ import torch
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
 from heterotrain.state import groups
-from heterotrain.state.holdings import Extent, Holding
-from heterotrain.state.layout import Layout, WholeModel, is_whole, sizes_of
-from heterotrain.state.parts import sizes_bytes
+from heterotrain.state.layout import ModelLayout, WholeModel, is_whole, sizes_of
+from heterotrain.state.memory import sizes_bytes
 from heterotrain.state.prepared import Confirmation, PreparedStep
+from heterotrain.state.ranges import Holding, TensorRange
 from heterotrain.state.tensors import Flat, Stateful, TensorShard, elements_in, flatten, unflatten, unpacked
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class TrainState:
     stream: bytes = b""
     has_state: bool = False
     on_restore: list[Callable[[int], object]] = field(default_factory=list)
-    own_layout: Layout | None = None
+    own_layout: ModelLayout | None = None
     prepared: PreparedStep | None = None
     confirmed: tuple[int, Confirmation] | None = None
     holdings: tuple[Holding | None, ...] = ()
@@ -73,7 +73,7 @@ class TrainState:
     _is_past: Callable[[Progress], bool] = lambda _progress: False
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ModelLayout:
         """What this rank holds of the model."""
         return self.own_layout or WholeModel(self._model())
 
@@ -88,7 +88,7 @@ class TrainState:
         return self.needs if self.earlier is None else self.earlier.holding
 
     def change_layout(
-        self, model: torch.nn.Module, layout: Layout | None, begin: Callable[[], None] = lambda: None
+        self, model: torch.nn.Module, layout: ModelLayout | None, begin: Callable[[], None] = lambda: None
     ) -> None:
         """Train another part of the model from the next transfer on, which brings what this rank lacks.
 
@@ -261,22 +261,23 @@ class TrainState:
 
 def holding_in(flat: Flat) -> Holding:
     """Return which parameters and buffers a state has."""
-    return {held.entry.of: held.extent for held in flat.held if held.entry.name.startswith("model.")}
+    own = (held for held in flat.held if held.entry.name.startswith("model."))
+    return {held.entry.of: replace(held.own, name=held.entry.of) for held in own}
 
 
-def holding_of(layout: Layout) -> Holding | None:
+def holding_of(layout: ModelLayout) -> Holding | None:
     """Return what a rank holds of parameters and buffers; ``None`` for everything."""
     if is_whole(layout.shapes, layout.holding):
         return None
     buffers = {
-        name: Extent(0, value.numel())
+        name: TensorRange(name, 0, value.numel())
         for name, (value, first) in _model_state(layout).items()
         if isinstance(value, torch.Tensor) and first is None
     }
     return dict(layout.holding) | buffers
 
 
-def _own_model(layout: Layout, state: Mapping[str, Any]) -> dict[str, Any]:
+def _own_model(layout: ModelLayout, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a rank holds of a model's state: divided parameters flat, others as they are."""
     holding, sizes, found = layout.holding, sizes_of(layout.shapes), {}
     for name, (_, first) in _model_state(layout).items():
@@ -290,7 +291,7 @@ def _own_model(layout: Layout, state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _model_state(layout: Layout) -> dict[str, tuple[Any, str | None]]:
+def _model_state(layout: ModelLayout) -> dict[str, tuple[Any, str | None]]:
     """Return the model's state, and for each parameter in it its first name: tied ones have several."""
     shapes, first_name = layout.shapes, {}
     for name, parameter in layout.named_parameters():

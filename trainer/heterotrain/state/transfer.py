@@ -7,18 +7,16 @@ it lacks and keeps the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload
-from heterotrain.state.holdings import Extent, Holding, overlap
-from heterotrain.state.loads import EntryBytes, Holdings, covering, extent_in, loads_of
+from heterotrain.state.loads import Holdings, loads_of, range_in
+from heterotrain.state.memory import memory_of
 from heterotrain.state.moves import batches, releases
-from heterotrain.state.parts import byte_ranges, byte_view, memory_of
-from heterotrain.state.routes import Route, rounds
+from heterotrain.state.ranges import Holding, TensorRange, covering
+from heterotrain.state.routes import rounds
 from heterotrain.state.tensors import Entry, Flat, Held, entries_of, merged, room_for
 
 
@@ -86,8 +84,8 @@ def assign_roles(summaries: Sequence[StateSummary], sizes: Mapping[str, int] | N
     known: dict[str, int] = {}
     for summary in summaries:
         for holding in (summary.has, summary.needs):
-            for name, extent in (holding or {}).items():
-                known[name] = max(extent.stop, known.get(name, 0))  # the first holders may have the first elements only
+            for name, own in (holding or {}).items():
+                known[name] = max(own.stop, known.get(name, 0))  # the first holders may have the first elements only
     whole = known | dict(sizes or {})
     for order in sorted({summary.order for summary in summaries if summary.steps >= 0}, reverse=True):
         held = {rank: summary.has for rank, summary in enumerate(summaries) if summary.order == order}
@@ -121,7 +119,7 @@ def places_of(roles: Roles, summaries: Sequence[StateSummary]) -> tuple[Holdings
 
 def part_of(flat: Flat, needs: Holding | None) -> Flat:
     """Return what a rank needs of its own state, all of which it has; tensors of parameters are shared, not copied."""
-    into = room_for(entries_of(flat.skeleton), lambda entry: extent_in(entry, needs), flat.by_name)
+    into = room_for(entries_of(flat.skeleton), lambda entry: range_in(entry, needs), flat.by_name)
     _keep(flat.by_name, into)
     return Flat(flat.skeleton, into)
 
@@ -162,7 +160,7 @@ def exchange(
     into: dict[str, Held] = {}
     entries = entries_of(skeleton)
     for batch in batches(entries, places) if in_batches else (tuple(entries),):
-        new = room_for(batch, lambda entry: extent_in(entry, place.needs), had) if changes else []
+        new = room_for(batch, lambda entry: range_in(entry, place.needs), had) if changes else []
         _keep(had, new)
         into |= {held.entry.name: held for held in new}
         _move(group, batch, (had, into), places)
@@ -189,14 +187,17 @@ def _move(
         states: what this rank has, and where it receives what it lacks, by name of the entry.
         places: what each rank has and needs.
     """
-    loads = loads_of(batch, places)
-    spans = list(loads.values())
-    for routes in rounds(list(loads)):
-        outgoing = _by_peer((r.to, r) for r in routes if r.source == group.rank)
-        incoming = _by_peer((r.source, r) for r in routes if r.to == group.rank)
+    for routes in rounds(loads_of(batch, places)):
+        outgoing: dict[int, list[TensorRange]] = {}
+        incoming: dict[int, list[TensorRange]] = {}
+        for route in routes:
+            if route.source == group.rank:
+                outgoing.setdefault(route.to, []).extend(route.ranges)
+            if route.to == group.rank:
+                incoming.setdefault(route.source, []).extend(route.ranges)
         group.send_receive(
-            {peer: _payload(states, spans, own_routes) for peer, own_routes in outgoing.items()},
-            {peer: _payload(states[1:], spans, own_routes) for peer, own_routes in incoming.items()},
+            {peer: _payload(states, ranges) for peer, ranges in outgoing.items()},
+            {peer: _payload(states[1:], ranges) for peer, ranges in incoming.items()},
             "a part of the state",
         )
 
@@ -207,10 +208,7 @@ def _includes(has: Holding | None, needs: Holding | None) -> bool:
         return True
     if needs is None:
         return False
-    nothing = Extent(0, 0)
-    return all(
-        not extent.elements or overlap(extent, has.get(name, nothing)) == extent for name, extent in needs.items()
-    )
+    return all(not own.elements or (name in has and has[name].has(own)) for name, own in needs.items())
 
 
 def _described(group: Group, roles: Roles, mine: Flat | None) -> bytes:
@@ -233,58 +231,32 @@ def _keep(had: Mapping[str, Held], into: Sequence[Held]) -> None:
     """Copy what this rank holds already."""
     for held in into:
         known = had.get(held.entry.name)
-        common = overlap(known.extent, held.extent) if known is not None else None
+        common = known.own.common(held.own) if known is not None else None
         if known is not None and common is not None and known.values is not held.values:
-            _elements(held, common).copy_(_elements(known, common))
+            held.values_in(common).copy_(known.values_in(common))
 
 
 def _most(had: Mapping[str, Held], into: Mapping[str, Held]) -> list[Held]:
     """Return all that a rank holds; of an entry that it has twice, the one with more elements."""
     found = dict(had)
     for name, held in into.items():
-        if name not in found or overlap(found[name].extent, held.extent) == found[name].extent:
+        if name not in found or held.own.has(found[name].own):
             found[name] = held
     return list(found.values())
 
 
-def _elements(held: Held, extent: Extent) -> torch.Tensor:
-    return held.values.reshape(-1)[extent.start - held.extent.start : extent.stop - held.extent.start]
-
-
-def _by_peer(pairs: Iterable[tuple[int, Route]]) -> dict[int, list[Route]]:
-    found: dict[int, list[Route]] = {}
-    for peer, route in pairs:
-        found.setdefault(peer, []).append(route)
-    return found
-
-
-def _payload(
-    states: Sequence[Mapping[str, Held]], spans: Sequence[Sequence[EntryBytes]], routes: Sequence[Route]
-) -> Payload:
-    """Return the memory of the bytes of some routes, in the order of the routes.
+def _payload(states: Sequence[Mapping[str, Held]], ranges: Sequence[TensorRange]) -> Payload:
+    """Return the memory of bytes of entries, in order.
 
     A donor's tensors on a device are copied to the host when their turn comes; a receiver's are on the host already.
 
     Args:
         states: where the bytes may be; the first one that has them counts.
-        spans: the bytes of each load.
-        routes: between this rank and one other.
+        ranges: bytes that travel between this rank and one other.
     """
-    return Payload(
-        sum(route.stop - route.start for route in routes),
-        (view for route in routes for view in _views(states, spans[route.load], route)),
-    )
 
+    def memory(part: TensorRange) -> memoryview:
+        found = (held for state in states if (held := state.get(part.name)) is not None)
+        return memory_of(next(held for held in found if held.own_bytes.has(part)).bytes_in(part).cpu())
 
-def _views(states: Sequence[Mapping[str, Held]], spans: Sequence[EntryBytes], route: Route) -> Iterator[memoryview]:
-    for part in byte_ranges([of.elements for _, of in spans], route.start, route.stop):
-        entry, of = spans[part.tensor]
-        start, stop = of.start + part.start, of.start + part.stop
-        held = next(held for state in states if (held := state.get(entry.name)) is not None and _has(held, start, stop))
-        first = held.start_byte
-        yield memory_of(byte_view(held.values)[start - first : stop - first].cpu())
-
-
-def _has(held: Held, start: int, stop: int) -> bool:
-    size = held.entry.dtype.itemsize
-    return held.extent.start * size <= start and stop <= held.extent.stop * size
+    return Payload(sum(each.elements for each in ranges), map(memory, ranges))

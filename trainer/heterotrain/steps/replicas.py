@@ -34,13 +34,12 @@ from heterotrain.state.fingerprint import (
     combined,
     items_of,
     named,
-    pieces_of,
+    parts_in,
     projection,
     settings_checksum,
     slices_of,
     to_float,
 )
-from heterotrain.state.parts import ByteRange
 from heterotrain.state.training import TrainState
 from heterotrain.telemetry.report import RankMetrics
 
@@ -65,9 +64,9 @@ class _Pass:
     slices: list[tuple[int, int]]
     next: int = 0
 
-    def pieces(self, index: int) -> tuple[ByteRange, ...]:
+    def part(self, index: int) -> tuple[Item, ...]:
         """Return a slice as parts of tensors."""
-        return pieces_of(self.items, *self.slices[index])
+        return parts_in(self.items, *self.slices[index])
 
 
 class Replicas:
@@ -158,9 +157,7 @@ class Replicas:
         difference = compare([row[0] for row in rows], tolerance=self._tolerance)
         if difference is None:
             return
-        self._found(
-            difference, active_group, _range(whole.items, whole.pieces(0) + whole.pieces(len(whole.slices) - 1))
-        )
+        self._found(difference, active_group, _ends(whole.part(0) + whole.part(len(whole.slices) - 1)))
         self.resync(active_group)
 
     def resync(self, active_group: ActiveGroup) -> bool:
@@ -197,18 +194,18 @@ class Replicas:
         return _Pass(items, slices_of(items))
 
     def _of(self, which: _Pass, index: int) -> float:
-        part = which.pieces(index)
+        part = which.part(index)
         if not self._is_exact:
-            return projection(which.items, part)
-        total, self._memory = checksum([item.tensor for item in which.items], part, self._memory)
+            return projection(part)
+        total, self._memory = checksum(part, self._memory)
         return to_float(total, settings_checksum(self._training.optimizers))
 
     def _differing(self, which: _Pass, index: int, difference: Difference, group: Group) -> list[str]:
         """Return the names of the tensors that differ, by comparing those of the slice one by one."""
-        part = which.pieces(index)
+        part = which.part(index)
         if not self._is_exact:
-            return _range(which.items, part)
-        own = list(named(which.items, part[:MOST_NAMED]))
+            return _ends(part)
+        own = list(named(part[:MOST_NAMED]))
         row = [value for _, value in own] + [0.0] * (MOST_NAMED - len(own))
         rows = group.gather_now([float(settings_checksum(self._training.optimizers)), *row])
         good = rows[difference.donor]
@@ -219,7 +216,7 @@ class Replicas:
         ]
         if any(rows[rank][0] != good[0] for rank in difference.others):
             found.insert(0, "settings of the optimizer (such as its learning rate)")
-        return found or _range(which.items, part)
+        return found or _ends(part)
 
     def _found(self, difference: Difference, active_group: ActiveGroup, where: list[str]) -> None:
         self._report.count(names.DIVERGENCES)
@@ -262,7 +259,7 @@ def kind_of(device: torch.device) -> str:
     return f"{device.type} {platform.machine()} {units} {torch.get_num_threads()} {software}"
 
 
-def _range(items: Sequence[Item], part: Sequence[ByteRange]) -> list[str]:
+def _ends(part: Sequence[Item]) -> list[str]:
     """Return the first and the last tensor of a slice, as one name."""
-    first, last = (items[piece.tensor].name for piece in (part[0], part[-1]))
+    first, last = part[0].name, part[-1].name
     return [first if first == last else f"the part of the state from {first} to {last}"]

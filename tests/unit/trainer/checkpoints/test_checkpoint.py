@@ -17,7 +17,7 @@ import torch
 from heterotrain.checkpoints import storage
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.manifest import Label, Manifest, new_mark
-from heterotrain.checkpoints.part import cut, packed, spans_of
+from heterotrain.checkpoints.part import cut, packed
 from heterotrain.checkpoints.storage import Storage
 from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult
 from heterotrain.errors import UsageError
@@ -136,7 +136,7 @@ def test_a_state_in_parts_is_read_by_any_rank(place: str, count: int) -> None:
     folder, flat = CheckpointFolder(place, max_to_keep=2), state_of(7)
     label = Label(generation=1, step=7, mark=123)
     parts = [cut(flat, index, count) for index in range(count)]
-    data = [(spans_of(part), packed(part, None)) for part in parts]
+    data = [([(held.entry, own) for held, own in part], packed(part, None)) for part in parts]
     for index in reversed(range(count)):
         assert loaded_step(folder) is None
         folder.write_part(label, *data[index], index=index, count=count)

@@ -90,7 +90,7 @@ def test_a_manifest_with_other_values_is_skipped(
     "changes",
     [
         {"part": -1}, {"part": 1}, {"at": -8}, {"at": 2**60}, {"start": -1}, {"stop": 51}, {"start": 40, "stop": 30},
-        {"shape": [-1, -50]}, {"shape": [1] * 1000}, {"name": 5}, {"dtype": None},
+        {"name": 5}, {"name": None},
     ],
     ids=str,
 )  # fmt: skip
@@ -196,7 +196,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = ["format", "generation", "step", "skeleton", "parts", "written_unix_s", "hooks", "tensors", "file", "spans"]
+FIELDS = ["format", "generation", "step", "skeleton", "parts", "written_unix_s", "hooks", "tensors", "file"]
 
 
 @settings(max_examples=times(gate=40, every=1000))

@@ -21,7 +21,7 @@ from heterotrain.checkpoints.storage import Storage
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.session import Job
-from heterotrain.state.holdings import Extent
+from heterotrain.state.ranges import TensorRange
 from heterotrain.telemetry.logs import TextFormatter
 from heterotrain.telemetry.report import RankMetrics
 from heterotrain_core.contract import metrics
@@ -308,8 +308,8 @@ def test_which_writes_fit_a_grace_period() -> None:
 
 def test_a_rank_with_a_part_of_the_model_writes_no_whole_checkpoint() -> None:
     """Where the parts of all ranks did not become a checkpoint, the own part is not taken for one."""
-    half = {name: Extent(0, extent.stop // 2) for name, extent in full().items()}
-    rest = {name: Extent(extent.stop // 2, extent.stop) for name, extent in full().items()}
+    half = {name: TensorRange(name, 0, extent.stop // 2) for name, extent in full().items()}
+    rest = {name: TensorRange(name, extent.stop // 2, extent.stop) for name, extent in full().items()}
     training = training_of(half, seed=1, steps=2)
     training.holdings = (half, rest)
     identity = Identity(mode=Mode.ALONE)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.manifest import Label
-from heterotrain.checkpoints.part import ROWS, cut, packed, size_bytes, spans_of, writers
+from heterotrain.checkpoints.part import ROWS, Chosen, cut, packed, size_bytes, writers
 from heterotrain.checkpoints.restore import restore_newest
 from heterotrain.checkpoints.writer import CheckpointWriter, WriteRequest, WriteResult
-from heterotrain.state.holdings import Extent, Holding
-from heterotrain.state.tensors import flatten
+from heterotrain.state.ranges import Holding, TensorRange
+from heterotrain.state.tensors import Entry, flatten
 from heterotrain.state.training import TrainState
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,16 +43,21 @@ def of_each_dtype() -> dict[str, Any]:
     return state
 
 
+def ranges_of(chosen: Chosen) -> list[tuple[Entry, TensorRange]]:
+    """Return what a part contains."""
+    return [(held.entry, own) for held, own in chosen]
+
+
 def written(folder: CheckpointFolder, state: dict[str, Any], *, count: int, step: int = 4) -> None:
     """Write a state as ``count`` parts."""
     flat, label = flatten(state), Label(generation=1, step=step, mark=9)
     for index in range(count):
         part = cut(flat, index, count)
-        folder.write_part(label, spans_of(part), packed(part, None), index=index, count=count)
+        folder.write_part(label, ranges_of(part), packed(part, None), index=index, count=count)
     parts = folder.parts_there(label, count) if count > 1 else None
     if parts is None:
         part = cut(flat, 0, 1)
-        parts = [folder.write_part(label, spans_of(part), packed(part, None), index=0, count=1)]
+        parts = [folder.write_part(label, ranges_of(part), packed(part, None), index=0, count=1)]
     folder.complete(label, flat.skeleton, parts, now_s=0.0)
 
 
@@ -94,9 +99,9 @@ def test_parts_are_cut_evenly_between_rows(rows: list[int], parts: int) -> None:
     assert sum(sizes) == sum(rows) * 12
     assert max(sizes) - min(sizes) <= 2 * 12
     for held in flat.held:
-        extents = [extent for part in chosen for other, extent in part if other is held and extent.elements]
-        edges = [0, *(extent.stop for extent in extents)]
-        assert [extent.start for extent in extents] == edges[:-1]
+        parts_of_it = [own for part in chosen for other, own in part if other is held and own.elements]
+        edges = [0, *(own.stop for own in parts_of_it)]
+        assert [own.start for own in parts_of_it] == edges[:-1]
         assert edges[-1] == held.entry.elements
         assert all(edge % 3 == 0 for edge in edges)
 
@@ -124,8 +129,8 @@ def test_written_under_one_layout_and_read_under_another(tmp_path: Path, seed: i
     expected = training_of(full(), seed=seed, steps=3)
     wanted = {held.entry.name: held.entry.elements for held in expected.flat().held}
     stored: dict[str, int] = {}
-    for located in done[-1].manifest.tensors:
-        stored[located.name] = stored.get(located.name, 0) + located.stop - located.start
+    for own in (own for part in done[-1].manifest.parts for own in part.places):
+        stored[own.name] = stored.get(own.name, 0) + own.elements
     assert stored == wanted, "each element once"
     for holding in [*layouts_of(rng, 3), full()]:
         training = training_of(holding, seed=seed + 50)
@@ -138,12 +143,12 @@ def test_written_under_one_layout_and_read_under_another(tmp_path: Path, seed: i
 def test_ranks_write_equal_amounts() -> None:
     """One rank with everything and three with a third each: the one writes a quarter, and so do the others."""
     rows = 12
-    thirds = [{"w": Extent(rows * i, rows * (i + 1))} for i in range(3)]
+    thirds = [{"w": TensorRange("w", rows * i, rows * (i + 1))} for i in range(3)]
     holdings: list[Holding | None] = [None, *thirds]
     writes = writers(holdings, {"w": (3 * rows, 1)})
-    assert [sum(extent.elements for extent in writes(rank, "w")) for rank in range(4)] == [9, 9, 9, 9]
-    found = sorted(extent for rank in range(4) for extent in writes(rank, "w"))
-    assert [extent.start for extent in found] == [0, *(extent.stop for extent in found[:-1])]
+    assert [sum(own.elements for own in writes(rank, "w")) for rank in range(4)] == [9, 9, 9, 9]
+    found = sorted(own for rank in range(4) for own in writes(rank, "w"))
+    assert [own.start for own in found] == [0, *(own.stop for own in found[:-1])]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

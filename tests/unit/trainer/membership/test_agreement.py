@@ -28,8 +28,8 @@ from heterotrain.parts.planned.cuttable import CuttableModel
 from heterotrain.parts.planned.part import PlannedPart
 from heterotrain.parts.units.initial_weights import built, fill
 from heterotrain.parts.units.units import units_of
-from heterotrain.state.holdings import Extent
 from heterotrain.state.layout import Shapes
+from heterotrain.state.ranges import TensorRange
 from heterotrain.state.training import TrainState
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
@@ -276,8 +276,8 @@ def break_transfers(patch: pytest.MonkeyPatch, after: list[int]) -> None:
 
 def test_a_lost_part_is_read_from_the_checkpoint() -> None:
     """Nobody has the second half at any step: every rank reads its part of the checkpoint."""
-    half = {name: Extent(0, extent.stop // 2) for name, extent in full().items()}
-    rest = {name: Extent(extent.stop // 2, extent.stop) for name, extent in full().items()}
+    half = {name: TensorRange(name, 0, extent.stop // 2) for name, extent in full().items()}
+    rest = {name: TensorRange(name, extent.stop // 2, extent.stop) for name, extent in full().items()}
     trainings = [training_of(half, seed=1, steps=STEPS), training_of(rest, seed=2)]
     saved = training_of(full(), seed=1, steps=STEPS - 1)
     folder = Folder(saved)
@@ -329,7 +329,7 @@ class Wider(ElementsLayout):
 
 def test_ranks_with_parts_of_different_models_are_refused() -> None:
     """A function that does not build the same model on every rank: each of them says so."""
-    half = {name: Extent(0, extent.stop // 2) for name, extent in full().items()}
+    half = {name: TensorRange(name, 0, extent.stop // 2) for name, extent in full().items()}
     trainings = [training_of(half, seed=1), training_of(half, seed=1)]
     trainings[1].own_layout = Wider(Elements(half, whole_values(1)))
     with pytest.raises(UsageError, match="rank 1 has another model than rank 0: build the same model on every rank"):
@@ -338,8 +338,8 @@ def test_ranks_with_parts_of_different_models_are_refused() -> None:
 
 def test_parts_begin_together() -> None:
     """Nobody has a state: the first ranks that are whole together begin, and the others get their values."""
-    half = {name: Extent(0, extent.stop // 2) for name, extent in full().items()}
-    rest = {name: Extent(extent.stop // 2, extent.stop) for name, extent in full().items()}
+    half = {name: TensorRange(name, 0, extent.stop // 2) for name, extent in full().items()}
+    rest = {name: TensorRange(name, extent.stop // 2, extent.stop) for name, extent in full().items()}
     trainings = [training_of(part, seed=seed) for part, seed in ((half, 1), (rest, 1), (full(), 9), (rest, 8))]
     agree(trainings)
     expected = training_of(full(), seed=1)

@@ -18,7 +18,7 @@ from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.group import Group
 from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain.network.sums import FlatSums, owners_to_connect
-from heterotrain.state.holdings import Extent, pieces_of
+from heterotrain.state.ranges import TensorRange, pieces_of
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from support.repeat import times
@@ -204,14 +204,14 @@ def test_ranks_need_no_more_groups_than_the_plan_counts(seed: int) -> None:
             layouts.append(Layout(kind=LayoutKind.PIPELINE if cuts else LayoutKind.REPLICATED, cuts=cuts))
             edges = (0, *cuts, units)
             holdings += [
-                {f"{unit}": Extent(0, sizes[f"{unit}"]) for unit in range(first, end)}
+                {f"{unit}": TensorRange(f"{unit}", 0, sizes[f"{unit}"]) for unit in range(first, end)}
                 for first, end in itertools.pairwise(edges)
             ]
             continue
         weights = tuple(rng.randint(1, 9) for _ in range(rng.randint(2, 4)))
         layouts.append(Layout(kind=LayoutKind.SHARDED, shards=len(weights), state_weights=weights))
         holdings += [
-            {name: Extent(*layouts[-1].state_part(size, shard)) for name, size in sizes.items()}
+            {name: TensorRange(name, *layouts[-1].state_part(size, shard)) for name, size in sizes.items()}
             for shard in range(len(weights))
         ]
     pieces = pieces_of(sizes, holdings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heterotrain.state.hand_over import HandOverReport, heirs, orphans
-from heterotrain.state.holdings import Extent
+from heterotrain.state.ranges import TensorRange
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,22 +12,26 @@ NAMES = "abcdef"
 
 def test_only_what_nobody_else_holds_is_passed_on() -> None:
     """Rank 2 leaves; rank 1 has the tied parameter, too."""
-    held = [{"a": Extent(0, 4)}, {"b": Extent(0, 2), "tied": Extent(0, 3)}, {"tied": Extent(0, 3), "c": Extent(0, 5)}]
-    assert orphans(held, {0, 1}) == {"c": Extent(0, 5)}
+    held = [
+        {"a": TensorRange("a", 0, 4)},
+        {"b": TensorRange("b", 0, 2), "tied": TensorRange("tied", 0, 3)},
+        {"tied": TensorRange("tied", 0, 3), "c": TensorRange("c", 0, 5)},
+    ]
+    assert orphans(held, {0, 1}) == {"c": TensorRange("c", 0, 5)}
     assert orphans([*held, None], {0, 3}) == {}
-    assert orphans([{}, {"b": Extent(0, 2)}, None], {0, 1}) == {}
+    assert orphans([{}, {"b": TensorRange("b", 0, 2)}, None], {0, 1}) == {}
 
 
 def test_an_empty_parameter_needs_no_holder() -> None:
-    assert orphans([{"a": Extent(0, 4)}, {"none": Extent(0, 0)}], {0}) == {}
+    assert orphans([{"a": TensorRange("a", 0, 4)}, {"none": TensorRange("none", 0, 0)}], {0}) == {}
 
 
 def test_shards_of_a_parameter_are_passed_on_whole_if_all_their_ranks_leave() -> None:
     """Also where a staying rank has some of the elements: what it lacks would be gone."""
-    held = [{"a": Extent(0, 4)}, {"b": Extent(0, 3)}, {"b": Extent(3, 5)}]
-    assert orphans(held, {0}) == {"b": Extent(0, 5)}
-    assert orphans(held, {0, 1}) == {"b": Extent(0, 5)}
-    assert orphans([*held, {"b": Extent(2, 5)}], {0, 1, 3}) == {}
+    held = [{"a": TensorRange("a", 0, 4)}, {"b": TensorRange("b", 0, 3)}, {"b": TensorRange("b", 3, 5)}]
+    assert orphans(held, {0}) == {"b": TensorRange("b", 0, 5)}
+    assert orphans(held, {0, 1}) == {"b": TensorRange("b", 0, 5)}
+    assert orphans([*held, {"b": TensorRange("b", 2, 5)}], {0, 1, 3}) == {}
 
 
 def report(wants: str = "", room_bytes: int = 0) -> HandOverReport:

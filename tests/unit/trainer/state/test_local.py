@@ -1,14 +1,11 @@
-"""Parts of tensors: the same rows as torch's, and copies from any division into any other."""
+"""Parts of tensors: the same rows as torch's."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import pytest
 import torch
 from heterotrain.parts.units.wrappers import checkpointed, compiled
-from heterotrain.state.holdings import Extent
-from heterotrain.state.local import extent, fill, gradient, local, set_gradient, shard_extent
+from heterotrain.state.local import gradient, local, range_of, set_gradient, shard_of
+from heterotrain.state.ranges import TensorRange
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,34 +16,18 @@ def test_ranks_hold_the_rows_of_torch_chunk(shape: list[int], ranks: int) -> Non
     chunks = [chunk.reshape(-1).tolist() for chunk in torch.chunk(whole, ranks)]
     chunks += [[]] * (ranks - len(chunks))
     for rank, chunk in enumerate(chunks):
-        place = shard_extent(whole.shape, rank=rank, ranks=ranks)
-        assert list(range(place.start, place.stop)) == chunk
-
-
-@given(st.lists(st.integers(0, 12), max_size=4))
-def test_a_part_is_filled_from_any_stretches(edges: list[int]) -> None:
-    whole = torch.arange(12.0)
-    borders = sorted({0, 12, *edges})
-    stretches = {Extent(a, b): whole[a:b].clone() for a, b in pairwise(borders)}
-    target = torch.full((3, 4), -1.0)
-    fill(target, stretches)
-    assert target.view(-1).equal(whole)
-
-
-def test_a_part_with_a_gap_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\[4, 12\) are missing"):
-        fill(torch.zeros(12), {Extent(0, 4): torch.ones(4), Extent(5, 12): torch.ones(7)})
+        assert list(range(*shard_of(whole.shape, rank=rank, ranks=ranks))) == chunk
 
 
 def test_a_whole_tensor_is_its_own_part() -> None:
     parameter = torch.nn.Parameter(torch.ones(2, 3))
-    assert extent(parameter) == Extent(0, 6)
+    assert range_of("w", parameter) == TensorRange("w", 0, 6)
     assert local(parameter).data_ptr() == parameter.data_ptr()
     assert gradient(parameter) is None
     part = torch.ones(2, 3)
     set_gradient(parameter, part)
     assert gradient(parameter) is part
-    assert extent(torch.tensor(1.0)) == Extent(0, 1)
+    assert range_of("s", torch.tensor(1.0)) == TensorRange("s", 0, 1)
 
 
 class Layer(torch.nn.Module):

@@ -6,9 +6,9 @@ import random
 
 import pytest
 import torch
-from heterotrain.state.holdings import Extent, Holding
 from heterotrain.state.loads import Holdings
 from heterotrain.state.moves import batches, releases
+from heterotrain.state.ranges import Holding, TensorRange
 from heterotrain.state.tensors import Entry
 from support.repeat import times
 
@@ -27,7 +27,7 @@ def stages(rng: random.Random, sizes: list[int], ranks: int) -> list[Holding]:
     """Return contiguous units for each rank, in any order of the ranks; a rank may have none."""
     edges = sorted(rng.randint(0, len(sizes)) for _ in range(ranks - 1))
     found = [
-        {f"{unit}": Extent(0, sizes[unit]) for unit in range(start, stop)}
+        {f"{unit}": TensorRange(f"{unit}", 0, sizes[unit]) for unit in range(start, stop)}
         for start, stop in zip([0, *edges], [*edges, len(sizes)], strict=True)
     ]
     rng.shuffle(found)
@@ -59,6 +59,6 @@ def test_no_rank_needs_more_room_than_for_its_larger_part_and_two_units(seed: in
 
 def test_parameters_of_one_move_share_a_batch_up_to_its_size() -> None:
     sizes = [UNIT] * 6
-    has = {f"{unit}": Extent(0, UNIT) for unit in range(6)}
+    has = {f"{unit}": TensorRange(f"{unit}", 0, UNIT) for unit in range(6)}
     places = [Holdings(has=has, needs={}), Holdings(needs=has, is_donor=False)]
     assert [len(batch) for batch in batches(entries_of(sizes), places, batch_bytes=4 * UNIT * 8)] == [1, 4, 4, 4]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from heterotrain.state.balance import PRECISION, Supply, shared
-from heterotrain.state.holdings import Extent, Holding, missing, overlap, whole
-from heterotrain.state.loads import Holdings, covering, extent_in, loads_of
-from heterotrain.state.routes import Load, rounds
+from heterotrain.state.loads import Holdings, Load, loads_of, range_in
+from heterotrain.state.ranges import Holding, TensorRange, covering, missing, whole
+from heterotrain.state.routes import rounds
 from heterotrain.state.tensors import Entry
 from heterotrain.state.transfer import StateSummary, assign_roles, places_of
 from hypothesis import given
@@ -28,11 +28,11 @@ def test_every_byte_reaches_every_receiver_without_overloading_a_link(
     giving, taking = tuple(ranks[:donors]), tuple(ranks[donors:])
     holds = {rank: set(range(total)) if rank in giving else set() for rank in ranks}
     sent, got = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
-    for routes in rounds([Load(total, giving, taking)]):
+    for routes in rounds([Load((TensorRange("a", 0, total),), giving, taking)]):
         before = {rank: set(held) for rank, held in holds.items()}
         assert len({(route.source, route.to) for route in routes}) == len(routes)
         for route in routes:
-            load = set(range(route.start, route.stop))
+            load = {byte for part in route.ranges for byte in range(part.start, part.stop)}
             assert load
             assert load <= before[route.source]
             assert not load & holds[route.to]
@@ -73,17 +73,17 @@ def test_the_busiest_source_gives_as_little_as_possible(supplies: list[Supply]) 
     assert max(given_in_all.values(), default=0) <= bound + -(-bound // PRECISION)
 
 
-def extents(rng: np.random.Generator, size: int) -> Extent:
+def a_range(rng: np.random.Generator, name: str, size: int) -> TensorRange:
     """Return some elements; now and then all of them, or none."""
     start, stop = sorted(rng.integers(0, size + 1, 2).tolist())
-    return [Extent(start, stop), Extent(0, size), Extent(0, 0)][int(rng.integers(0, 3))]
+    return TensorRange(name, *[(start, stop), (0, size), (0, 0)][int(rng.integers(0, 3))])
 
 
 def holdings(rng: np.random.Generator, sizes: dict[str, int], ranks: int) -> list[Holding | None]:
     """Return random holdings that are whole together; now and then, a rank holds everything."""
     found: list[Holding | None] = []
     for _ in range(ranks):
-        some = {name: extents(rng, size) for name, size in sizes.items() if rng.random() < 0.8}
+        some = {name: a_range(rng, name, size) for name, size in sizes.items() if rng.random() < 0.8}
         found.append(None if rng.random() < 0.2 else some)
     partial = [holding for holding in found if holding is not None]
     if None not in found and missing(sizes, partial):
@@ -116,24 +116,21 @@ def test_transfers_between_random_layouts(seed: int) -> None:
     assert not roles.lost
 
     def bytes_in(entry: Entry, holding: Holding | None) -> set[tuple[str, int]]:
-        extent = extent_in(entry, holding)
-        if extent is None or (entry.of and not entry.divided and not sizes[entry.of]):
+        own = range_in(entry, holding)
+        if own is None or (entry.of and not entry.divided and not sizes[entry.of]):
             return set()
         size = entry.dtype.itemsize
-        return {(entry.name, byte) for byte in range(extent.start * size, extent.stop * size)}
+        return {(entry.name, byte) for byte in range(own.start * size, own.stop * size)}
 
     holds: list[set[tuple[str, int]]] = [
         set().union(*(bytes_in(entry, place.has) for entry in entries)) if place.is_donor else set() for place in places
     ]
     wanted = [set().union(*(bytes_in(entry, place.needs) for entry in entries)) for place in places]
     loads = loads_of([entry for entry in entries if entry.divided or not entry.of or sizes[entry.of]], places)
-    content = [
-        [(entry.name, byte) for entry, of in spans for byte in range(of.start, of.stop)] for spans in loads.values()
-    ]
-    for routes in rounds(list(loads)):
+    for routes in rounds(loads):
         before = [set(held) for held in holds]
         for route in routes:
-            sent = set(content[route.load][route.start : route.stop])
+            sent = {(part.name, byte) for part in route.ranges for byte in range(part.start, part.stop)}
             assert sent <= before[route.source]
             assert not sent & holds[route.to]
             assert sent <= wanted[route.to]
@@ -148,7 +145,7 @@ def test_ranks_that_hold_everything_together(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = {f"p{i}": int(rng.integers(0, 9)) for i in range(4)}
     held = {
-        rank: {name: extents(rng, size) for name, size in sizes.items() if rng.random() < 0.9}
+        rank: {name: a_range(rng, name, size) for name, size in sizes.items() if rng.random() < 0.9}
         for rank in range(int(rng.integers(1, 6)))
     }
     found = covering(sizes, held)
@@ -159,8 +156,8 @@ def test_ranks_that_hold_everything_together(seed: int) -> None:
             assert missing(sizes, [held[rank] for rank in found[:-1]])
 
 
-HALF: dict[str, Extent] = {"w": Extent(0, 4)}
-OTHER_HALF: dict[str, Extent] = {"w": Extent(4, 8)}
+HALF: dict[str, TensorRange] = {"w": TensorRange("w", 0, 4)}
+OTHER_HALF: dict[str, TensorRange] = {"w": TensorRange("w", 4, 8)}
 
 
 @pytest.mark.parametrize(
@@ -194,8 +191,6 @@ def test_only_what_changed_place_is_sent() -> None:
         return {name: full[name] for name in list(sizes)[start:stop]}
 
     places = [Holdings(has=layers(0, 4), needs=layers(0, 5)), Holdings(has=layers(4, 8), needs=layers(5, 8))]
-    (load, spans), *others = loads_of(entries, places).items()
-    assert not others
+    (load,) = loads_of(entries, places)
     assert (load.size_bytes, load.donors, load.receivers) == (2 * 400, (1,), (0,))
-    assert [entry.name for entry, _ in spans] == ["model.4.weight", "exp_avg.4.weight"]
-    assert overlap(Extent(0, 4), Extent(4, 8)) is None
+    assert [part.name for part in load.ranges] == ["model.4.weight", "exp_avg.4.weight"]

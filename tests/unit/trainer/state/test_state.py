@@ -11,12 +11,10 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.state.fingerprint import settings_checksum
-from heterotrain.state.parts import byte_view, cut, pack, sizes_bytes
+from heterotrain.state.memory import byte_view, pack, sizes_bytes
 from heterotrain.state.tensors import Flat, empty, flatten, unflatten
 from heterotrain.state.training import TrainState
 from heterotrain.state.transfer import StateSummary, assign_roles
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def test_round_trip() -> None:
@@ -86,20 +84,8 @@ def test_optimizer_and_order_of_state_survive() -> None:
     torch.testing.assert_close(update(other, 2), update(one, 2), rtol=0, atol=0)
 
 
-@given(sizes=st.lists(st.integers(0, 50), max_size=30), parts=st.integers(1, 7))
-def test_parts_are_equal_and_hold_every_byte_once(sizes: list[int], parts: int) -> None:
-    """In order, without duplicates or gaps, and with part lengths that differ by at most one byte."""
-    by_part = cut(sizes, parts)
-    lengths = [sum(s.stop - s.start for s in byte_ranges) for byte_ranges in by_part]
-    assert len(lengths) == parts
-    assert max(lengths) - min(lengths) <= 1
-    found = [(s.tensor, byte) for byte_ranges in by_part for s in byte_ranges for byte in range(s.start, s.stop)]
-    assert found == [(tensor, byte) for tensor, size in enumerate(sizes) for byte in range(size)]
-
-
-@given(parts=st.integers(1, 9))
-def test_packed_parts_are_the_state(parts: int) -> None:
-    """For any dtype, layout and shape, bit for bit."""
+def test_packed_tensors_are_the_state() -> None:
+    """For any dtype, layout and shape, bit for bit; memory of the right length is used again."""
     tensors = [
         torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).t(),
         torch.tensor(2.5, dtype=torch.bfloat16),
@@ -107,17 +93,11 @@ def test_packed_parts_are_the_state(parts: int) -> None:
         torch.tensor([True, False]),
         torch.arange(4, dtype=torch.int64),
     ]
-    flat = flatten({"x": tensors})
-    packed = [pack(flat.tensors, byte_ranges, None) for byte_ranges in cut(sizes_bytes(flat.tensors), parts)]
-    back = empty(flat.skeleton)
-    whole = torch.cat(packed)
-    position = 0
-    for tensor in back.tensors:
-        size = tensor.numel() * tensor.element_size()
-        byte_view(tensor).copy_(whole[position : position + size])
-        position += size
-    for one, other in zip(unflatten(back)["x"], tensors, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    length = sum(sizes_bytes(tensors))
+    packed = pack(tensors, length, None, pin=False)
+    assert packed.numpy().tobytes() == b"".join(byte_view(tensor).numpy().tobytes() for tensor in tensors)
+    assert pack(tensors, length, packed, pin=False) is packed
+    assert pack(tensors[1:], length - 60, packed, pin=False).numel() == length - 60
 
 
 @pytest.mark.parametrize(

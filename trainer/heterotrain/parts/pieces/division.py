@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
-from heterotrain.state.holdings import Extent, Holding, Piece, pieces_of
-from heterotrain.state.layout import Layout, checksum, sizes_of
+from heterotrain.state.layout import ModelLayout, checksum, is_whole, sizes_of
+from heterotrain.state.ranges import Holding, OwnedRange, TensorRange, pieces_of
 
 MOST_HOLDING_BYTES = 64 * 1024 * 1024
 """Limit for what a rank says of its parts, before memory is allocated for it; a parameter takes about 60 bytes."""
@@ -25,17 +25,11 @@ class PieceDivision:
     """
 
     names: tuple[str, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[OwnedRange, ...]
     holding: Holding
 
 
-def is_divided(layout: Layout) -> bool:
-    """Return whether this rank holds less than the whole model."""
-    sizes, held = sizes_of(layout.shapes), layout.holding
-    return any(held.get(name, Extent(0, 0)).elements < size for name, size in sizes.items())
-
-
-def divide(group: Group, layout: Layout) -> PieceDivision | None:
+def divide(group: Group, layout: ModelLayout) -> PieceDivision | None:
     """Return the pieces of the model among the ranks of a new formation; ``None`` if each rank holds everything.
 
     Every rank has to call this at the same point.
@@ -44,13 +38,13 @@ def divide(group: Group, layout: Layout) -> PieceDivision | None:
         PeerLost: the group broke meanwhile.
         UsageError: ranks have different models, or train different parameters; or nobody holds some of them.
     """
-    if not any(row[0] for row in group.gather_now([float(is_divided(layout))])):
+    if not any(row[0] for row in group.gather_now([float(not is_whole(layout.shapes, layout.holding))])):
         return None
     sizes = sizes_of(layout.shapes)
     trained = {name for name, parameter in layout.named_parameters() if parameter.requires_grad}
     own = json.dumps({
         "model": checksum(layout.shapes),
-        "held": {name: [extent.start, extent.stop, name in trained] for name, extent in layout.holding.items()},
+        "held": {name: [own.start, own.stop, name in trained] for name, own in layout.holding.items()},
     }).encode()  # fmt: skip
     lengths = [row[0] for row in group.gather_now([float(len(own))])]
     if not all(0 < length <= MOST_HOLDING_BYTES for length in lengths):
@@ -75,7 +69,7 @@ def divide(group: Group, layout: Layout) -> PieceDivision | None:
                 raise UsageError(f"parameter {name!r} is frozen on some ranks only: freeze it on all, or on none")
     names = tuple(name for name in sizes if trains.get(name))
     holdings = [
-        {name: Extent(start, stop) for name, (start, stop, _) in other["held"].items() if name in sizes}
+        {name: TensorRange(name, start, stop) for name, (start, stop, _) in other["held"].items() if name in sizes}
         for other in found
     ]
     pieces = tuple(piece for piece in pieces_of(sizes, holdings) if trains[piece.name])

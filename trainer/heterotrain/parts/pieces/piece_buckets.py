@@ -13,56 +13,40 @@ from dataclasses import dataclass
 import torch
 
 from heterotrain.network.sums import Reduction
-from heterotrain.state.holdings import Holding, Piece
-
-
-@dataclass(frozen=True, slots=True)
-class BucketRange:
-    """Elements ``[start, stop)`` of this rank's part of a parameter, and their place in a bucket.
-
-    Attributes:
-        name: the parameter's name in the whole model.
-        start: first element in this rank's own flat part.
-        stop: the element after the last one.
-        offset: place of the first element in the bucket's buffer.
-    """
-
-    name: str
-    start: int
-    stop: int
-    offset: int
+from heterotrain.state.ranges import Holding, OwnedRange, TensorRange
 
 
 @dataclass(slots=True, eq=False)
 class PieceBucket:
-    """Stretches with the same owners, and the flat buffer in which their gradients are summed.
+    """Ranges with the same owners, and the flat buffer in which their gradients are summed.
 
     Attributes:
         owners: the ranks, ascending; this rank is one of them.
         flat: the buffer, one dimension.
-        ranges: in their order in the buffer.
+        parts: ranges of this rank's own flat parts, each with its place in the buffer.
         missing: parameters without a gradient so far in the current backward pass.
         work: its all-reduce.
     """
 
     owners: tuple[int, ...]
     flat: torch.Tensor
-    ranges: tuple[BucketRange, ...]
+    parts: Mapping[TensorRange, torch.Tensor]
     missing: int = 0
     work: Reduction | None = None
 
     @property
     def names(self) -> frozenset[str]:
         """Names of its parameters."""
-        return frozenset(piece.name for piece in self.ranges)
-
-    def part(self, piece: BucketRange) -> torch.Tensor:
-        """Return the range's place in the buffer."""
-        return self.flat[piece.offset : piece.offset + piece.stop - piece.start]
+        return frozenset(own.name for own in self.parts)
 
 
 def piece_buckets(
-    pieces: Sequence[Piece], parameters: Mapping[str, torch.Tensor], holding: Holding, *, rank: int, enough_bytes: int
+    pieces: Sequence[OwnedRange],
+    parameters: Mapping[str, torch.Tensor],
+    holding: Holding,
+    *,
+    rank: int,
+    enough_bytes: int,
 ) -> list[PieceBucket]:
     """Return this rank's buckets, in the order in which they are reduced.
 
@@ -76,7 +60,7 @@ def piece_buckets(
         enough_bytes: size at which a bucket ends.
     """
     mine = [(place, piece) for place, piece in enumerate(pieces) if rank in piece.owners and piece.name in parameters]
-    runs: list[tuple[int, list[Piece]]] = []
+    runs: list[tuple[int, list[OwnedRange]]] = []
     open_runs: dict[tuple[tuple[int, ...], torch.dtype, torch.device], tuple[int, int]] = {}  # to (run, bytes)
     for place, piece in reversed(mine):
         part = parameters[piece.name]
@@ -86,17 +70,16 @@ def piece_buckets(
             number, used = len(runs), 0
             runs.append((place, []))
         runs[number] = (place, [*runs[number][1], piece])
-        open_runs[key] = (number, used + piece.extent.elements * part.element_size())
+        open_runs[key] = (number, used + piece.elements * part.element_size())
     # A bucket is complete when its first parameter in the model's order has its gradient: that order of buckets is the
     # same for all owners, whatever other buckets they have.
     return [_bucket(run, parameters, holding) for _, run in sorted(runs, key=lambda run: -run[0])]
 
 
-def _bucket(run: Sequence[Piece], parameters: Mapping[str, torch.Tensor], holding: Holding) -> PieceBucket:
-    first, offset, ranges = parameters[run[0].name], 0, []
-    for piece in run:
+def _bucket(run: Sequence[OwnedRange], parameters: Mapping[str, torch.Tensor], holding: Holding) -> PieceBucket:
+    first, parts = parameters[run[0].name], {}
+    flat = torch.zeros(sum(piece.elements for piece in run), dtype=first.dtype, device=first.device)
+    for piece, part in zip(run, flat.split([piece.elements for piece in run]), strict=True):
         begin = holding[piece.name].start
-        ranges.append(BucketRange(piece.name, piece.start - begin, piece.stop - begin, offset))
-        offset += piece.extent.elements
-    flat = torch.zeros(offset, dtype=first.dtype, device=first.device)
-    return PieceBucket(owners=run[0].owners, flat=flat, ranges=tuple(ranges))
+        parts[TensorRange(piece.name, piece.start - begin, piece.stop - begin)] = part
+    return PieceBucket(owners=run[0].owners, flat=flat, parts=parts)

@@ -5,8 +5,8 @@ its own part is already the sum over what its member computed for this part: ``f
 and a stage of a pipeline sees all samples of its member. So the plain sum over owners is the gradient of the global
 batch, as for whole models.
 
-Every rank knows the names and sizes of all parameters (``layouts.layout.Layout``). Whatever has to be the same on all
-ranks, such as the bits of unused parameters, is numbered by them.
+Every rank knows the names and sizes of all parameters (``state.layout.ModelLayout``). Whatever has to be the same on
+all ranks, such as the bits of unused parameters, is numbered by them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from heterotrain.network.group import Group
 from heterotrain.parts.pieces.division import PieceDivision
 from heterotrain.parts.pieces.piece_buckets import PieceBucket, piece_buckets
 from heterotrain.state.finite import all_finite
-from heterotrain.state.holdings import Extent
-from heterotrain.state.layout import Layout
+from heterotrain.state.layout import ModelLayout
 from heterotrain.state.local import gradient, local, set_gradient
 
 REFROZEN = (
@@ -57,7 +56,7 @@ class PieceReducer(Gradients):
         buckets: empty: transfers of pieces are not measured, as their buckets differ by rank.
     """
 
-    layout: Layout
+    layout: ModelLayout
     division: PieceDivision
     rank: int
     bucket_bytes: int
@@ -86,7 +85,7 @@ class PieceReducer(Gradients):
         self._parameters = {
             name: named[name]
             for name in self.division.names
-            if name in named and self.division.holding.get(name, Extent(0, 0)).elements
+            if name in named and name in self.division.holding and self.division.holding[name].elements
         }
         parts = {name: local(parameter) for name, parameter in self._parameters.items()}
         # A piece with one owner is complete as it is: a buffer for it would be a second copy of its gradient.
@@ -164,11 +163,11 @@ class PieceReducer(Gradients):
         self._armed = False
         earlier = {name: part for name, part in self._gradients().items() if name not in self._arrived}
         for bucket in self._buckets[self._next :]:
-            for piece in bucket.ranges:
-                if piece.name in earlier:
-                    bucket.part(piece).copy_(earlier[piece.name].reshape(-1)[piece.start : piece.stop])
-                elif piece.name not in self._arrived:
-                    bucket.part(piece).zero_()
+            for own, part in bucket.parts.items():
+                if own.name in earlier:
+                    part.copy_(earlier[own.name].reshape(-1)[own.start : own.stop])
+                elif own.name not in self._arrived:
+                    part.zero_()
         self._arrived |= earlier.keys()
         self.remember()
         while not self._held and self._next < len(self._buckets):
@@ -219,9 +218,9 @@ class PieceReducer(Gradients):
             rows = part.contiguous()  # pieces count elements row by row, in whatever order they lie in memory
             flat = rows.view(-1)
             for bucket in self._in_buckets.get(name, ()):
-                for piece in bucket.ranges:
-                    if piece.name == name:
-                        flat[piece.start : piece.stop].copy_(bucket.part(piece))
+                for own, summed in bucket.parts.items():
+                    if own.name == name:
+                        flat[own.start : own.stop].copy_(summed)
             if rows is not part:
                 part.copy_(rows)
         for bucket in self._buckets:
@@ -325,11 +324,11 @@ class PieceReducer(Gradients):
         if name in self._arrived:
             raise UsageError(TWICE)
         self._arrived.add(name)
-        part = gradient(self._parameters[name])
+        found = gradient(self._parameters[name])
         for bucket in self._in_buckets.get(name, ()):
-            for piece in bucket.ranges:
-                if piece.name == name and part is not None:
-                    bucket.part(piece).copy_(part.reshape(-1)[piece.start : piece.stop])
+            for own, part in bucket.parts.items():
+                if own.name == name and found is not None:
+                    part.copy_(found.reshape(-1)[own.start : own.stop])
             bucket.missing -= 1
         while not self._held and self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             self._launch(self._buckets[self._next])

@@ -25,7 +25,7 @@ from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.parts.memory import return_large_blocks
 from heterotrain.parts.sharded.sharded_model import SETTING, watch_uses
 from heterotrain.parts.units.wrappers import checkpointed, compiled
-from heterotrain.state.local import extent, is_divided, local
+from heterotrain.state.local import is_divided, local, range_of
 
 NEW_NAMES = hasattr(dist.ProcessGroup, "all_gather_single")
 """Whether torch has the names of 2.15 for methods of its process groups."""
@@ -131,7 +131,7 @@ def shard(
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise UsageError(f"torch cannot divide this model among the ranks of a worker: {error}") from error
     _use_member(model, group)
-    _check_extents(model)
+    _check_ranges(model)
     return model
 
 
@@ -287,7 +287,7 @@ def _kept_whole(model: torch.nn.Module) -> set[torch.nn.Parameter]:
     return {p for p in parameters if p.dim() == 0 or p.dtype != common}
 
 
-def _check_extents(model: torch.nn.Module) -> None:
+def _check_ranges(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if is_divided(parameter) and extent(parameter).elements != local(parameter).numel():
+        if is_divided(parameter) and range_of(name, parameter).elements != local(parameter).numel():
             raise UsageError(f"torch has divided parameter {name!r} in an unknown way: use PyTorch 2.10 to 2.15")

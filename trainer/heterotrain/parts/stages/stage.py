@@ -2,7 +2,7 @@
 
 The first stage reads the inputs, the last one inputs and targets, each by itself; tensors between units travel between
 neighbours. Gradients are sums over the member's samples, as with whole models. A tied parameter is held by each stage
-that uses it, and its gradient is the sum over them (``holdings.pieces_of``).
+that uses it, and its gradient is the sum over them (``state.ranges.pieces_of``).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from heterotrain.parts.units.initial_weights import fill
 from heterotrain.parts.units.units import Units, check_cut
 from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.parts.units.wrappers import checkpointed
-from heterotrain.state.holdings import Holding, whole
 from heterotrain.state.layout import Shapes, sizes_of
+from heterotrain.state.ranges import Holding, whole
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _InFlight:
 
 
 class Stage:
-    """A stage, and the layout of its rank (``state.layout.Layout``).
+    """A stage, and the layout of its rank (``state.layout.ModelLayout``).
 
     Attributes:
         model: the whole model's object, with values for the stage's own layers only.

@@ -24,7 +24,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.parts.unequal.part_messages import PartExchange, sum_of_parts
-from heterotrain.state.holdings import Extent
+from heterotrain.state.ranges import TensorRange
 
 Place = tuple[torch.nn.Module, str]
 """A layer, and its name for a parameter."""
@@ -47,7 +47,7 @@ class ParameterSlot:
     places: tuple[Place, ...]
     whole: torch.nn.Parameter
     part: torch.nn.Parameter
-    own: Extent
+    own: TensorRange
     offset: int
 
 
@@ -106,7 +106,7 @@ def rows_of(
             size = parameter.numel()
             start, stop = (min(max(edge - offset, 0), size) for edge in edges[rank : rank + 2])
             row.slots.append(ParameterSlot(
-                name=name, places=places, own=Extent(start, stop), offset=offset,
+                name=name, places=places, own=TensorRange(name, start, stop), offset=offset,
                 whole=torch.nn.Parameter(
                     values[offset : offset + size].view(parameter.shape), requires_grad=parameter.requires_grad
                 ),

@@ -30,12 +30,12 @@ from heterotrain.parts.units.initial_weights import fill
 from heterotrain.parts.units.units import Units
 from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.parts.units.wrappers import checkpoint_more
-from heterotrain.state.holdings import Holding
 from heterotrain.state.layout import Shapes
+from heterotrain.state.ranges import Holding
 
 
 class ModelShards:
-    """A rank's part of the model, and the layout of its rank (``state.layout.Layout``).
+    """A rank's part of the model, and the layout of its rank (``state.layout.ModelLayout``).
 
     Attributes:
         model: the whole model's object; its parameters are this rank's parts, flat.

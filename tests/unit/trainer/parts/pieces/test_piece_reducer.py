@@ -14,7 +14,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.parts.pieces.division import PieceDivision
 from heterotrain.parts.pieces.piece_reducer import PieceReducer
-from heterotrain.state.holdings import Extent, Holding, pieces_of
+from heterotrain.state.ranges import Holding, TensorRange, pieces_of
 from support.repeat import times
 
 SHAPES = {"first": (3, 4), "second": (7,), "number": (), "third": (5, 2, 2), "last": (1,)}
@@ -80,21 +80,21 @@ class Groups:
         self.sent.clear()
 
 
-def divided(rng: random.Random, ranks: int) -> list[dict[str, Extent]]:
+def divided(rng: random.Random, ranks: int) -> list[dict[str, TensorRange]]:
     """Draw a member: its ranks hold consecutive parts of some parameters and the whole of others."""
-    held: list[dict[str, Extent]] = [{} for _ in range(ranks)]
+    held: list[dict[str, TensorRange]] = [{} for _ in range(ranks)]
     for name, size in SIZES.items():
         if rng.random() < 0.3:  # as in a stage of a pipeline, or tied weights on two of them
             for rank in rng.sample(range(ranks), rng.choice([1, min(2, ranks)])):
-                held[rank][name] = Extent(0, size)
+                held[rank][name] = TensorRange(name, 0, size)
             continue
         edges = sorted(rng.randint(0, size) for _ in range(ranks - 1))
         for rank, (start, stop) in enumerate(zip([0, *edges], [*edges, size], strict=True)):
-            held[rank][name] = Extent(start, stop)
+            held[rank][name] = TensorRange(name, start, stop)
     return held
 
 
-def reducers(holdings: list[dict[str, Extent]], *, bucket_bytes: int) -> list[PieceReducer]:
+def reducers(holdings: list[dict[str, TensorRange]], *, bucket_bytes: int) -> list[PieceReducer]:
     pieces = pieces_of(SIZES, holdings)
     return [
         PieceReducer(
@@ -152,13 +152,13 @@ def test_each_element_is_the_sum_over_its_owners(seed: int) -> None:
                     continue
                 expected = torch.zeros(SIZES[name], dtype=torch.float64)
                 for other, holding in enumerate(holdings):
-                    held = holding.get(name, Extent(0, 0))
+                    held = holding.get(name, TensorRange(name, 0, 0))
                     expected[held.start : held.stop] += gradients[other][name][held.start : held.stop]
                 torch.testing.assert_close(parameter.grad, expected[extent.start : extent.stop], rtol=1e-13, atol=1e-13)
         whole = {name: torch.zeros(size, dtype=torch.float64) for name, size in SIZES.items() if name not in unused}
         for other, holding in enumerate(holdings):
             for name, total in whole.items():
-                held = holding.get(name, Extent(0, 0))
+                held = holding.get(name, TensorRange(name, 0, 0))
                 total[held.start : held.stop] += gradients[other][name][held.start : held.stop]
         assert squared == pytest.approx(sum(float(g.square().sum()) for g in whole.values()), rel=1e-12)
 
@@ -179,7 +179,7 @@ def test_ranks_with_the_same_owners_make_the_same_buckets() -> None:
 
 
 def test_freezing_after_the_formation_began_is_refused() -> None:
-    (reducer,) = reducers([{name: Extent(0, size) for name, size in SIZES.items()}], bucket_bytes=64)
+    (reducer,) = reducers([{name: TensorRange(name, 0, size) for name, size in SIZES.items()}], bucket_bytes=64)
     reducer.begin()
     dict(reducer.layout.named_parameters())["first"].requires_grad_(False)
     with pytest.raises(UsageError, match="frozen, unfrozen or replaced"):
@@ -187,7 +187,7 @@ def test_freezing_after_the_formation_began_is_refused() -> None:
 
 
 def test_changes_between_micro_batches_are_refused() -> None:
-    (reducer,) = reducers([{name: Extent(0, size) for name, size in SIZES.items()}], bucket_bytes=64)
+    (reducer,) = reducers([{name: TensorRange(name, 0, size) for name, size in SIZES.items()}], bucket_bytes=64)
     reducer.begin(micro_batches=2)
     part: Any = reducer.layout
     part.backward({n: torch.ones(size, dtype=torch.float64) for n, size in SIZES.items()}, SIZES)
@@ -200,12 +200,12 @@ def test_changes_between_micro_batches_are_refused() -> None:
 
 def test_only_gradients_that_travel_have_a_buffer() -> None:
     """A member alone has none: its gradients are complete where they are."""
-    half = {name: Extent(0, size // 2) for name, size in SIZES.items()}
-    rest = {name: Extent(size // 2, size) for name, size in SIZES.items()}
+    half = {name: TensorRange(name, 0, size // 2) for name, size in SIZES.items()}
+    rest = {name: TensorRange(name, size // 2, size) for name, size in SIZES.items()}
     for alone in reducers([half, rest], bucket_bytes=1):
         assert alone._buckets == []
-    every = {name: Extent(0, size) for name, size in SIZES.items()}
-    one, other, whole = reducers([half, {"last": Extent(0, 1)}, every], bucket_bytes=1)
+    every = {name: TensorRange(name, 0, size) for name, size in SIZES.items()}
+    one, other, whole = reducers([half, {"last": TensorRange("last", 0, 1)}, every], bucket_bytes=1)
     for reducer, elements in ((one, sum(e.elements for e in half.values())), (other, 1)):
         assert sum(bucket.flat.numel() for bucket in reducer._buckets) == elements
     assert sum(bucket.flat.numel() for bucket in whole._buckets) < sum(SIZES.values())
@@ -213,7 +213,7 @@ def test_only_gradients_that_travel_have_a_buffer() -> None:
 
 def test_a_sum_lies_in_memory_as_its_parameter_does() -> None:
     """Pieces count elements row by row, and a fused optimizer walks the gradient as the parameter lies in memory."""
-    both = {name: Extent(0, size) for name, size in SIZES.items()}
+    both = {name: TensorRange(name, 0, size) for name, size in SIZES.items()}
     reducer, _ = reducers([both, both], bucket_bytes=64)
     for name, shape in SHAPES.items():
         whole = torch.zeros(shape, dtype=torch.float64)

@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from heterotrain.state.holdings import Extent, pieces_of
+from heterotrain.state.ranges import TensorRange, pieces_of
 from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.exchange import owner_bytes
@@ -28,7 +28,7 @@ def a_problem() -> Problem:
     return Problem(units=units, kinds=kinds, batch_samples=9, micro_batches=(1,))
 
 
-def drawn(rng: random.Random) -> tuple[DeviceLayout, list[dict[str, Extent]]]:
+def drawn(rng: random.Random) -> tuple[DeviceLayout, list[dict[str, TensorRange]]]:
     """Return a member's layout and what its ranks hold in the trainer's words."""
     size, names = rng.randint(1, 3), [f"u{i}" for i in range(UNITS)]
     sizes = {name: ELEMENTS * (i + 1) for i, name in enumerate(names)}
@@ -40,7 +40,7 @@ def drawn(rng: random.Random) -> tuple[DeviceLayout, list[dict[str, Extent]]]:
             for start, stop in itertools.pairwise(edges)
         )  # fmt: skip
         held = [
-            {name: Extent(start * sizes[name] // ELEMENTS, stop * sizes[name] // ELEMENTS) for name in names}
+            {name: TensorRange(name, start * sizes[name] // ELEMENTS, stop * sizes[name] // ELEMENTS) for name in names}
             for start, stop in itertools.pairwise(edges)
         ]
         return DeviceLayout(kind=LayoutKind.SHARDED, shards=shards), held
@@ -50,7 +50,10 @@ def drawn(rng: random.Random) -> tuple[DeviceLayout, list[dict[str, Extent]]]:
               gradient_s=0.0, memory_bytes=0)
         for first, end in itertools.pairwise(edges)
     )  # fmt: skip
-    held = [{name: Extent(0, sizes[name]) for name in names[first:end]} for first, end in itertools.pairwise(edges)]
+    held = [
+        {name: TensorRange(name, 0, sizes[name]) for name in names[first:end]}
+        for first, end in itertools.pairwise(edges)
+    ]
     return DeviceLayout(kind=LayoutKind.PIPELINE if size > 1 else LayoutKind.REPLICATED, stages=stages), held
 
 
@@ -66,5 +69,5 @@ def test_pieces_have_the_owners_and_bytes_of_the_plan(seed: int) -> None:
     sizes = {f"u{i}": ELEMENTS * (i + 1) for i in range(UNITS)}
     trained: dict[tuple[int, ...], float] = {}
     for piece in pieces_of(sizes, [part for _, held in members for part in held]):
-        trained[piece.owners] = trained.get(piece.owners, 0.0) + piece.extent.elements
+        trained[piece.owners] = trained.get(piece.owners, 0.0) + piece.elements
     assert planned == pytest.approx(trained)

@@ -12,8 +12,8 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.parts.pieces.division import PieceDivision
 from heterotrain.parts.pieces.piece_reducer import PieceReducer
 from heterotrain.parts.pieces.sums import PieceSums
-from heterotrain.state.holdings import pieces_of
 from heterotrain.state.prepared import PreparedStep
+from heterotrain.state.ranges import pieces_of
 from heterotrain.state.training import TrainState
 from heterotrain_core.contract.config import TrainingConfig
 from support.divided_models import SHAPES, full, training_of

@@ -111,7 +111,7 @@ def test_a_rank_of_a_sharded_member_holds_its_rows_and_never_the_whole_model(
     monkeypatch.setattr(initial_weights, "fill", watched)
     shard(model, MemberGroup(rank=1, world_size=3), units.layers, device=CPU, fill=filling.fill)
     for name, parameter in model.named_parameters():
-        own = local.extent(parameter)
+        own = local.range_of(name, parameter)
         torch.testing.assert_close(
             local.local(parameter).reshape(-1), tensors[name].reshape(-1)[own.start : own.stop], rtol=0, atol=0
         )
