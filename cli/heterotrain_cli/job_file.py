@@ -14,7 +14,6 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import template_patches
 from heterotrain_operator.decide.objects.pods import problem_of_templates
 
-from heterotrain_cli.convert.sources import format_of
 from heterotrain_cli.documents import parse_documents, place, read_text
 from heterotrain_cli.errors import InputError
 
@@ -67,6 +66,8 @@ def _not_one(documents: Sequence[Any], path: str) -> str:
     kinds = [quoted(str(each["kind"])) for each in objects if "kind" in each]
     if (count := kinds.count(keys.KIND)) > 1:
         return f"holds {count} objects of kind {keys.KIND}: give one file for each"
+    from heterotrain_cli.convert.sources import format_of  # noqa: PLC0415  # a valid file needs no converter
+
     convertible = [format_of(each) for each in objects if format_of(each)]
     if convertible:
         return f"holds a {convertible[0]}: `heterotrain init --from {path}` writes a {keys.KIND} from it"

@@ -14,7 +14,7 @@ INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, as shells have it."""
 COMMANDS: Final[Mapping[str, str]] = {
     "init": "convert.command", "validate": "cluster.validate", "submit": "cluster.submit", "wait": "cluster.submit",
-    "get": "cluster.show",
+    "get": "cluster.listing",
     "describe": "cluster.show", "top": "cluster.show", "logs": "cluster.logs", "suspend": "cluster.change",
     "resume": "cluster.change", "restart": "cluster.change",
     "retry": "cluster.change",

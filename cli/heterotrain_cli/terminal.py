@@ -5,6 +5,24 @@ from __future__ import annotations
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+PIPE_COLUMNS = 200
+COLOURS = {
+    "Running": "green", "Succeeded": "green", "Failed": "red", "Invalid": "red", "Degraded": "yellow",
+    "Restarting": "yellow", "Pending": "yellow", "Suspended": "blue",
+}  # fmt: skip
+
+
+def console() -> Console:
+    """Return standard output; lines for a file or a pipe are not cut to a terminal's width."""
+    found = Console()
+    return found if found.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+def state_text(word: str) -> Text:
+    """Return the state of a job or worker in its colour."""
+    return Text(word or "New", style=COLOURS.get(word, ""))
 
 
 def plain_table(first: str) -> Table:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import WorkerStatus
 
-from heterotrain_cli.cluster.view import JobSummary, duration, number, seconds_since
+from heterotrain_cli.cluster.values import duration, number, seconds_since
+from heterotrain_cli.cluster.view import JobSummary
 
 _DONE = ("Finished", "Left")
 """States of workers that ended as they should."""

@@ -20,7 +20,7 @@ from heterotrain_planner.layout.schedule import Passes, share_seconds, timeline
 
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.prometheus import answer_of
-from heterotrain_cli.cluster.view import number
+from heterotrain_cli.cluster.values import number
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.forecast.cluster import running_job
 

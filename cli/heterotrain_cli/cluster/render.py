@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from heterotrain_operator.api.status import WorkerStatus
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -17,23 +17,10 @@ from rich.text import Text
 from heterotrain_cli.cluster.api import event_time
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.phases import Phases
-from heterotrain_cli.cluster.view import (
-    UNKNOWN,
-    JobSummary,
-    cost,
-    cost_until_end,
-    duration,
-    number,
-    seconds_since,
-    short,
-    trained,
-)
-from heterotrain_cli.terminal import plain_table
+from heterotrain_cli.cluster.values import UNKNOWN, duration, number, seconds_since, short
+from heterotrain_cli.cluster.view import JobSummary, cost, cost_until_end, trained
+from heterotrain_cli.terminal import plain_table, state_text
 
-COLOURS = {
-    "Running": "green", "Succeeded": "green", "Failed": "red", "Invalid": "red", "Degraded": "yellow",
-    "Restarting": "yellow", "Pending": "yellow", "Suspended": "blue",
-}  # fmt: skip
 EVENTS = 10
 """Newest events that are shown."""
 WORKERS = 30
@@ -42,40 +29,13 @@ TRAINING = "Training"
 """State of a worker that computes its share."""
 PHASES = tuple(each.name for each in fields(Phases))
 BAR_COLUMNS = 30
-PIPE_COLUMNS = 200
-
-
-def console() -> Console:
-    """Return standard output; lines for a file or a pipe are not cut to a terminal's width."""
-    found = Console()
-    return found if found.is_terminal else Console(width=PIPE_COLUMNS)
-
-
-def jobs_table(views: Sequence[JobSummary], *, everywhere: bool) -> Table:
-    """Return one row for each job."""
-    table = plain_table("namespace" if everywhere else "job")
-    if everywhere:
-        table.add_column("job", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for heading in ("ready", "progress", "samples/s", "busy", "left", "price/h", "age"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for view in views:
-        status = view.status
-        table.add_row(
-            *([view.namespace] if everywhere else []), view.name, _state(status.state), status.ready,
-            status.progress or UNKNOWN, number(status.samples_per_second),
-            UNKNOWN if status.efficiency is None else f"{100 * status.efficiency:.0f}%",
-            short(status.estimated_remaining_seconds) if not view.has_ended else UNKNOWN,
-            status.price_per_hour or UNKNOWN, short(view.age_s),
-        )  # fmt: skip
-    return table
 
 
 def summary(view: JobSummary) -> Table:
     """Return the job's key figures, a line each."""
     status = view.status
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_row("state", Text.assemble(_state(status.state), f"  {status.reason}"))
+    table.add_row("state", Text.assemble(state_text(status.state), f"  {status.reason}"))
     table.add_row("progress", _progress(view))
     name, done = trained(view)
     steps = f", step {status.step:,}" if status.step is not None and name == "epoch" else ""
@@ -135,7 +95,7 @@ def workers_table(view: JobSummary, phases: Mapping[str, Phases] | None = None) 
         table.add_column(heading, justify="right", no_wrap=True)
     for each in workers:
         table.add_row(
-            each.name, each.pool, _state(each.state), each.node or UNKNOWN, _whole(each.share_samples),
+            each.name, each.pool, state_text(each.state), each.node or UNKNOWN, _whole(each.share_samples),
             number(each.samples_per_second), each.binding or UNKNOWN, *([_memory(each)] if short else []),
             *(_phases(phases.get(each.name)) if phases is not None else []),
         )  # fmt: skip
@@ -207,10 +167,6 @@ def description(
     if events:
         parts += [Text(), events_table(events, view.now)]
     return Group(*parts)
-
-
-def _state(word: str) -> Text:
-    return Text(word or "New", style=COLOURS.get(word, ""))
 
 
 def _progress(view: JobSummary) -> RenderableType:

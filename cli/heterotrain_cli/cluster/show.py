@@ -1,4 +1,4 @@
-"""``heterotrain get``, ``describe`` and ``top``."""
+"""``heterotrain describe`` and ``top``."""
 
 from __future__ import annotations
 
@@ -11,43 +11,13 @@ from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.documents import description_document
 from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.phases import phases_of
-from heterotrain_cli.cluster.render import console, description, jobs_table
+from heterotrain_cli.cluster.render import description
 from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.output import TABLE, output_option, print_document
-from heterotrain_cli.terminal import say
+from heterotrain_cli.terminal import console
 
 _LEAST_INTERVAL_S = 0.2
-
-
-@click.command()
-@job_argument(required=False)
-@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Jobs of all namespaces.")
-@output_option
-@target_options
-def get(*, name: str | None, everywhere: bool, output: str, **target: Any) -> None:
-    """List jobs, or one job, with speed, progress and price.
-
-    \b
-    Examples:
-      heterotrain get
-      heterotrain get -A
-      heterotrain get digits -o yaml
-
-    Exit status: 0 with an answer; 1 without an answer from the cluster; 2 for a job that does not exist.
-    """  # noqa: D301  # click reads the character \b
-    if name is not None and everywhere:
-        raise click.UsageError("a name and --all-namespaces exclude each other: remove one of them")
-    cluster = Cluster(Target(**target))
-    found = [cluster.job(name)] if name is not None else cluster.jobs(everywhere=everywhere)
-    if output != TABLE:
-        print_document(found[0] if name is not None else {"apiVersion": "v1", "kind": "List", "items": found}, output)
-        return
-    if not found:
-        where = "any namespace" if everywhere else f"namespace {cluster.namespace}"
-        say(console(), f"no jobs in {where}")
-        return
-    console().print(jobs_table([view_of(each) for each in found], everywhere=everywhere))
 
 
 @click.command()
@@ -109,7 +79,7 @@ def top(*, name: str, interval: float, prometheus: str | None, **target: Any) ->
             has_ended, page = look()
             screen.print(page)
         return
-    from rich.live import Live  # noqa: PLC0415  # `get` needs none
+    from rich.live import Live  # noqa: PLC0415  # `describe` needs none
 
     with Live(page, console=screen, auto_refresh=False, screen=True, transient=False) as live:
         try:

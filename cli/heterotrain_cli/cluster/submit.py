@@ -16,7 +16,8 @@ from heterotrain_cli.cluster.api import Cluster, cluster_for
 from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.names import complete_jobs, job_argument
 from heterotrain_cli.cluster.target import Target, target_options
-from heterotrain_cli.cluster.view import UNKNOWN, JobSummary, duration, number, trained, view_of
+from heterotrain_cli.cluster.values import UNKNOWN, duration, number
+from heterotrain_cli.cluster.view import JobSummary, trained, view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.job_check import read_checked_job
 from heterotrain_cli.output import TABLE, output_option, print_document

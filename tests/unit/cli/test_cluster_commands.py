@@ -13,7 +13,8 @@ import yaml
 from click.testing import Result
 from heterotrain_cli.cluster import api, checkpoint, submit
 from heterotrain_cli.cluster.diagnosis import findings
-from heterotrain_cli.cluster.view import duration, number, trained, view_of
+from heterotrain_cli.cluster.values import duration, number
+from heterotrain_cli.cluster.view import trained, view_of
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.job import read_job
 from heterotrain_cli.job_file import read_job_file

@@ -5,20 +5,42 @@ A test compares each with its source. The manifest needs helm, which `make image
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from heterotrain_operator.api import admission
 from heterotrain_operator.api.crd import rendered
+from heterotrain_operator.api.schema import structural
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 
 from lab import chart_files, dashboard_form, dashboards, fields_reference, metrics_reference, top_picture
 from lab.cluster import REPOSITORY
+
+
+def spec_schema() -> str:
+    """Return the schema of a spec as JSON, without what is for people and without the rules, which have twins."""
+    return json.dumps(_bare(structural(HeteroTrainJobSpec)), indent=1, sort_keys=True) + "\n"
+
+
+def _bare(node: Any, *, names: bool = False) -> Any:
+    if isinstance(node, dict):
+        left_out = () if names else ("default", "description", "x-kubernetes-validations")
+        return {
+            key: _bare(each, names=key == "properties" and not names)
+            for key, each in node.items()
+            if key not in left_out
+        }
+    return node
+
 
 _CRD: Final = "heterotrain.dev_heterotrainjobs.yaml"
 FILES: Final[Mapping[Path, Callable[[], str]]] = {
     REPOSITORY / "crds" / _CRD: rendered,
     chart_files.CHART / "files" / _CRD: rendered,
+    admission.SCHEMA: spec_schema,
     **{
         chart_files.CHART / f"files/dashboards/{name}.json": partial(dashboard_form.text, board)
         for name, board in dashboards.ALL.items()
