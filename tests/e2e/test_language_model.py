@@ -158,7 +158,7 @@ def test_a_language_model_on_many_ranks_from_a_script_to_a_file(
         wait_for(lambda: job.status().cost_per_step, "the cost of a step", timeout_s=60)
         # A plan has a measured step once each rank has made some steps under it.
         wait_for(
-            lambda: "measuredOverPredicted" in on_cluster.status().get("prediction", {}),
+            lambda: "measuredStepSeconds" in on_cluster.status().get("prediction", {}),
             "a measured step",
             timeout_s=120,
         )

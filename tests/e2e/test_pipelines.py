@@ -120,7 +120,6 @@ def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
     training.wait_steps(10, timeout_s=240)
     status = training.job.status()
     assert status["plan"]["layout"].startswith("1 member: [")
-    assert status["plan"]["predictedStepSeconds"] > 0
     assert training.job.is_true("LayoutPlanned")
     assert status["restarts"] == 0, status.get("lastFailure")
 
@@ -128,7 +127,7 @@ def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
 @pytest.mark.thorough
 def test_a_model_that_fits_no_worker_is_divided_by_memory(train: Any) -> None:
     """60 layers take 750 MB, and equal parts do not fit v100 and t4. Nobody runs out of memory."""
-    training: Training = train(blocks=60, parallelism={"mode": "Sharded", "acrossWorkers": True})
+    training: Training = train(blocks=60, parallelism={"mode": "ShardedAcrossWorkers"})
     plan = training.wait_plan()
     (member,) = plan.members
     assert member.layout.kind is LayoutKind.SHARDED

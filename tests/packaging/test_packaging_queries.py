@@ -83,7 +83,7 @@ def of_job(uid: str, ranks: int) -> Series:
                 found[name("heterotrain_phase_seconds_total", **shape, phase=phase)] = rising(of_step_s / STEP_S)
     gauges = {
         "predicted_step_seconds": 0.11, "measured_step_seconds": 0.12, "measured_over_predicted_ratio": 1.05,
-        "efficiency_ratio": 0.9, "predicted_efficiency_ratio": 0.92, "efficiency_ceiling_ratio": 0.95,
+        "efficiency_ratio": 0.9, "efficiency_ceiling_ratio": 0.95,
         "max_workers": 4, "granted_workers": 3, "placed_workers": 2, "min_workers": 1,
         "samples_per_price": 5e6, "deadline_at_risk": 1, "diverging": 0, "running": 0, "progressing": 0, "failed": 1,
     }  # fmt: skip

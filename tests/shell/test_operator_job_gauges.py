@@ -59,7 +59,7 @@ async def test_a_training_job_has_series_right_after_a_restart_of_the_operator()
     status = cluster.status["prediction"]
     assert value(app, PREDICTED) == status["predictedStepSeconds"]
     assert value(app, MEASURED) == status["measuredStepSeconds"]
-    assert value(app, RATIO) == status["measuredOverPredicted"]
+    assert value(app, RATIO) == status["measuredStepSeconds"] / status["predictedStepSeconds"]
     app.job_event(cluster.job, deleted=True)
     await app.reconciler.run_once(KEY)
     assert value(app, PREDICTED) is None

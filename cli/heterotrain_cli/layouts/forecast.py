@@ -20,7 +20,7 @@ AUTO = "auto"
 SHARDED = "sharded"
 ACROSS_WORKERS = "across-workers"
 MODES = ("data", SHARDED, ACROSS_WORKERS, "pipeline", AUTO)
-"""What ``spec.parallelism`` allows: ``mode``, and with ``across-workers`` also its field ``acrossWorkers``.
+"""What ``spec.parallelism.mode`` allows; ``across-workers`` is ``ShardedAcrossWorkers``.
 
 A member of one device is always possible. ``auto`` is the fastest of the others, and of members of several workers
 some of which are sharded and others cut into stages.

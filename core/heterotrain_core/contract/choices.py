@@ -51,6 +51,8 @@ class Parallelism(Choice):
     """Each rank is a member and holds the whole model."""
     SHARDED = "Sharded"
     """The ranks of a worker are one member, and each holds a part of every tensor."""
+    SHARDED_ACROSS_WORKERS = "ShardedAcrossWorkers"
+    """The ranks of one or several workers are one member; the parts suit memory and speed of each."""
     PIPELINE = "Pipeline"
     """A member has stages on several workers, each with some of the model's units."""
     AUTO = "Auto"

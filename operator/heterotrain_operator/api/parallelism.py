@@ -10,8 +10,8 @@ from pydantic import Field
 
 from heterotrain_operator.api.schema import Model
 
-PLANNED_MODES = frozenset({Parallelism.PIPELINE, Parallelism.AUTO})
-"""Modes whose members are always planned from what the workers measure of the model."""
+PLANNED_MODES = frozenset({Parallelism.SHARDED_ACROSS_WORKERS, Parallelism.PIPELINE, Parallelism.AUTO})
+"""Modes whose members are planned from what the workers measure of the model."""
 
 
 class PoolLink(Model):
@@ -35,41 +35,37 @@ class ParallelismSpec(Model):
         default=Parallelism.DATA,
         description="Data: each process holds the whole model. Sharded: the processes of a worker hold it together, "
         "and each worker gets one share of the batch; for models that fit no single accelerator. The script has to use "
-        "job.wrap. Pipeline: several workers may hold the model together, each some of its layers; the workers measure "
-        "the layers, and the operator decides which worker holds which. The script has to pass job.wrap a function. "
-        "Auto: Data where the whole training state fits every device, else the fastest of Pipeline and Sharded "
-        "acrossWorkers.",
-    )
-    across_workers: bool = Field(
-        default=False,
-        description="With mode Sharded: a member may consist of several workers of different memory and speed. Each "
+        "job.wrap. ShardedAcrossWorkers: a member may consist of several workers of different memory and speed. Each "
         "process holds a part of the training state that suits its memory, and computes a part of the share that suits "
-        "its speed. The workers measure the layers, and the operator decides on members and parts. The script has to "
-        "pass job.wrap a function, and to use step.compute and an elementwise optimizer such as AdamW.",
+        "its speed. The script has to pass job.wrap a function, and to use step.compute and an elementwise optimizer "
+        "such as AdamW. Pipeline: several workers may hold the model together, each some of its layers. The script has "
+        "to pass job.wrap a function. In these two modes the workers measure the layers, and the operator decides "
+        "which worker holds what. Auto: Data where the whole training state fits every device, else the faster of the "
+        "two.",
     )
     link_mbit_per_second: int = Field(
         default=10_000,
         ge=1,
         le=100_000_000,
-        description="With mode Pipeline or Auto, or acrossWorkers: megabits per second between two workers. "
+        description="In the modes that are planned (not Data and Sharded): megabits per second between two workers. "
         "Example: 10000.",
     )
     links: tuple[PoolLink, ...] = Field(
         default=(),
         max_length=64,
-        description="With mode Pipeline or Auto, or acrossWorkers: pairs of pools with another bandwidth, such as "
+        description="In the modes that are planned: pairs of pools with another bandwidth, such as "
         "pools in two zones. Example: [{between: [a100, t4], mbitPerSecond: 1000}].",
     )
 
     @property
     def is_planned(self) -> bool:
         """Whether members are planned from what the workers measure of the model."""
-        return self.mode in PLANNED_MODES or (self.mode is Parallelism.SHARDED and self.across_workers)
+        return self.mode in PLANNED_MODES
 
     @property
     def may_cut(self) -> bool:
         """Whether planned members may be pipelines."""
-        return self.mode in PLANNED_MODES
+        return self.mode in (Parallelism.PIPELINE, Parallelism.AUTO)
 
     @property
     def may_shard(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
@@ -36,12 +37,11 @@ class PlanStatus(Model):
     A plan assigns each worker its share of the batch. Its version is generation.revision.
     """
 
-    desired: str = Field(default="0.0", max_length=48, description="Version (generation.revision) of the newest plan.")
-    desired_generation: Count = Field(
-        default=0, description="Generation of the newest plan. It increases when workers join or leave."
-    )
-    desired_revision: Count = Field(
-        default=0, description="Revision of the newest plan. It increases when shares or the batch change."
+    desired: str = Field(
+        default="0.0",
+        max_length=48,
+        description="Version (generation.revision) of the newest "
+        "plan. The generation grows when workers join or leave, the revision with every plan.",
     )
     applied: str | None = Field(
         default=None, max_length=48, description="Version of the plan that all workers report to be in force."
@@ -54,18 +54,18 @@ class PlanStatus(Model):
         "2 members: [a100: units 0-17 | t4: 18-23] [v100: 0-11 | v100: 12-23]. Of sharded ones, the part of the "
         "training state on each device, such as 1 member: [a100: 80% + t4: 20% of all units].",
     )
-    predicted_step_seconds: Number | None = Field(
-        default=None, description="Predicted duration of a step with the newest plan, in seconds."
-    )
-    predicted_efficiency: Number | None = Field(
-        default=None, description="Predicted value of status.efficiency with the newest plan, from 0 to 1."
-    )
     efficiency_ceiling: Number | None = Field(
         default=None, description="Highest efficiency that the measured noise of step times allows, from 0 to 1."
     )
     reason: str = Field(
         default="", max_length=MAX_MESSAGE_LENGTH, description="Why the newest plan differs from the one before."
     )
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Generation and revision of ``desired``; zeros where others have made it unreadable."""
+        found = re.fullmatch(r"([0-9]{1,16})\.([0-9]{1,16})", self.desired)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 class PredictionStatus(Model):
@@ -78,9 +78,13 @@ class PredictionStatus(Model):
         description="Measured mean duration of a step since the plan took effect, in seconds. Steps that try other "
         "shares do not count.",
     )
-    measured_over_predicted: Number | None = Field(
-        default=None, description="Measured over predicted duration. 1.05 means that steps take 5 % longer."
-    )
+
+    @property
+    def measured_over_predicted(self) -> float | None:
+        """Measured over predicted duration: 1.05 means that steps take 5 % longer; ``None`` before it is measured."""
+        if self.measured_step_seconds is None or not self.predicted_step_seconds:
+            return None
+        return self.measured_step_seconds / self.predicted_step_seconds
 
 
 class CheckpointStatus(Model):

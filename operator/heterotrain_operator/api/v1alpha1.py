@@ -266,16 +266,10 @@ class HeteroTrainJobSpec(
             "suspend: false",
         ),
         SpecRule(
-            cel="!(self.parallelism.mode in ['Pipeline', 'Auto'] || self.parallelism.acrossWorkers) || "
-            "!has(self.training.adaptiveBatch)",
+            cel="self.parallelism.mode in ['Data', 'Sharded'] || !has(self.training.adaptiveBatch)",
             holds=lambda self: not self.parallelism.is_planned or self.training.adaptive_batch is None,
-            message="parallelism.mode Pipeline and Auto are planned for a fixed batch, and so is acrossWorkers: give "
+            message="parallelism.mode ShardedAcrossWorkers, Pipeline and Auto are planned for a fixed batch: give "
             "training.globalBatchSize instead of adaptiveBatch, or choose another mode",
-        ),
-        SpecRule(
-            cel="!self.parallelism.acrossWorkers || self.parallelism.mode == 'Sharded'",
-            holds=lambda self: not self.parallelism.across_workers or self.parallelism.mode is Parallelism.SHARDED,
-            message="parallelism.acrossWorkers belongs to mode Sharded: remove it, or choose that mode",
         ),
         SpecRule(
             cel="oldSelf.suspend || has(self.podGroup) == has(oldSelf.podGroup) && "

@@ -54,11 +54,6 @@ _SERIES = (
         lambda status: status.efficiency,
     ),
     _Series(
-        "heterotrain_operator_predicted_efficiency_ratio",
-        "Predicted efficiency, by the newest plan.",
-        lambda status: status.plan.predicted_efficiency,
-    ),
-    _Series(
         "heterotrain_operator_efficiency_ceiling_ratio",
         "Highest efficiency that the measured variances allow.",
         lambda status: status.plan.efficiency_ceiling,

@@ -331,5 +331,5 @@ def _is_read(job: JobView) -> bool:
         not job.deleting
         and job.status.start_time is not None
         and job.status.completion_time is None
-        and (job.status.plan.desired_generation > 0 or needs_profiles(job))
+        and (job.status.plan.newest[0] > 0 or needs_profiles(job))
     )

@@ -280,7 +280,7 @@ def _judge_end(scenario: Scenario, judge: Judge, verdict: Verdict) -> list[str]:
         "own faults": own,
         "lost members": len(lost),
         "steps": scenario.training.steps,
-        "generation": status.get("plan", {}).get("desiredGeneration"),
+        "plan": status.get("plan", {}).get("desired"),
         "ends": {replica.name: dict(replica.ends) for replica in scenario.replicas},
     }
     problems = []

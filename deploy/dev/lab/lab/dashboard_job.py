@@ -217,7 +217,6 @@ JOB: Final = Dashboard(
                     unit="percentunit",
                     queries=[
                         (one("heterotrain_operator_efficiency_ratio"), "measured"),
-                        (one("heterotrain_operator_predicted_efficiency_ratio"), "predicted"),
                         (one("heterotrain_operator_efficiency_ceiling_ratio"), "highest with the measured variances"),
                     ],
                 ),

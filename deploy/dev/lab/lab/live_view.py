@@ -19,8 +19,9 @@ def describe(status: Mapping[str, Any], *, elapsed_s: float) -> str:
         value = status.get(key)
         return "-" if value is None else pattern.format(float(value))
 
-    version, ratio = status.get("plan", {}), status.get("prediction", {}).get("measuredOverPredicted")
-    steps = "-" if ratio is None else f"{ratio:.0%}"
+    version, found = status.get("plan", {}), status.get("prediction", {})
+    measured_s, predicted_s = found.get("measuredStepSeconds"), found.get("predictedStepSeconds")
+    steps = f"{measured_s / predicted_s:.0%}" if measured_s and predicted_s else "-"
     shares = " ".join(
         f"{each['pool']}:{each['shareSamples']}" for each in status.get("workers", []) if "shareSamples" in each
     )

@@ -141,8 +141,7 @@ def num_proc_per_worker(pool: WorkerPool, template: Mapping[str, Any]) -> int:
 
 def members_per_worker(spec: HeteroTrainJobSpec, pool: WorkerPool, template: Mapping[str, Any]) -> int:
     """Return how many members a worker has; shares and speeds are those of members."""
-    together = spec.parallelism.mode is Parallelism.SHARDED and not spec.parallelism.is_planned
-    return 1 if together else num_proc_per_worker(pool, template)
+    return 1 if spec.parallelism.mode is Parallelism.SHARDED else num_proc_per_worker(pool, template)
 
 
 def selector_keys(job: JobView) -> frozenset[str]:

@@ -50,8 +50,8 @@ def stores_after(job: JobView, uri: str | None) -> tuple[str, ...]:
 
 def _of_workers(spec: HeteroTrainJobSpec) -> Parallelism:
     """Return the mode that workers are told: only planned members tell them from each other, and their plans do."""
-    planned = spec.parallelism.is_planned and spec.parallelism.mode is Parallelism.SHARDED
-    return Parallelism.AUTO if planned else spec.parallelism.mode
+    mode = spec.parallelism.mode
+    return Parallelism.AUTO if mode is Parallelism.SHARDED_ACROSS_WORKERS else mode
 
 
 def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConfig:

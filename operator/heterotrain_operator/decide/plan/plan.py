@@ -33,7 +33,7 @@ class PlanInForce:
 
 def read_plan(job: JobView, found: PlanObject | None) -> PlanInForce:
     """Return the plan in force."""
-    mirrored = (job.status.plan.desired_generation, job.status.plan.desired_revision)
+    mirrored = job.status.plan.newest
     if found is None:
         return PlanInForce(plan=None, problem="there is no plan" if mirrored != (0, 0) else "", newest=mirrored)
     plan = found.plan if found.owner_uid == job.uid else Refused(reason="the plan is of another job")

@@ -170,7 +170,7 @@ def _condition_events(before: Sequence[Condition], after: Sequence[Condition]) -
 def _plan_events(context: JobContext, plan: Plan) -> list[JobEvent]:
     version, before = f"{plan.generation}.{plan.revision}", context.job.status.plan
     shares = listed([f"{name} {share}" for name, share in zip(names_of(plan), plan.shares, strict=True)])
-    if plan.generation > before.desired_generation:
+    if plan.generation > before.newest[0]:
         return [_event("MembershipPlanned", f"plan {version}: {plan.reason} ({shares})")]
     if plan.drain:
         return [_event("WorkersLeaving", f"plan {version}: {plan.reason}", warning=True)]

@@ -74,7 +74,6 @@ def _beside_each_other(plan: str, predicted_s: float, measured_s: float | None) 
         plan=plan,
         predicted_step_seconds=rounded(predicted_s, digits=3),
         measured_step_seconds=rounded(measured_s, digits=3) if measured_s is not None else None,
-        measured_over_predicted=rounded(measured_s / predicted_s, digits=3) if measured_s is not None else None,
     )
 
 

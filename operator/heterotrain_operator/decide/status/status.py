@@ -85,13 +85,7 @@ def _essential_status(context: JobContext, newest: tuple[int, int]) -> HeteroTra
             ),
             "start_time": old.start_time or now,
             "completion_time": (old.completion_time or now) if stage in ENDED_STAGES else None,
-            "plan": old.plan.model_copy(
-                update={
-                    "desired": f"{newest[0]}.{newest[1]}",
-                    "desired_generation": newest[0],
-                    "desired_revision": newest[1],
-                }
-            ),
+            "plan": old.plan.model_copy(update={"desired": f"{newest[0]}.{newest[1]}"}),
             "conditions": (*others, *ends.values()),
             "internal": old.internal.model_copy(
                 update={
@@ -174,13 +168,9 @@ def _plan(context: JobContext, newest: tuple[int, int]) -> PlanStatus:
     prediction = plan.prediction if plan else None
     return PlanStatus(
         desired=f"{newest[0]}.{newest[1]}",
-        desired_generation=newest[0],
-        desired_revision=newest[1],
         applied=f"{applied[0]}.{applied[1]}" if applied else None,
         members=len(plan.members) if plan else 0,
         layout=(layout_text(plan, context.telemetry)[:MAX_MESSAGE_LENGTH] or None) if plan else None,
-        predicted_step_seconds=rounded(prediction.step_s) if prediction else None,
-        predicted_efficiency=rounded(prediction.efficiency) if prediction else None,
         efficiency_ceiling=rounded(prediction.efficiency_ceiling) if prediction else None,
         reason=plan.reason[:MAX_MESSAGE_LENGTH] if plan else "",
     )

@@ -136,11 +136,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "stages with a batch that changes": (
         {"parallelism": {"mode": "Pipeline"}, "training": {"globalBatchSize": None, "adaptiveBatch": RANGE}},
-        "parallelism.mode Pipeline and Auto are planned for a fixed batch",
-    ),
-    "several workers in a mode of their own": (
-        {"parallelism": {"mode": "Auto", "acrossWorkers": True}},
-        "parallelism.acrossWorkers belongs to mode Sharded",
+        "Pipeline and Auto are planned for a fixed batch",
     ),
     "a link without bandwidth": ({"parallelism": {"linkMbitPerSecond": 0}}, "must be at least 1"),
     "a link of an unknown pool": (

@@ -65,8 +65,7 @@ def test_a_finished_job_stays_finished_with_its_counts(change: Callable[[Body], 
     found = as_body(read_status(cluster.job))
     for field in ("restarts", "startTime", "completionTime", "lastFailureTime", "observedGeneration"):
         assert found[field] == before[field], field
-    assert found["plan"]["desiredGeneration"] == before["plan"]["desiredGeneration"]
-    assert found["plan"]["desiredRevision"] == before["plan"]["desiredRevision"]
+    assert found["plan"]["desired"] == before["plan"]["desired"]
     assert found["internal"]["accountedWorkers"] == before["internal"]["accountedWorkers"]
     pods = set(cluster.pods)
     cluster.settle()

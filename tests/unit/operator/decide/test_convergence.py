@@ -90,7 +90,7 @@ def test_every_scenario_comes_to_rest_and_keeps_its_promises(
             assert cluster.status["state"] == "Suspended", "only a job that was never active has no plan"
             continue
         version = cluster.version()
-        mirrored = (cluster.status["plan"]["desiredGeneration"], cluster.status["plan"]["desiredRevision"])
+        mirrored = tuple(int(each) for each in cluster.status["plan"]["desired"].split("."))
         assert mirrored >= newest
         assert version[1] >= newest[1], "a revision never falls"
         newest = mirrored
