@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in order of value, within nine minutes on one card. Ends with one table.
+"""Everything that needs a GPU, in order of value, within eight minutes on one card. Ends with one table.
 
 Each part is a program of its own with a limit of its own; a part that fails, hangs or has no time left costs the others
 nothing. Its output goes to ``out/gpu/PART.txt`` as it comes. Lines of a part that begin with ``| `` are rows of the
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BENCH = Path(__file__).parent
 ROW = "| "
 HEADS = ("measured", "figure", "goal", "met")
-LIMIT_S = 540.0
+LIMIT_S = 480.0
 ENDS_S = 5.0
 """A part that is stopped has this long to end what it has started."""
 
@@ -59,8 +59,8 @@ def parts(scale: float) -> tuple[Part, ...]:
     tests = ("-m", "pytest", "-q", "-n", "6", "-p", "no:cacheprovider", "-p", "no:benchmark", "tests/cuda")
     return (
         Part(
-            name="gate", shows="an update behind a gate on the device: bits, aborts in mid-sum, cost",
-            command=(str(BENCH / "gpu_gate.py"), "--seconds", seconds(8), "--aborts", "3"), limit_s=110,
+            name="gate", shows="an update behind a gate on the device: bits, aborts in mid-sum",
+            command=(str(BENCH / "gpu_gate.py"), "--aborts", "3"), limit_s=80,
         ),
         Part(
             name="overhead", shows="cost of a step beyond DistributedDataParallel",
@@ -70,10 +70,6 @@ def parts(scale: float) -> tuple[Part, ...]:
         Part(
             name="mixed", shows="ranks of different speed: learned against even shares",
             command=(str(BENCH / "gpu_mixed.py"), "--seconds", seconds(20)), limit_s=100,
-        ),
-        Part(
-            name="sizes", shows="seconds of a step against its samples: is a line enough?",
-            command=(str(BENCH / "gpu_batch_sizes.py"), "--seconds", seconds(8)), limit_s=60,
         ),
         Part(name="tests", shows="tests/cuda", command=tests, limit_s=150),
     )  # fmt: skip

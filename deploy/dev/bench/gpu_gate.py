@@ -1,4 +1,4 @@
-"""Proof on one GPU that an update queued behind the trainer's gate is exact, and what it costs in loops of PyTorch.
+"""Proof on one GPU that an update queued behind the trainer's gate is exact.
 
 The gate (``heterotrain.exchange.gate``) is ``found_inf`` of torch's fused optimizers, exactly 0.0 or 1.0: closed if a
 flag in page-locked memory is up, or if the gradient is not finite. Clipping happens on the device, by ``grad_scale``.
@@ -7,10 +7,6 @@ flag in page-locked memory is up, or if the gradient is not finite. Clipping hap
    have been without the closed one.
 2. Aborts: two processes share the card (``NCCL_HOSTID``). One is killed in the middle of a sum. The other raises the
    flag, then aborts the communicator, while update and next forward pass are queued. Its weights must not change.
-3. Cost: each model trains in four ways, in turns. ``free``: as plain PyTorch, nothing waits. ``wait``: the host waits
-   for the gradient, reads the finite test, works, queues the update. ``queue``: the gated update is queued, then the
-   host waits. ``late``: the host goes on and reads the gate of the step before behind the next loss. In the last three,
-   the host works for ``--host-us`` in a step, as a trainer does.
 """
 
 from __future__ import annotations
@@ -18,31 +14,26 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from heterotrain.exchange.gate import Gate
-from heterotrain.exchange.host_copy import HostCopy
 from heterotrain.network import nccl
 from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.numerics.fused import take_step
-from models import GPU_CASES, Case, mlp
-from ratios import median_interval
+from models import mlp
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ABORT_S = 20.0
 """The device must have come to an end by then."""
-QUEUE_GOAL, LATE_GOAL = 0.02, 0.005
-"""Goals for the upper end of the interval, where the GPU is busy for all of the step."""
 Parameters = Sequence[torch.nn.Parameter]
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -202,99 +193,9 @@ def show_aborts(count: int) -> None:
     print(f"| aborts in mid-sum that change no bit of the survivor | {good} of {count} | all | {_yes(good == count)} |")
 
 
-# -- 3: cost -----------------------------------------------------------------------------------------------------------
-
-
-def train(case: Case, kind: str, way: str, *, host_us: float, clip: float | None) -> Iterator[None]:
-    """Train in one of the four ways; one step a turn."""
-    torch.manual_seed(0)
-    model, flag, gate = case.make().to(DEVICE), a_flag(), None
-    optimizer, parameters = OPTIMIZERS[kind](model.parameters()), list(model.parameters())
-    shape = (case.share_samples, *case.shape)
-    x = (torch.randint(case.vocabulary, shape) if case.vocabulary else torch.randn(shape)).to(DEVICE)
-    y = torch.randint(10, (case.share_samples,), device=DEVICE)
-    while True:
-        optimizer.zero_grad()
-        with torch.autocast(DEVICE.type, torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(model(x), y)
-        known = None if way == "free" else HostCopy(loss.detach())
-        loss.backward()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if known is None:
-            if clip is not None:
-                torch.nn.utils.clip_grad_norm_(parameters, clip)
-            optimizer.step()
-            yield
-            continue
-        float(known)
-        if way == "wait":
-            assert Gate(gradients, flag).read().was_open  # noqa: S101  # the read is what is timed
-            work(host_us / 2)
-            if clip is not None:
-                torch.nn.utils.clip_grad_norm_(parameters, clip)
-            optimizer.step()
-            work(host_us / 2)
-            yield
-            continue
-        if way == "late" and gate is not None:
-            assert gate.read().was_open  # noqa: S101  # of the step before: known since the loss
-        work(host_us / 2)  # the vote, which is known before the sums
-        gate = Gate(gradients, flag)
-        if clip is not None:
-            gate.clip(clip)
-        take_step(optimizer, 1.0, gate)
-        if way == "queue":
-            assert gate.read().was_open  # noqa: S101  # this waits
-        work(host_us / 2)
-        yield
-
-
-def work(microseconds: float) -> None:
-    """Keep the host busy."""
-    end_s = time.perf_counter() + microseconds / 1e6
-    while time.perf_counter() < end_s:
-        pass
-
-
-def show_cost(case: Case, kind: str, *, seconds: float, host_us: float, clip: float | None) -> None:
-    """Print one row for each way but ``free``: time beyond ``free``, the median over blocks and its interval."""
-    ways = {way: train(case, kind, way, host_us=host_us, clip=clip) for way in ("free", "wait", "queue", "late")}
-
-    def turn(way: str, steps: int) -> float:
-        began_s = time.perf_counter()
-        for _ in range(steps):
-            next(ways[way])
-        if DEVICE.type == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - began_s) / steps
-
-    for way in ways:
-        turn(way, 12)
-    steps = max(4, round(0.15 / turn("free", 5)))
-    found: dict[str, list[float]] = {way: [] for way in ways}
-    end_s, number = time.perf_counter() + seconds, 0
-    while time.perf_counter() < end_s or number < 6:  # noqa: PLR2004  # the least for an interval
-        for way in list(ways) if number % 2 else reversed(ways):
-            found[way].append(turn(way, steps))
-        number += 1
-    base_s = statistics.median(found["free"])
-    for way, goal in (("wait", None), ("queue", QUEUE_GOAL), ("late", LATE_GOAL)):
-        middle, low, high = median_interval(
-            [own / free - 1 for own, free in zip(found[way], found["free"], strict=True)]
-        )
-        name = f"update behind a gate, {case.name.partition(', AdamW')[0]}, {kind}{', clip' if clip else ''}: {way}"
-        bar = ("-", "-") if goal is None or base_s < 0.01 else (f"≤ {goal:+.1%}", _yes(high <= goal))  # noqa: PLR2004  # the host bounds shorter steps
-        print(
-            f"| {name} | {base_s * 1e3:.2f} ms, {middle:+.2%} ({low:+.2%} to {high:+.2%}) | {bar[0]} | {bar[1]} |",
-            flush=True,
-        )
-
-
 def main() -> None:
-    """Print the rows of all three."""
+    """Print the rows of both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each model and optimizer (8)")
-    parser.add_argument("--host-us", type=float, default=400.0, help="work of the host in a step (400)")
     parser.add_argument("--aborts", type=int, default=3, help="how many (3)")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rank-seconds", type=float, default=0.0, help=argparse.SUPPRESS)
@@ -305,10 +206,6 @@ def main() -> None:
     show_bits()
     if DEVICE.type == "cuda":
         show_aborts(options.aborts)
-    for number, kind, clip in ((1, "SGD", None), (2, "AdamW", 1.0), (0, "SGD", None)):
-        show_cost(GPU_CASES[number], kind, seconds=options.seconds, host_us=options.host_us, clip=clip)
-        if DEVICE.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
