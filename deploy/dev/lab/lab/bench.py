@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.cluster import REPOSITORY, Cluster, ClusterError
-from lab.delivery import measure_delivery
 from lab.demo import Run, best, finish, prepare, start
 from lab.efficiency import Efficiency
 from lab.install import install, this_cluster
@@ -50,7 +49,6 @@ def main() -> int:
     parts: dict[str, Callable[[Cluster], Sequence[Figure]]] = {
         "efficiency": efficiency,
         "one-epoch": one_epoch,
-        "delivery": delivery,
         "pauses": pauses,
         "start": cluster_start,  # last: it takes the cluster down and up again
     }
@@ -134,20 +132,6 @@ def _train(cluster: Cluster, name: str, training: dict[str, object], arguments: 
     with Live(job):
         job.wait_true("Succeeded", timeout_s=400)
     return finish(job, started_s, ())
-
-
-def delivery(cluster: Cluster) -> list[Figure]:
-    """Measure the time from a change of a ConfigMap until a pod reads it, with and without a touched annotation."""
-    prepare(cluster)
-    touched_s, left_s = measure_delivery(cluster, touched=10, left=3)
-    return [
-        Figure(
-            what="plan written until a pod can read it",
-            heterotrain=_spread(touched_s),
-            alternative=_spread(left_s) + " (plain file refresh)",
-            how="one pod polls its mounted file every 10 ms; write and read use the same clock",
-        )
-    ]
 
 
 def pauses(cluster: Cluster) -> list[Figure]:
