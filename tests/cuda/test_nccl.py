@@ -60,7 +60,7 @@ def test_a_step_is_reduced_tested_and_updated_without_waiting_for_the_device() -
     group: Any = SimpleNamespace(
         world_size=2,
         wait=lambda work, _what: work.wait(),
-        all_reduce=lambda flat: NcclSum(groups[0].allreduce([flat], c10d.AllreduceOptions())),
+        all_reduce=lambda flat, _owners: NcclSum(groups[0].allreduce([flat], c10d.AllreduceOptions())),
         flag=AbortFlag(is_pinned=True),
     )
     model = net().cuda()
@@ -78,8 +78,8 @@ def test_a_step_is_reduced_tested_and_updated_without_waiting_for_the_device() -
         try:
             loss.backward()
             reducer.flush()
-            if reducer.is_held:
-                reducer.release()
+            if reducer.exchange.is_held:
+                reducer.exchange.release()
             reducer.wait()
             gate = reducer.gate()
             assert gate is not None

@@ -14,9 +14,8 @@ from heterotrain.data.loader_process import Workers
 from heterotrain.data.prefetch import Prefetcher
 from heterotrain.data.slices import EpochSlice
 from heterotrain.data.sources import source_of
-from heterotrain.exchange.flat.transfers import ReductionTimestamps
 from heterotrain.exchange.host_copy import HostCopy
-from heterotrain.exchange.timeline import CudaTimeline
+from heterotrain.exchange.timeline import CudaTimeline, ReductionTimestamps
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain_core.contract import metrics as names
 from prometheus_client import generate_latest

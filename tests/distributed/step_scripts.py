@@ -12,8 +12,8 @@ import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import FEATURES, net, optimizer_of, problem
-from heterotrain.exchange.flat.buckets import Bucket
-from heterotrain.exchange.flat.reducer import Reducer
+from heterotrain.exchange.flat.exchange import FlatExchange
+from heterotrain.exchange.flat.transfers import Transfer
 from support import passes
 
 
@@ -110,13 +110,13 @@ def head_first(*, out: str, fault: dict[str, Any] | None = None) -> None:
     model = job.wrap(HeadFirst())
     optimizer = job.optimizer(optimizer_of(model))
     install_faults(injector)
-    launch, left = Reducer._launch, list[int]()
+    launch, left = FlatExchange._launch, list[int]()
 
-    def launched(self: Reducer, bucket: Bucket) -> None:
+    def launched(self: FlatExchange, transfer: Transfer) -> None:
         left.append(sum(parameter.grad is not None for parameter in model.parameters()))
-        launch(self, bucket)
+        launch(self, transfer)
 
-    Reducer._launch = launched  # type: ignore[method-assign]  # a deliberate wrapper
+    FlatExchange._launch = launched  # type: ignore[method-assign]  # a deliberate wrapper
     for step in job.steps(problem(96)):
         left.clear()
         with step:

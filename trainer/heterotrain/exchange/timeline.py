@@ -9,11 +9,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 Timestamp: TypeAlias = float | torch.cuda.Event
+
+
+@dataclass(slots=True)
+class ReductionTimestamps:
+    """Timestamps of one step's last backward pass; ``None`` before they are recorded.
+
+    Attributes:
+        began: start of the pass.
+        first_bucket: when the first bucket was complete.
+        waited: when the last bucket had arrived, summed over all ranks.
+    """
+
+    began: Timestamp | None = None
+    first_bucket: Timestamp | None = None
+    waited: Timestamp | None = None
 
 
 class Timeline(Protocol):

@@ -37,7 +37,6 @@ class Group(Connections):
 
     Attributes:
         script: the script's own collectives.
-        summed_bytes: handed to sums with other ranks, until a committed step takes the count.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class Group(Connections):
         """
         super().__init__(rank=rank, world_size=world_size, sockets=sockets, hosted=hosted, clock=clock)
         self.script = ScriptCollectives(self)
-        self.summed_bytes = 0
         self._topology: Topology = FlatTopology("gloo")
         self._sums: Sums | None = None
         self._owners: dict[tuple[int, ...], Sums] = {}
@@ -203,7 +201,6 @@ class Group(Connections):
         # Gloo's thread writes a GPU's sum with ``copy_``, at any time, and torch counts that as a change. The alias
         # has a count of its own, so that the guards against changes by the script do not see it.
         alias = flat.data
-        self.summed_bytes += flat.nbytes
         return self.guarded(lambda: sums.start(alias), RuntimeError)
 
     def finish_device(self) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_s
 
 from heterotrain.errors import UsageError
 from heterotrain.exchange.flat.buckets import MIB
-from heterotrain.exchange.flat.compression import Compressor
+from heterotrain.exchange.flat.compression import CompressedExchange
+from heterotrain.exchange.flat.exchange import FlatExchange
 from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.exchange.gate import Gate
 from heterotrain.forward_state.state import ForwardState
@@ -121,13 +121,13 @@ class Numerics:
         self.layers_changed(model)
         if not is_cut:
             self.forward_state.use(model)
-        make_compressor: Callable[[], Compressor] | None = None
-        if self._compression is not Compression.NONE:
-            make_compressor = partial(Compressor, self._compression)
         return Reducer(
-            model, bucket_bytes=self.bucket_bytes, make_compressor=make_compressor, is_measurable=not is_cut,
+            model,
+            bucket_bytes=self.bucket_bytes,
+            exchange=CompressedExchange(self._compression) if self.compresses else FlatExchange(),
+            is_measurable=not is_cut,
             on_change=self._parameters_changed,
-        )  # fmt: skip
+        )
 
     def _parameters_changed(self) -> None:
         """Check and convert layers that the script has added or replaced, and the optimizers' parameters.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from heterotrain.exchange.flat.buckets import Bucket, squared_norm
+from heterotrain.exchange.flat.buckets import WholeBucket, squared_norm
 from heterotrain.exchange.interface import Gradients
 from heterotrain.network.control import Squares
 
@@ -93,7 +93,7 @@ class Measurement:
         )
         return plain, (preconditioned if self._preconditioner is not None else Squares())
 
-    def _bucket(self, bucket: Bucket) -> None:
+    def _bucket(self, bucket: WholeBucket) -> None:
         began_s = time.perf_counter()
         self._now[0].append(squared_norm([bucket.flat]))
         self._now[1] += self._preconditioned(bucket)
@@ -106,7 +106,7 @@ class Measurement:
             self._now[1].append(self._preconditioner.square(parameter, gradient))
         self.spent_s += time.perf_counter() - began_s
 
-    def _preconditioned(self, bucket: Bucket) -> list[torch.Tensor | float]:
+    def _preconditioned(self, bucket: WholeBucket) -> list[torch.Tensor | float]:
         if self._preconditioner is None:
             return []
         pairs = zip(bucket.parameters, bucket.views, strict=True)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
-from heterotrain.exchange.flat.transfers import ReductionTimestamps
-from heterotrain.exchange.timeline import Timeline, Timestamp
+from heterotrain.exchange.timeline import ReductionTimestamps, Timeline, Timestamp
 from heterotrain.telemetry.report import StepTimes
 
 

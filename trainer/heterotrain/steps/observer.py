@@ -19,8 +19,8 @@ import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.scaling_rules import Statistics
 
-from heterotrain.exchange.flat.transfers import ReductionTimestamps
 from heterotrain.exchange.interface import Gradients
+from heterotrain.exchange.timeline import ReductionTimestamps
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.control import Squares, StepDecision
 from heterotrain.numerics.method import Numerics
@@ -159,9 +159,8 @@ class Observer:
         """
         self._formed_steps += 1
         self._every = decision.measure_every
-        if (group := active_group.group) is not None:
-            self._gradient_bytes += group.summed_bytes
-            group.summed_bytes = 0
+        exchange = step.reducer.exchange
+        self._gradient_bytes, exchange.bytes_sent = self._gradient_bytes + exchange.bytes_sent, 0
         _device_bytes()  # looked up in this thread, because CUDA's current device differs by thread
         self._last_commit = (active_group.roster.plan.global_batch_samples, decision.loss)
         if decision.plain or decision.preconditioned:
@@ -188,7 +187,7 @@ class Observer:
         elif not self._skip and self._committed_s is not None:
             self._step_s = now_s - self._committed_s
             self._pending.append(
-                PendingStep(step.task, step.clock, step.reducer.timestamps, self._step_s, _peak_bytes())
+                PendingStep(step.task, step.clock, step.reducer.exchange.timestamps, self._step_s, _peak_bytes())
             )
         self._skip = False
         self._committed_s = now_s

@@ -77,7 +77,7 @@ class StepPasses:
     _counts: MicroBatches = field(init=False)
 
     def __post_init__(self) -> None:
-        self.clock = Clock(self.reducer.timeline)
+        self.clock = Clock(self.reducer.exchange.timeline)
         self._counts = MicroBatches(
             task=self.task, group=self.group, numerics=self.numerics, fetch=self.context.fetch, lockstep=self.lockstep
         )
@@ -381,8 +381,8 @@ class StepPasses:
             self.reducer.begin(micro_batches=len(self._counts.sizes))
             task = self.task
             self.numerics.forward_state.begin(leads=task.share_samples > 0 and task.position == task.cursor)
-            if self.clock.timeline is not self.reducer.timeline and not self.passes:
-                self.clock = Clock(self.reducer.timeline)  # the first step finds the device
+            if self.clock.timeline is not self.reducer.exchange.timeline and not self.passes:
+                self.clock = Clock(self.reducer.exchange.timeline)  # the first step finds the device
             self.measurement = self.context.measure(self)
 
     def _reduce_nothing(self) -> None:

@@ -52,10 +52,10 @@ def exchange_votes(
         reducer.drop_unused(decision.unused)
         return decision, held
     gathering = active_group.group.gather(pack_floats(row), Purpose.VOTE)
-    if reducer.is_held:
+    if reducer.exchange.is_held:
         active_group.group.wait(gathering, "the vote on the step")
         _check_same_parameters([unpack_floats(other) for other in gathering.rows], active_group.rank)
-        reducer.release()
+        reducer.exchange.release()
     if state.is_active:  # the sum's length follows from the votes
         active_group.group.wait(gathering, "the vote on the step")
         if any(unpack_floats(other)[CHANGED] for other in gathering.rows):

@@ -228,6 +228,5 @@ def test_a_sum_does_not_count_as_a_change_by_the_script() -> None:
     version = flat._version
     group = group_with(SimpleNamespace(allreduce=add), backend="gloo")
     group.all_reduce(flat)
-    assert group.summed_bytes == 12
     assert flat.tolist() == [2.0] * 3
     assert flat._version == version

@@ -7,8 +7,7 @@ from typing import Any
 import heterotrain
 import pytest
 import torch
-from heterotrain.exchange.flat.transfers import ReductionTimestamps
-from heterotrain.exchange.timeline import CudaTimeline, HostTimeline, timeline_of
+from heterotrain.exchange.timeline import CudaTimeline, HostTimeline, ReductionTimestamps, timeline_of
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.telemetry.report import RankMetrics, StepTimes
 from prometheus_client import generate_latest

@@ -16,12 +16,75 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
+import torch
+
+from heterotrain.exchange.flat.buckets import WholeBucket
 from heterotrain.network.group import Group
 
 _P = TypeVar("_P")
 
 KEEP = -1.0
 """Sent in place of the length of an order: the buckets leave in order as they are."""
+
+
+class BucketOrder:
+    """The order of one model's parameters, through formations and steps.
+
+    Attributes:
+        positions: positions of parameters in the order in which their gradients arrive, the same on all ranks; empty
+            while unknown.
+        is_wanted: whether the ranks should agree on it after the next committed step.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.positions: tuple[int, ...] = ()
+        self.is_wanted = False
+        self._model = model
+
+    def arranged(self, trainable: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        """Return parameters, given as the model registers them, as they go into buckets."""
+        places = {position: place for place, position in enumerate(self.positions)}
+        every = enumerate(self._model.parameters())
+        place_of = {id(parameter): places[position] for position, parameter in every if position in places}
+        self.is_wanted = self.is_wanted or any(id(parameter) not in place_of for parameter in trainable)
+        return arrange(trainable, place_of)
+
+    def form(self, group: Group) -> bool:
+        """Start a formation with one order on all ranks; return whether this rank's has changed.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        self.is_wanted = True  # ranks do not know what others have tried in earlier formations
+        return self._take(share_order(group, self.positions) or ())
+
+    def agree(self, group: Group, buckets: Iterable[WholeBucket], arrived: Iterable[int]) -> bool:
+        """Take over the order in which gradients have arrived on the lowest rank that has a share.
+
+        Args:
+            group: the formation's connections; every rank has to call this.
+            buckets: those of now.
+            arrived: parameters by ``id``, in the order in which their gradients have arrived here.
+
+        Returns:
+            Whether the order has changed.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        self.is_wanted = False
+        position_of = {id(parameter): position for position, parameter in enumerate(self._model.parameters())}
+        found = [position_of[key] for key in arrived if key in position_of]
+        now = [[position_of.get(id(p), -1) for p in bucket.parameters] for bucket in buckets]
+        own: Sequence[int] | None = None
+        if not found or not leave_in_order(now, found):
+            rest = [position for bucket in now for position in bucket if position not in set(found)]
+            own = found + rest if found else ()
+        return self._take(share_order(group, own) or self.positions)
+
+    def _take(self, positions: tuple[int, ...]) -> bool:
+        changed, self.positions = positions != self.positions, positions
+        return changed
 
 
 def arrange(trainable: Sequence[_P], place_of: Mapping[int, int]) -> list[_P]:

@@ -5,55 +5,36 @@ Legend: a flat buffer has one dimension; a view into it has its parameter's shap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from heterotrain.errors import UsageError
-from heterotrain.exchange.flat.compression import Compressor
-from heterotrain.exchange.timeline import Timestamp
-from heterotrain.network.sums import Reduction
-from heterotrain.state.strides import view_like
+from heterotrain.exchange.interface import Bucket
+from heterotrain.state.strides import order_of, view_like
 
 MIB = 1024 * 1024
 FIRST_BUCKET_BYTES = MIB
 """Size at which the first bucket ends, if that is less than the others': a slow network gets data to carry early."""
 
 
-@dataclass(slots=True, eq=False)
-class Bucket:
-    """Some parameters and the flat buffer that holds their gradients.
+@dataclass(slots=True, eq=False, kw_only=True)
+class WholeBucket(Bucket):
+    """A bucket of whole parameters.
 
     Attributes:
-        flat: the buffer.
         parameters: in their order in the buffer.
         views: views into the buffer, each with its parameter's shape and strides.
-        compressor: compresses the buffer for the network; ``None`` to send gradients uncompressed.
-        packed: the compressed buffer while it is in flight.
-        missing: parameters without a gradient so far in the current backward pass.
         version: torch's count of the buffer's changes when it was last known to be in order.
         unused: places of the parameters that got no gradient in the current step on this rank.
-        work: its all-reduce.
-        started: when the all-reduce began.
-        done: when it ended; ``None`` until that is recorded.
-        timed: its all-reduce after the wait, where that knows how long it took.
-        is_finite: whether every element of the sum is finite; ``None`` until that is known.
     """
 
-    flat: torch.Tensor
     parameters: list[torch.nn.Parameter]
     views: list[torch.Tensor]
-    compressor: Compressor | None = None
-    packed: torch.Tensor | None = None
-    missing: int = 0
     version: int = 0
     unused: list[int] = field(default_factory=list)
-    work: Reduction | None = None
-    started: Timestamp | None = None
-    done: Timestamp | None = None
-    timed: Reduction | None = None
-    is_finite: bool | None = None
 
     def take(self) -> bool:
         """Copy gradients outside the buffer into it in one operation, and make the views the parameters' gradients.
@@ -100,7 +81,7 @@ def check_dense(gradient: torch.Tensor) -> None:
         raise UsageError("a parameter has a sparse gradient: leave out sparse=True, as of F.embedding")
 
 
-def buckets_of(arranged: Sequence[torch.nn.Parameter], *, enough_bytes: int) -> list[Bucket]:
+def buckets_of(arranged: Sequence[torch.nn.Parameter], *, enough_bytes: int) -> list[WholeBucket]:
     """Return buckets of these parameters, in their order, that end as soon as they hold ``enough_bytes``.
 
     DistributedDataParallel uses the same rule. Buckets that stay below a limit would leave a small last one more often:
@@ -115,8 +96,20 @@ def buckets_of(arranged: Sequence[torch.nn.Parameter], *, enough_bytes: int) -> 
         for parameter in parameters:
             views.append(view_like(flat[offset : offset + parameter.numel()], parameter))
             offset += parameter.numel()
-        buckets.append(Bucket(flat=flat, parameters=parameters, views=views))
+        buckets.append(WholeBucket(flat=flat, parameters=parameters, views=views))
     return buckets
+
+
+def signature_of(buckets: Sequence[WholeBucket], names: Mapping[int, str]) -> int:
+    """Return a checksum of names (by ``id``), shapes, strides and formats of the parameters in the buckets."""
+    layout = [
+        [
+            (names[id(p)], tuple(p.shape), order_of(view), str(p.dtype))
+            for p, view in zip(bucket.parameters, bucket.views, strict=True)
+        ]
+        for bucket in buckets
+    ]
+    return zlib.crc32(repr(layout).encode())
 
 
 def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor | float:

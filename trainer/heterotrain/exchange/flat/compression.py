@@ -14,10 +14,17 @@ clipped or lost.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from heterotrain_core.contract.choices import Compression
 
+from heterotrain.exchange.flat.exchange import FlatExchange
+from heterotrain.exchange.flat.transfers import Transfer
+from heterotrain.exchange.interface import Bucket
+from heterotrain.exchange.timeline import Timeline
+from heterotrain.network.group import Group
+from heterotrain.network.sums import Reduction
 from heterotrain.state.finite import largest
 
 LARGEST_AT = 8
@@ -28,6 +35,55 @@ CHUNK_ELEMENTS = 131072
 
 DTYPES = {Compression.FP16: torch.float16, Compression.BF16: torch.bfloat16}
 ROUNDOFF = {Compression.FP16: 2.0**-11, Compression.BF16: 2.0**-8}
+
+
+class CompressedExchange(FlatExchange):
+    """Adds up each bucket in a smaller format; its state is one compressor for each bucket."""
+
+    is_exact = False
+
+    def __init__(self, compression: Compression) -> None:
+        """``compression`` is any value but ``NONE``."""
+        super().__init__()
+        self._compression = compression
+        self._compressors: dict[Bucket, Compressor] = {}
+        self._packed: dict[Bucket, torch.Tensor] = {}
+
+    def use(self, buckets: Sequence[Bucket], timeline: Timeline) -> None:
+        """Add up these buckets from now on, in their order."""
+        super().use(buckets, timeline)
+        self._renew()
+
+    def begin(self, group: Group | None) -> None:
+        """Begin a step's last backward pass in a formation; new members do not have the old one's scales."""
+        if group is not self._group:
+            self._renew()
+        super().begin(group)
+
+    def abandon(self) -> None:
+        """Drop a failed pass; see ``Exchange``."""
+        super().abandon()
+        self._packed.clear()
+
+    def _renew(self) -> None:
+        self._compressors = {transfer.bucket: Compressor(self._compression) for transfer in self._transfers}
+
+    def _send(self, transfer: Transfer, group: Group) -> Reduction:
+        bucket = transfer.bucket
+        packed = self._compressors[bucket].pack(bucket.flat)
+        if packed is None:
+            return super()._send(transfer, group)
+        self._packed[bucket] = packed
+        return self._add_up(packed, bucket, group)
+
+    def _arrived(self, transfer: Transfer, group: Group) -> None:
+        bucket = transfer.bucket
+        compressor, packed = self._compressors[bucket], self._packed.pop(bucket, None)
+        if packed is not None:
+            if compressor.unpack(packed, bucket.flat):
+                return
+            group.wait(self._add_up(bucket.flat, bucket, group))  # every rank sees the same overflow
+        compressor.learn(bucket.flat)
 
 
 class Compressor:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from heterotrain.exchange.flat.buckets import Bucket
+from heterotrain.exchange.flat.buckets import WholeBucket
 
 LARGE_BYTES = 512 * 1024
 """On a CPU, gradients of at least this size are copied at once: a hook costs less than fetching them from memory again.
@@ -39,10 +40,10 @@ class GradientHooks:
         ids: numbers of the hooks.
     """
 
-    buckets: Sequence[Bucket]
-    arrive: Callable[[torch.nn.Parameter, Bucket], None]
+    buckets: Sequence[WholeBucket]
+    arrive: Callable[[torch.nn.Parameter, WholeBucket], None]
     move: Callable[[torch.nn.Parameter], None]
-    close: Callable[[Bucket], None]
+    close: Callable[[WholeBucket], None]
     ids: set[int] = field(default_factory=set)
     _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
     _last: list[torch.nn.Parameter] | None = None
@@ -82,7 +83,7 @@ class GradientHooks:
         self.ids.clear()
         self._is_each = None
 
-    def _call(self, parameter: torch.nn.Parameter, bucket: Bucket, *, each: bool, is_last: bool) -> None:
+    def _call(self, parameter: torch.nn.Parameter, bucket: WholeBucket, *, each: bool, is_last: bool) -> None:
         def arrived(_gradient_is_there: torch.Tensor) -> None:
             if each:
                 self.arrive(parameter, bucket)
@@ -94,3 +95,43 @@ class GradientHooks:
         register: Callable[..., torch.utils.hooks.RemovableHandle] = parameter.register_post_accumulate_grad_hook
         self._hooks.append(register(arrived))
         self.ids.add(self._hooks[-1].id)
+
+
+class GradientWatchers:
+    """Hooks on every parameter that show each new gradient of a backward pass, while they are in use.
+
+    Attributes:
+        ids: numbers of the hooks.
+    """
+
+    def __init__(self) -> None:
+        self.ids: set[int] = set()
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._on_gradient: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+
+    def watch(
+        self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None], parameters: Sequence[torch.nn.Parameter]
+    ) -> None:
+        """Call ``on_gradient`` with each parameter and each new gradient, until ``rest``."""
+        self._on_gradient = on_gradient
+        for parameter in () if self._hooks else parameters:
+            register: Callable[..., torch.utils.hooks.RemovableHandle] = parameter.register_hook
+            self._hooks.append(register(partial(self._look, parameter)))
+            self.ids.add(self._hooks[-1].id)
+
+    def rest(self) -> None:
+        """Begin a step; a second one in a row that is not watched removes the hooks."""
+        if self._hooks and self._on_gradient is None:
+            self.end()
+        self._on_gradient = None
+
+    def end(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.ids.clear()
+
+    def _look(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        if self._on_gradient is not None:
+            self._on_gradient(parameter, gradient)

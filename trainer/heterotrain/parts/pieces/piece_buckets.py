@@ -12,27 +12,19 @@ from dataclasses import dataclass
 
 import torch
 
-from heterotrain.network.sums import Reduction
+from heterotrain.exchange.interface import Bucket
 from heterotrain.state.ranges import Holding, OwnedRange, TensorRange
 
 
-@dataclass(slots=True, eq=False)
-class PieceBucket:
-    """Ranges with the same owners, and the flat buffer in which their gradients are summed.
+@dataclass(slots=True, eq=False, kw_only=True)
+class PieceBucket(Bucket):
+    """A bucket of ranges with the same owners.
 
     Attributes:
-        owners: the ranks, ascending; this rank is one of them.
-        flat: the buffer, one dimension.
         parts: ranges of this rank's own flat parts, each with its place in the buffer.
-        missing: parameters without a gradient so far in the current backward pass.
-        work: its all-reduce.
     """
 
-    owners: tuple[int, ...]
-    flat: torch.Tensor
     parts: Mapping[TensorRange, torch.Tensor]
-    missing: int = 0
-    work: Reduction | None = None
 
     @property
     def names(self) -> frozenset[str]:

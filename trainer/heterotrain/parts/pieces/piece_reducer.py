@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 import torch
 
 from heterotrain.errors import UsageError
-from heterotrain.exchange.flat.buckets import Bucket, squared_norm
-from heterotrain.exchange.flat.reducer import CHANGED, CLEARED, TWICE
-from heterotrain.exchange.flat.script_hooks import ScriptHooks
-from heterotrain.exchange.flat.transfers import ReductionTimestamps
-from heterotrain.exchange.interface import Gradients
-from heterotrain.exchange.timeline import HostTimeline, Timeline, timeline_of
+from heterotrain.exchange.flat.buckets import squared_norm
+from heterotrain.exchange.flat.exchange import FlatExchange
+from heterotrain.exchange.interface import Bucket, Exchange, Gradients
+from heterotrain.exchange.refusals import CHANGED, CLEARED, TWICE
+from heterotrain.exchange.script_hooks import ScriptHooks
+from heterotrain.exchange.timeline import timeline_of
 from heterotrain.network.group import Group
 from heterotrain.parts.pieces.division import PieceDivision
 from heterotrain.parts.pieces.piece_buckets import PieceBucket, piece_buckets
@@ -48,10 +48,10 @@ class PieceReducer(Gradients):
         rank: this rank in the formation.
         bucket_bytes: a bucket ends as soon as it holds this much.
         is_measurable: false: a rank's own gradient of a divided model is no mean over a group.
-        timestamps: timestamps of the newest attempt.
-        timeline: timeline of the device that holds the first gradient.
+        exchange: adds up the buckets.
         elements: number of elements in this rank's gradients.
-        wants_order: false: the order of buckets is fixed.
+        parameters: number of trainable parameters of the whole model.
+        signature: a checksum of the pieces, which all ranks have compared when the formation began.
         script_hooks: empty: a script's hooks on divided parameters see parts.
         buckets: empty: transfers of pieces are not measured, as their buckets differ by rank.
     """
@@ -61,10 +61,10 @@ class PieceReducer(Gradients):
     rank: int
     bucket_bytes: int
     is_measurable: bool = False
-    timestamps: ReductionTimestamps = field(default_factory=ReductionTimestamps)
-    timeline: Timeline = field(default_factory=HostTimeline)
+    exchange: Exchange = field(default_factory=FlatExchange)
     elements: int = 0
-    wants_order: bool = False
+    parameters: int = 0
+    signature: int = 0
     script_hooks: ScriptHooks = field(default_factory=ScriptHooks)
     buckets: Sequence[Bucket] = ()
     squared: float = math.nan
@@ -74,11 +74,7 @@ class PieceReducer(Gradients):
     _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
     _arrived: set[str] = field(default_factory=set)
     _seen: dict[str, tuple[torch.Tensor, int]] = field(default_factory=dict)
-    _group: Group | None = None
     _armed: bool = False
-    _held: bool = False
-    _is_new: bool = True
-    _next: int = 0
 
     def __post_init__(self) -> None:
         named = dict(self.layout.named_parameters())
@@ -96,9 +92,10 @@ class PieceReducer(Gradients):
         for bucket in self._buckets:
             for name in bucket.names:
                 self._in_buckets.setdefault(name, []).append(bucket)
-        for part in parts.values():
-            self.timeline = timeline_of(part.device)
-            break
+        device = next((part.device for part in parts.values()), torch.device("cpu"))
+        self.exchange.use(self._buckets, timeline_of(device))
+        self.signature = zlib.crc32(repr(self.division.pieces).encode())
+        self.parameters = len(self.division.names)
         self.elements = sum(part.numel() for part in parts.values())
         for name, parameter in self._parameters.items():
             self._hook(name, parameter)
@@ -147,13 +144,11 @@ class PieceReducer(Gradients):
 
     def arm(self, group: Group | None) -> None:
         """Let the next backward pass, the step's last, start the reductions."""
-        self._group, self._armed, self._next = group, True, 0
-        self._held = self._is_new and group is not None and group.world_size > 1
+        self.exchange.begin(group)
+        self._armed = True
         self._arrived.clear()
-        self.timestamps = ReductionTimestamps(began=self.timeline.now())
         for bucket in self._buckets:
             bucket.missing = len(bucket.names)
-            bucket.work = None
 
     def flush(self) -> None:
         """Start the buckets that are left after backward.
@@ -162,7 +157,8 @@ class PieceReducer(Gradients):
         """
         self._armed = False
         earlier = {name: part for name, part in self._gradients().items() if name not in self._arrived}
-        for bucket in self._buckets[self._next :]:
+        left = self._buckets[self.exchange.started :]
+        for bucket in left:
             for own, part in bucket.parts.items():
                 if own.name in earlier:
                     part.copy_(earlier[own.name].reshape(-1)[own.start : own.stop])
@@ -170,8 +166,8 @@ class PieceReducer(Gradients):
                     part.zero_()
         self._arrived |= earlier.keys()
         self.remember()
-        while not self._held and self._next < len(self._buckets):
-            self._launch(self._buckets[self._next])
+        for bucket in left:
+            self.exchange.start(bucket)
 
     def remember(self) -> None:
         """Record the gradients' versions after a backward pass."""
@@ -188,28 +184,14 @@ class PieceReducer(Gradients):
             if now.get(name) is not part or part._version != version:  # noqa: SLF001  # as in remember
                 raise UsageError(CHANGED)
 
-    @property
-    def is_held(self) -> bool:
-        """Whether buckets wait for ``release``: in the first step of a formation."""
-        return self._held
-
-    def release(self) -> None:
-        """Start the reductions that were held."""
-        self._held = self._is_new = False
-        while self._next < len(self._buckets):
-            self._launch(self._buckets[self._next])
-
     def wait(self) -> None:
         """Wait until every bucket is reduced, and make the sums the parameters' gradients.
 
         Raises:
             PeerLost: the group is broken.
         """
-        for number, bucket in enumerate(self._buckets, 1):
-            if bucket.work is not None and self._group is not None:
-                what = f"gradient bucket {number} of {len(self._buckets)}"
-                self._group.wait(bucket.work, what)
-        self.timestamps.waited = self.timeline.now()
+        for _ in self.exchange.finish():
+            pass  # a gradient may have its pieces in several buckets
         for name, parameter in self._parameters.items():
             part = gradient(parameter)
             if part is None:
@@ -223,28 +205,13 @@ class PieceReducer(Gradients):
                         flat[own.start : own.stop].copy_(summed)
             if rows is not part:
                 part.copy_(rows)
-        for bucket in self._buckets:
-            bucket.work = None
 
     def abandon(self) -> None:
         """Drop a failed step; waits until its operations have released the buffers (cut the group first)."""
-        for bucket in self._buckets:
-            if bucket.work is not None:
-                bucket.work.settle()
-            bucket.work = None
-        self._armed = self._held = False
+        self.exchange.abandon()
+        self._armed = False
 
     # -- what all ranks have to agree on -----------------------------------------------------------------------------
-
-    @property
-    def signature(self) -> int:
-        """A checksum of the pieces, which all ranks have compared when the formation began."""
-        return zlib.crc32(repr(self.division.pieces).encode())
-
-    @property
-    def parameters(self) -> int:
-        """Number of trainable parameters of the whole model."""
-        return len(self.division.names)
 
     @property
     def unused(self) -> int:
@@ -295,10 +262,6 @@ class PieceReducer(Gradients):
         for part in self._gradients().values():
             part.clamp_(-limit, limit)
 
-    def transfers_s(self) -> tuple[float, ...]:
-        """Return nothing: transfers of pieces are not measured."""
-        return ()
-
     def is_finite(self) -> bool:
         """Return whether every element of this rank's gradients is finite."""
         return all_finite(list(self._gradients().values()))
@@ -330,12 +293,5 @@ class PieceReducer(Gradients):
                 if own.name == name and found is not None:
                     part.copy_(found.reshape(-1)[own.start : own.stop])
             bucket.missing -= 1
-        while not self._held and self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
-            self._launch(self._buckets[self._next])
-
-    def _launch(self, bucket: PieceBucket) -> None:
-        self._next += 1
-        if self.timestamps.first_bucket is None:
-            self.timestamps.first_bucket = self.timeline.now()
-        if self._group is not None:
-            bucket.work = self._group.all_reduce(bucket.flat, bucket.owners)
+            if not bucket.missing:
+                self.exchange.start(bucket)

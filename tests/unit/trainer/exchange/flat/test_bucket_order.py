@@ -9,6 +9,7 @@ import pytest
 import torch
 from heterotrain.exchange.flat.bucket_order import KEEP, arrange, leave_in_order, share_order
 from heterotrain.exchange.flat.reducer import Reducer
+from support.noted_exchange import NotedExchange
 
 LAYER_BYTES = (8 * 8 + 8) * 4
 
@@ -31,9 +32,8 @@ def step(reducer: Reducer, group: Any) -> list[int]:
     """Run a backward pass and return for each bucket how many parameters had a gradient when it left."""
     left: list[int] = []
     reducer.begin()
-    reducer.watch_buckets(
-        lambda _bucket: left.append(sum(parameter.grad is not None for parameter in reducer.model.parameters()))
-    )
+    exchange: Any = reducer.exchange
+    exchange.note = lambda: left.append(sum(parameter.grad is not None for parameter in reducer.model.parameters()))
     reducer.arm(group)
     reducer.model(torch.ones(2, 8)).sum().backward()
     reducer.flush()
@@ -63,7 +63,7 @@ class Ranks:
 
 def test_buckets_leave_during_backward_once_the_order_is_known() -> None:
     """In the first step all leave at its end; afterwards the head's bucket leaves first, without waiting for others."""
-    reducer, group = Reducer(HeadFirst(), bucket_bytes=LAYER_BYTES), Ranks(0, [[0.0]])
+    reducer, group = Reducer(HeadFirst(), bucket_bytes=LAYER_BYTES, exchange=NotedExchange()), Ranks(0, [[0.0]])
     reducer.form(group)  # type: ignore[arg-type]  # the part of a group that is used
     assert reducer.wants_order
     late = step(reducer, None)
@@ -78,14 +78,17 @@ def test_buckets_leave_during_backward_once_the_order_is_known() -> None:
 def test_a_model_whose_buckets_leave_in_order_keeps_them() -> None:
     """No buffer is allocated again for a model that computes its layers as it registers them."""
     layers = [torch.nn.Linear(8, 8) for _ in range(3)]
-    reducer, group = Reducer(torch.nn.Sequential(*layers), bucket_bytes=LAYER_BYTES), Ranks(0, [[0.0]])
+    reducer, group = (
+        Reducer(torch.nn.Sequential(*layers), bucket_bytes=LAYER_BYTES, exchange=NotedExchange()),
+        Ranks(0, [[0.0]]),
+    )
     reducer.form(group)  # type: ignore[arg-type]  # as above
     step(reducer, None)
     before = reducer.flats
     reducer.agree_on_order(group)  # type: ignore[arg-type]  # as above
     assert step(reducer, None) == [2, 4, 6]
     assert all(one is other for one, other in zip(reducer.flats, before, strict=True))
-    assert not reducer.order
+    assert not reducer._order.positions
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler looks at it
@@ -99,9 +102,9 @@ def test_compiled_blocks_send_while_others_compute_and_a_compiled_model_at_its_e
     model, x, ran, seen = torch.nn.Sequential(*blocks), torch.randn(4, 8), list[int](), list[int]()
     expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
     parts = blocks if compiled == "blocks" else [model]
-    reducer = Reducer(model, bucket_bytes=LAYER_BYTES)
+    exchange = NotedExchange(lambda: seen.append(len(ran)))
+    reducer = Reducer(model, bucket_bytes=LAYER_BYTES, exchange=exchange)
     reducer.begin()
-    reducer.watch_buckets(lambda _bucket: seen.append(len(ran)))
     reducer.arm(None)
     for part in parts:
         part.compile(backend="aot_eager")
@@ -118,16 +121,16 @@ def test_compiled_blocks_send_while_others_compute_and_a_compiled_model_at_its_e
 
 def test_a_joiner_takes_over_the_order_before_its_first_step() -> None:
     """Its buckets are those of the others, although it has seen no gradient."""
-    teacher, group = Reducer(HeadFirst(), bucket_bytes=LAYER_BYTES), Ranks(0, [[0.0]])
+    teacher, group = Reducer(HeadFirst(), bucket_bytes=LAYER_BYTES, exchange=NotedExchange()), Ranks(0, [[0.0]])
     teacher.form(group)  # type: ignore[arg-type]  # as above
     step(teacher, None)
     teacher.agree_on_order(group)  # type: ignore[arg-type]  # as above
     step(teacher, None)
-    joiner = Reducer(HeadFirst(), bucket_bytes=LAYER_BYTES)
-    rows = [[float(len(teacher.order))], [0.0]]
+    joiner = Reducer(HeadFirst(), bucket_bytes=LAYER_BYTES, exchange=NotedExchange())
+    rows = [[float(len(teacher._order.positions))], [0.0]]
     joiner.form(Ranks(1, rows, group.data))  # type: ignore[arg-type]  # as above
     joiner.begin()
-    assert joiner.order == teacher.order
+    assert joiner._order.positions == teacher._order.positions
     assert joiner.signature == teacher.signature
     assert joiner.wants_order, "as on the others, which do not know what it has tried"
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from heterotrain.exchange.flat.buckets import Bucket
+from heterotrain.exchange.flat.buckets import WholeBucket
 from heterotrain.exchange.flat.gradient_hooks import LARGE_BYTES, GradientHooks
 
 
@@ -16,7 +16,7 @@ def test_only_a_cpu_moves_large_gradients_one_by_one(device: str, calls: int) ->
     """There, memory fetched twice costs more than a call; elsewhere a call may hold up the next kernels."""
     sizes = (LARGE_BYTES, 8, 8)
     parameters = [torch.nn.Parameter(torch.empty(size, device=device)) for size in sizes]
-    bucket = cast("Bucket", SimpleNamespace(parameters=parameters))
+    bucket = cast("WholeBucket", SimpleNamespace(parameters=parameters))
 
     def ignore(*_arguments: Any) -> None:
         return

@@ -11,11 +11,12 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.exchange.flat import buckets, gradient_hooks
-from heterotrain.exchange.flat.buckets import MIB, Bucket
+from heterotrain.exchange.flat.buckets import MIB, WholeBucket
 from heterotrain.exchange.flat.gradient_hooks import MOST_SURPRISES
 from heterotrain.exchange.flat.reducer import Reducer
 from hypothesis import given
 from hypothesis import strategies as st
+from support.noted_exchange import NotedExchange
 
 
 def test_the_first_bucket_is_small_and_holds_the_last_layers() -> None:
@@ -165,12 +166,11 @@ def test_a_bucket_is_sent_during_backward_for_any_order() -> None:
     model, x = Branches(), torch.randn(3, 256)
     sent: list[str] = []
     where = [""]
-    reducer = Reducer(model, bucket_bytes=MIB)
+    reducer = Reducer(model, bucket_bytes=MIB, exchange=NotedExchange(lambda: sent.append(where[0])))
     calls = []
     orders = [True, True, False, False, False, True, True, True, *[False, True] * (2 * MOST_SURPRISES)]
     for model.a_first in orders:
         reducer.begin()
-        reducer.watch_buckets(lambda _bucket: sent.append(where[0]))
         reducer.arm(None)
         where[0] = "in backward"
         model(x).backward()
@@ -199,7 +199,7 @@ def test_a_gradient_that_arrives_after_its_bucket_was_sent_is_an_error() -> None
     """This is found even if only a bucket's last parameter has a hook: torch counts the buffer's changes."""
     layer = torch.nn.Linear(4, 4, bias=False)
     reducer = Reducer(layer, bucket_bytes=MIB)
-    launched: list[Bucket] = []
+    launched: list[WholeBucket] = []
     x = torch.ones(2, 4)
     for number in range(3):
         reducer.begin()
@@ -228,14 +228,14 @@ def test_nothing_waits_for_a_sum_whose_length_is_known_anyway() -> None:
         def settle(self) -> None:
             pass
 
-    group: Any = SimpleNamespace(world_size=2, all_reduce=lambda _flat: Sum(), wait=lambda _work, _what: None)
+    group: Any = SimpleNamespace(world_size=2, all_reduce=lambda _flat, _owners: Sum(), wait=lambda _work, _what: None)
     reducer = Reducer(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)), bucket_bytes=24)
     for _ in range(2):
         reducer.begin()
         reducer.arm(group)
         reducer.model(torch.ones(1, 3)).sum().backward()
         reducer.flush()
-        reducer.release()
+        reducer.exchange.release()
         assert reducer.transfers_s() == ()
         reducer.wait()
         assert reducer.transfers_s() == (0.25,) * len(reducer.buckets)

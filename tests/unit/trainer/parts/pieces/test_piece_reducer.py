@@ -64,7 +64,7 @@ class Groups:
             def all_reduce(self, flat: torch.Tensor, owners: tuple[int, ...]) -> object:
                 groups.counts[rank, owners] += 1
                 groups.sent[owners, groups.counts[rank, owners]][rank] = flat
-                return SimpleNamespace(settle=lambda: None)
+                return SimpleNamespace(settle=lambda: None, is_timed=True)
 
             def wait(self, work: object, what: str) -> None:
                 pass
@@ -114,6 +114,7 @@ def test_each_element_is_the_sum_over_its_owners(seed: int) -> None:
     holdings = [holding for ranks in members for holding in divided(rng, ranks)]
     found = reducers(holdings, bucket_bytes=rng.choice([1, 40, 10_000]))
     groups, generator = Groups(), torch.Generator().manual_seed(seed)
+    formation = [groups.of(rank, len(holdings)) for rank in range(len(holdings))]
     gradients = [
         {n: torch.randn(size, dtype=torch.float64, generator=generator) for n, size in SIZES.items()} for _ in holdings
     ]
@@ -128,13 +129,13 @@ def test_each_element_is_the_sum_over_its_owners(seed: int) -> None:
                 if number:
                     reducer.check_untouched()
                 if number == micro_batches - 1:
-                    reducer.arm(groups.of(rank, len(holdings)))
+                    reducer.arm(formation[rank])
                 part: Any = reducer.layout
                 part.backward(parts, {name for name, numbers in uses.items() if number in numbers} - unused)
                 reducer.flush() if number == micro_batches - 1 else reducer.remember()
-            assert reducer.is_held is (step == 0 and len(holdings) > 1)
-            if reducer.is_held:
-                reducer.release()
+            assert reducer.exchange.is_held is (step == 0 and len(holdings) > 1)
+            if reducer.exchange.is_held:
+                reducer.exchange.release()
         groups.add_up()
         bits = -1
         for reducer in found:
