@@ -50,13 +50,13 @@ class HeterotrainPolicy:
         if isinstance(decision, Infeasible):
             self.shares = evenly(batch, len(view.slots))
             return PolicyDecision(batch_samples=batch, shares=self.shares, reason=decision.reason)
-        self.shares = decision.division.shares
+        self.shares = decision.shares
         return PolicyDecision(
             batch_samples=batch,
-            shares=decision.division.shares,
-            probe=decision.division.probe,
-            probe_steps=decision.division.probe_steps,
-            predicted_step_s=decision.division.prediction.step_s if decision.division.prediction else None,
+            shares=decision.shares,
+            probe=decision.probe,
+            probe_steps=decision.probe_steps,
+            predicted_step_s=decision.prediction.step_s if decision.prediction else None,
             reason=decision.reason,
         )
 

@@ -9,7 +9,7 @@ that hold the model together. The symbols q, s, k, m, T_o, T_u, gamma are those 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from heterotrain_core.contract.choices import Choice
 from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
@@ -221,31 +221,6 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
-    """One global batch divided among the members of a plan, with what the division rests on. Tuples are by member.
-
-    Attributes:
-        shares: samples; they sum to the global batch.
-        micro_batch_samples: largest micro-batch; 0 means the whole share at once.
-        cap_samples: most samples that a member may be given; ``None`` where no limit is known.
-        compute: learned time models; ``None`` while unknown.
-        probe: share vectors for the first steps of an epoch; empty when nothing has to be learned.
-        probe_steps: steps for each vector.
-        communication: learned exchange model; ``None`` while unknown.
-        prediction: expected step, efficiency and ceiling of ``shares``; ``None`` while a model is missing.
-    """
-
-    shares: tuple[int, ...]
-    micro_batch_samples: tuple[int, ...]
-    cap_samples: tuple[int | None, ...]
-    compute: tuple[ComputeTime | None, ...]
-    probe: tuple[tuple[int, ...], ...] = ()
-    probe_steps: int = 0
-    communication: CommunicationTime | None = None
-    prediction: Prediction | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One decision for one job.
 
@@ -332,25 +307,3 @@ class Plan:
             if rank.member in whole:
                 pods.setdefault(rank.member, set()).add(rank.worker)
         return len({frozenset(each) for each in pods.values()})
-
-    def with_division(self, division: Division) -> Plan:
-        """Return the plan with these shares of its members and everything else that the division determines."""
-        return replace(
-            self,
-            members=tuple(
-                replace(member, share_samples=share, micro_batch_samples=micro, cap_samples=cap, compute=compute)
-                for member, share, micro, cap, compute in zip(
-                    self.members,
-                    division.shares,
-                    division.micro_batch_samples,
-                    division.cap_samples,
-                    division.compute,
-                    strict=True,
-                )
-            ),
-            global_batch_samples=sum(division.shares),
-            probe=division.probe,
-            probe_steps=division.probe_steps,
-            communication=division.communication,
-            prediction=division.prediction,
-        )

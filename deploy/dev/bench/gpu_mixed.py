@@ -127,7 +127,7 @@ class Job:
 
     def write(self, shares: Sequence[int], decision: SharesDecision | None = None) -> None:
         """Write the next plan."""
-        division = decision.division if decision else None
+        division = decision
         members = tuple(
             Member(
                 index=index, pool=device.pool, share_samples=share,
@@ -190,9 +190,9 @@ class Job:
             self.read()
             assert self.plan is not None  # noqa: S101  # written above
             decision = self.decide()
-            if decision.changed or bool(decision.division.probe) != bool(self.plan.probe):
-                self.write(decision.division.shares, decision)
-                print(f"    {decision.division.shares}: {decision.reason}", flush=True)
+            if decision.changed or bool(decision.probe) != bool(self.plan.probe):
+                self.write(decision.shares, decision)
+                print(f"    {decision.shares}: {decision.reason}", flush=True)
                 same = 0
             else:
                 same += 1
@@ -285,7 +285,7 @@ def show(mixture: Mixture, seconds: float) -> None:
         try:
             job.start()
             decision = job.learn()
-            learned, even = decision.division.shares, tuple(evenly(mixture.batch, len(mixture.devices)))
+            learned, even = decision.shares, tuple(evenly(mixture.batch, len(mixture.devices)))
             found: dict[tuple[int, ...], list[float]] = {even: [], learned: []}
             turns = max(2, round(seconds / (4 * TURN_S)))
             before = dict(job.counters)

@@ -69,10 +69,9 @@ def learned_speeds(shares: Shares | None, telemetry: Telemetry) -> dict[str, Kep
     found: dict[str, list[KeptSpeed]] = {}
     if shares is None or shares.decision is None:
         return {}
-    draft, lines = shares.draft, shares.division.compute
-    rows = zip(draft.members, identities_of(draft), shares.decision.models, lines, strict=True)
-    for member, ranks, model, line in rows:
-        speed = kept_speed(model, line, telemetry.observations.get(ranks[0], ()))
+    rows = zip(shares.plan.members, identities_of(shares.plan), shares.decision.models, strict=True)
+    for member, ranks, model in rows:
+        speed = kept_speed(model, member.compute, telemetry.observations.get(ranks[0], ()))
         if speed is not None:
             found.setdefault(member.pool, []).append(speed)
     return {pool: speed for pool, each in found.items() if (speed := middle_speed(each)) is not None}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from heterotrain_core.contract.hiccups import NO_HICCUPS, Hiccups
-from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Division, Prediction
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Prediction
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
 from heterotrain_core.split.member import SplitMember
 
@@ -84,7 +84,10 @@ class SharesDecision:
     """The shares, with everything that led to them.
 
     Attributes:
-        division: the shares and what they rest on, as a plan carries them.
+        shares: samples of each member; they sum to the global batch.
+        compute: learned time models as a plan carries them; ``None`` while unknown.
+        probe: share vectors for the first steps of an epoch; empty when nothing has to be learned.
+        prediction: expected step, efficiency and ceiling; ``None`` while a model is missing.
         gain_ratio: predicted part of a step that the shares save against the current ones, e.g. 0.1; 0 when the current
             shares stay, 1 when there are none that could stay.
         changed: whether the shares differ from the current ones. A probe that begins or ends does not change the
@@ -96,7 +99,10 @@ class SharesDecision:
         reason: why, in one or two sentences.
     """
 
-    division: Division
+    shares: tuple[int, ...]
+    compute: tuple[ComputeTime | None, ...]
+    probe: tuple[tuple[int, ...], ...]
+    prediction: Prediction | None
     gain_ratio: float
     changed: bool
     relearn: tuple[str, ...]
@@ -160,16 +166,10 @@ def shares_of_models(
     if stragglers:
         reason += f"; {evidence[stragglers[0].member].member} holds up the others: {stragglers[0].reason}"
     return SharesDecision(
-        division=Division(
-            shares=shares,
-            micro_batch_samples=tuple(m.micro_cap_samples or 0 for m in evidence),
-            cap_samples=tuple(m.cap_samples for m in evidence),
-            compute=_planned_lines(models, final),
-            probe=probe,
-            probe_steps=PROBE_STEPS if probe else 0,
-            communication=exchange.communication,
-            prediction=_prediction(final, variations, hiccups, exchange) if isinstance(final, Split) else None,
-        ),
+        shares=shares,
+        compute=_planned_lines(models, final),
+        probe=probe,
+        prediction=_prediction(final, variations, hiccups, exchange) if isinstance(final, Split) else None,
         gain_ratio=gain if shares != request.current_shares else 0.0,
         changed=shares != request.current_shares,
         relearn=relearn,

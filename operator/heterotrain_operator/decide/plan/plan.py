@@ -63,9 +63,9 @@ def next_plan(
     boundary, min_replicas = next_boundary(rebalance, None, Telemetry()), least_to_go_on(spec)
     request = job.checkpoint_request if spec.checkpoint is not None else ""
     if membership.workers is not None and shares is not None:
-        named = {rank.worker for rank in shares.draft.ranks}
+        named = {rank.worker for rank in shares.plan.ranks}
         return replace(
-            shares.draft.with_division(shares.division),
+            shares.plan,
             job_uid=job.uid,
             generation=generation + 1,
             revision=revision + 1,
@@ -91,30 +91,32 @@ def next_plan(
             min_replicas=min_replicas,
         )
     follows = rebalance.boundary is RebalanceBoundary.AUTO and current.boundary.kind is BoundaryKind.STEPS
+    changed = shares if shares is not None and shares.changed else None
+    if changed is not None and changed.boundary is not None:
+        boundary = changed.boundary
+    elif follows or current.boundary == NEXT_STEP:
+        boundary = current.boundary
     wanted = replace(
-        current,
+        changed.plan if changed is not None else current,
         drain=membership.drain,
         spares=membership.spares,
-        # It changes with the shares.
-        boundary=current.boundary if follows or current.boundary == NEXT_STEP else boundary,
+        boundary=boundary,
         min_replicas=min_replicas,
         checkpoint_request=request if current.members else "",
     )
-    return _revision(current, wanted, in_force.newest, membership, shares)
+    return _revision(current, wanted, in_force.newest, membership, changed.reason if changed is not None else "")
 
 
 def _revision(
-    current: Plan, wanted: Plan, newest: tuple[int, int], membership: MembershipDecision, shares: Shares | None
+    current: Plan, wanted: Plan, newest: tuple[int, int], membership: MembershipDecision, why_shares: str
 ) -> Plan | None:
-    """Return a new revision of the members in force, with new shares if they changed; ``None`` without any change."""
+    """Return a new revision of the members in force; ``None`` without any change."""
     reasons = [
         membership.reason if membership.drain != current.drain else "",
         _spares_text(current.spares, wanted.spares),
         _request_text(current.checkpoint_request, wanted.checkpoint_request),
+        why_shares,
     ]
-    if shares is not None and shares.changed:
-        wanted = replace(wanted.with_division(shares.division), boundary=shares.boundary or wanted.boundary)
-        reasons.append(shares.reason)
     if wanted == current:
         return None
     reason = "; ".join(filter(None, reasons)) or "the spec changed"

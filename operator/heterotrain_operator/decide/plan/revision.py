@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
-from heterotrain_core.contract.plan import Boundary, BoundaryKind, Division, Plan
+from heterotrain_core.contract.plan import Boundary, BoundaryKind, Plan, Prediction
 from heterotrain_planner.planning.boundary import steps_to_boundary
-from heterotrain_planner.planning.shares import SharesDecision
 
 from heterotrain_operator.api.training import Rebalance, RebalanceBoundary
 from heterotrain_operator.cluster_state.telemetry import Telemetry
@@ -114,36 +113,32 @@ def trust_ratio(plan: Plan | None, telemetry: Telemetry, distance: BoundaryDista
     return 1.0 if is_used(plan, telemetry) else PENDING_TRUST_RATIO
 
 
-def worth_writing(decision: SharesDecision, plan: Plan, distance: BoundaryDistance) -> bool:
-    """Return whether a decision for the plan's members is worth a new revision.
+def worth_writing(new: Plan, plan: Plan, distance: BoundaryDistance) -> bool:
+    """Return whether other shares of a plan's members are worth a new revision.
 
     Args:
-        decision: made with ``least_gain`` for this distance, so that changed shares are always worth it.
-        plan: the newest plan, of the same members.
+        new: the same members with shares that were decided with ``least_gain`` for this distance, so that changed ones
+            are always worth it.
+        plan: the newest plan.
         distance: how far the boundary is.
     """
-    division = decision.division
-    known = [member.compute is not None for member in plan.members]
-    old = [_micro_batches(member.micro_batch_samples, member.share_samples) for member in plan.members]
-    new = [_micro_batches(*after) for after in zip(division.micro_batch_samples, division.shares, strict=True)]
-    if decision.changed or any(after > before for before, after in zip(old, new, strict=True)):
+    then, now = ([member.compute is not None for member in each.members] for each in (plan, new))
+    batches = [
+        (before.micro_batches, after.micro_batches) for before, after in zip(plan.members, new.members, strict=True)
+    ]
+    if new.shares != plan.shares or any(after > before for before, after in batches):
         return True  # other shares, or a share that needs more micro-batches to fit into memory
-    if any(known) and not any(division.compute):
+    if any(then) and not any(now):
         return False  # lost telemetry does not invalidate the models of the plan
-    if not all(known) and any(division.compute):
+    if not all(then) and any(now):
         return True  # a first model: without one, survivors could divide the batch only by the old shares
     if distance is BoundaryDistance.FAR:
         return False
-    return new != old or bool(division.probe) != bool(plan.probe) or _predicts_otherwise(division, plan)
+    fewer = any(after != before for before, after in batches)
+    return fewer or bool(new.probe) != bool(plan.probe) or _predicts_otherwise(new.prediction, plan.prediction)
 
 
-def _micro_batches(micro_batch_samples: int, share_samples: int) -> int:
-    """Return the number of micro-batches of a share; a size of 0 samples stands for the whole share at once."""
-    return -(-share_samples // micro_batch_samples) if micro_batch_samples else min(share_samples, 1)
-
-
-def _predicts_otherwise(division: Division, plan: Plan) -> bool:
-    new, old = division.prediction, plan.prediction
+def _predicts_otherwise(new: Prediction | None, old: Prediction | None) -> bool:
     if new is None or old is None:
         return new is not None
     return abs(math.log(new.step_s / old.step_s)) > math.log1p(OTHER_PREDICTION_RATIO)

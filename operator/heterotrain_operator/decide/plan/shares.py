@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Parallelism, Runtime
-from heterotrain_core.contract.plan import Boundary, Division, Plan
+from heterotrain_core.contract.plan import Boundary, Plan
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
 from heterotrain_planner.perf.exchange_sizes import MeasuredExchange
@@ -14,6 +14,7 @@ from heterotrain_planner.perf.model import ExchangeModel, MemberModel
 from heterotrain_planner.planning.batch import BatchRequest, decide_batch
 from heterotrain_planner.planning.brake import Brake
 from heterotrain_planner.planning.fitting import MemberFits, fit_members
+from heterotrain_planner.planning.probe import PROBE_STEPS
 from heterotrain_planner.planning.shares import MemberEvidence, SharesDecision, SharesRequest, shares_of_models
 
 from heterotrain_operator.api.training import RebalanceBoundary
@@ -39,17 +40,15 @@ class Shares:
     """The division of the global batch among members, and whether it is worth a new revision of the plan.
 
     Attributes:
-        draft: the members and their ranks; the members' shares are in ``division``.
-        division: what a plan for these members carries.
-        changed: whether the division is worth a new revision.
+        plan: the members with their shares, and what these rest on.
+        changed: whether the shares are worth a new revision.
         reason: why these shares, in one or two sentences.
         boundary: when a revision with them takes effect; ``None`` where the spec alone says it.
         batch_reason: why this global batch; empty where it was not decided.
         decision: the planner's decision with all findings; ``None`` where the batch cannot be shared by the rules.
     """
 
-    draft: Plan
-    division: Division
+    plan: Plan
     changed: bool
     reason: str
     boundary: Boundary | None = None
@@ -203,16 +202,39 @@ def _divided(
         why if terms.plan is None or samples != terms.plan.global_batch_samples else "",
         decision.reason,
     )
+    plan = _with_shares(terms, decision)
     return Shares(
-        draft=terms.draft,
-        division=decision.division,
+        plan=plan,
         changed=current is None
-        or worth_writing(decision, current, terms.distance)
+        or worth_writing(plan, current, terms.distance)
         or _comes_too_late(current, brake, telemetry),
         boundary=terms.boundary,
         reason="; ".join(filter(None, reasons)),
         batch_reason=why,
         decision=decision,
+    )
+
+
+def _with_shares(terms: _Terms, decision: SharesDecision) -> Plan:
+    """Return the members with the shares of a decision."""
+    rows = zip(terms.draft.members, terms.evidence, decision.shares, decision.compute, strict=True)
+    return replace(
+        terms.draft,
+        members=tuple(
+            replace(
+                member,
+                share_samples=share,
+                micro_batch_samples=known.micro_cap_samples or 0,
+                cap_samples=known.cap_samples,
+                compute=compute,
+            )
+            for member, known, share, compute in rows
+        ),
+        global_batch_samples=sum(decision.shares),
+        probe=decision.probe,
+        probe_steps=PROBE_STEPS if decision.probe else 0,
+        communication=decision.exchange.communication,
+        prediction=decision.prediction,
     )
 
 
@@ -254,17 +276,8 @@ def _as_planned(draft: Plan, *, changed: bool) -> Shares:
 
     Members of different shapes say nothing about each other. So models are fitted once all of them are measured.
     """
-    members = draft.members
     return Shares(
-        draft=draft,
-        division=Division(
-            shares=tuple(member.share_samples for member in members),
-            micro_batch_samples=tuple(member.micro_batch_samples for member in members),
-            cap_samples=tuple(member.cap_samples for member in members),
-            compute=tuple(member.compute for member in members),
-            communication=draft.communication,
-            prediction=draft.prediction,
-        ),
+        plan=replace(draft, probe=(), probe_steps=0),
         changed=changed,
         reason="shares by the measured units, until the members are measured",
     )
@@ -319,16 +332,21 @@ def _best_batch(spec: HeteroTrainJobSpec, terms: _Terms, telemetry: Telemetry, f
 
 
 def _even(batch: int, draft: Plan, evidence: Sequence[MemberEvidence], *, reason: str) -> Shares:
-    members = draft.members
-    shares = evenly(batch, len(members))
+    shares = evenly(batch, len(draft.members))
+    members = tuple(
+        replace(member, share_samples=share, micro_batch_samples=known.micro_cap_samples or 0)
+        for member, known, share in zip(draft.members, evidence, shares, strict=True)
+    )
     return Shares(
-        draft=draft,
-        division=Division(
-            shares=shares,
-            micro_batch_samples=tuple(found.micro_cap_samples or 0 for found in evidence),
-            cap_samples=tuple(member.cap_samples for member in members),
-            compute=tuple(member.compute for member in members),
+        plan=replace(
+            draft,
+            members=members,
+            global_batch_samples=batch,
+            probe=(),
+            probe_steps=0,
+            communication=None,
+            prediction=None,
         ),
-        changed=tuple(m.share_samples for m in members) != shares,
+        changed=draft.shares != shares,
         reason=reason,
     )

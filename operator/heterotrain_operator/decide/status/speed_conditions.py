@@ -95,11 +95,11 @@ def _speeds_learned(context: JobContext) -> ConditionValue:
     decision = shares.decision
     if decision is None:
         return ConditionValue(type=kind, holds=None, reason="NoValidShares", message=shares.reason)
-    models = dict(zip(names_of(shares.draft), decision.models, strict=True))
+    models = dict(zip(names_of(shares.plan), decision.models, strict=True))
     if decision.relearn:
         changes = listed([f"{name} {_change(models[name])}" for name in decision.relearn], most=_LISTED, separator="; ")
         probing = "other shares are tried, and the best ones follow"
-        then = probing if decision.division.probe else "its speed is being measured again"
+        then = probing if decision.probe else "its speed is being measured again"
         return ConditionValue(type=kind, holds=False, reason="SpeedChanged", message=f"{changes}: {then}")
     unsure = [
         f"{name} ({model.quality.value}: {model.reason})"
@@ -131,7 +131,7 @@ def _straggler(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=None, reason="Learning", message=message)
     if not decision.stragglers:
         return ConditionValue(type=kind, holds=False, reason="NoStraggler")
-    names, members = names_of(shares.draft), shares.draft.members
+    names, members = names_of(shares.plan), shares.plan.members
     slow = [f"{names[s.member]} (pool {members[s.member].pool}): {s.reason}" for s in decision.stragglers]
     which = listed(slow, most=_LISTED, separator="; ")
     message = f"{which}; lower its pool's maxReplicas, or train with a larger batch"

@@ -54,7 +54,7 @@ class Job:
         self.earlier = dict(earlier or {})
         self.observations: list[list[Observation]] = [[] for _ in pools]
         self.first = self.decide(None, probe=True)
-        self.shares, self.probes = self.first.division.shares, len(self.first.division.probe)
+        self.shares, self.probes = self.first.shares, len(self.first.probe)
 
     def decide(self, current: tuple[int, ...] | None, *, probe: bool) -> SharesDecision:
         former = tuple(
@@ -82,7 +82,7 @@ class Job:
                     if pool in self.earlier and is_refuted(self.earlier[pool], seen):
                         del self.earlier[pool]
             if done % 10 == 0:
-                self.shares = self.decide(self.shares, probe=False).division.shares
+                self.shares = self.decide(self.shares, probe=False).shares
 
     def kept(self) -> dict[str, KeptSpeed]:
         """Return what the next job gets."""

@@ -82,8 +82,8 @@ def prediction_of(members: tuple[MemberEvidence, ...]) -> Prediction:
     shares = tuple(each.observations[-1].share_samples for each in members)
     decision = decide_shares(SharesRequest(total_samples=sum(shares), members=members, current_shares=shares))
     assert isinstance(decision, SharesDecision)
-    assert decision.division.prediction is not None
-    return decision.division.prediction
+    assert decision.prediction is not None
+    return decision.prediction
 
 
 def expected_ceiling(found: Prediction, members: int, own_s: float) -> float:

@@ -40,15 +40,13 @@ class Job:
 
     def epoch(self, steps: int = 40, *, scrapes: int = 2) -> SharesDecision:
         """Run one epoch of the plan, its probe first, then decide again and take the decision."""
-        probed = [vector for vector in self.decision.division.probe for _ in range(self.decision.division.probe_steps)][
-            :steps
-        ]
-        sequence = probed + [self.decision.division.shares] * (steps - len(probed))
+        probed = [vector for vector in self.decision.probe for _ in range(self.decision.probe_steps)][:steps]
+        sequence = probed + [self.decision.shares] * (steps - len(probed))
         for part in np.array_split(np.arange(steps), scrapes):
             for step in part:
                 self.cluster.run(sequence[step])
             self.learn()
-        self.request = replace(self.request, current_shares=self.decision.division.shares)
+        self.request = replace(self.request, current_shares=self.decision.shares)
         self.decision = self.decide()
         return self.decision
 
@@ -78,7 +76,7 @@ def test_shares_stay_while_a_member_is_not_measured_and_the_reason_has_no_infini
     job.learn()
     *measured, last = job.request.members
     members = (*measured, replace(last, observations=()))
-    job.request = replace(job.request, members=members, current_shares=job.decision.division.shares)
+    job.request = replace(job.request, members=members, current_shares=job.decision.shares)
     decision = job.decide()
     assert not decision.changed
     assert "a change waits until each member is measured" in decision.reason
@@ -91,7 +89,7 @@ def test_a_batch_beyond_trusted_shares_follows_observed_paces() -> None:
         job.cluster.run(shares, 20)
     job.learn()
     job.request = replace(job.request, total_samples=6 * BATCH)
-    shares = job.decide().division.shares
+    shares = job.decide().shares
     fastest, slowest = (choose(three_pools(), key=lambda c: compute_s(c, BATCH)) for choose in (min, max))
     assert shares[three_pools().index(fastest)] > 1.5 * shares[three_pools().index(slowest)]
 
@@ -99,12 +97,12 @@ def test_a_batch_beyond_trusted_shares_follows_observed_paces() -> None:
 def test_the_first_plan_is_even_and_probes() -> None:
     """Without evidence: even shares, variations that sum to the batch, and no prediction."""
     first = Job(SimulatedMembers(truth=three_pools())).decision
-    assert first.division.shares == (171, 171, 170)
+    assert first.shares == (171, 171, 170)
     assert first.changed
-    assert first.division.prediction is None
-    assert first.division.compute == (None, None, None)
-    assert all(sum(vector) == BATCH for vector in first.division.probe)
-    assert first.division.probe_steps > 0
+    assert first.prediction is None
+    assert first.compute == (None, None, None)
+    assert all(sum(vector) == BATCH for vector in first.probe)
+    assert first.probe_steps > 0
     assert "even shares" in first.reason
 
 
@@ -120,7 +118,7 @@ def test_one_epoch_is_enough(variation: float, median: float, worst: float) -> N
         )
         decision = Job(cluster).epoch()
         assert decision.changed
-        lost.append(cluster.loss_of(decision.division.shares))
+        lost.append(cluster.loss_of(decision.shares))
     assert float(np.median(lost)) <= median
     assert max(lost) <= worst
 
@@ -138,11 +136,11 @@ def test_the_prediction_holds_for_batches_never_seen() -> None:
         for batch in (200, 400, 900, 1600):
             decision = decide_shares(replace(job.request, total_samples=batch, current_shares=None))
             assert isinstance(decision, SharesDecision)
-            assert decision.division.prediction is not None
+            assert decision.prediction is not None
             cluster.step_seconds.clear()
-            cluster.run(decision.division.shares, 300)
-            errors.append(abs(decision.division.prediction.step_s / float(np.mean(cluster.step_seconds)) - 1))
-            assert decision.division.prediction.efficiency <= decision.division.prediction.efficiency_ceiling
+            cluster.run(decision.shares, 300)
+            errors.append(abs(decision.prediction.step_s / float(np.mean(cluster.step_seconds)) - 1))
+            assert decision.prediction.efficiency <= decision.prediction.efficiency_ceiling
     assert float(np.median(errors)) <= 0.03
     assert max(errors) <= 0.08
 
@@ -151,13 +149,13 @@ def test_deciding_again_changes_nothing() -> None:
     """The decision's own shares as current ones: the same answer, and nothing to do, in every phase of a job."""
     job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.1, seed=3))
     for _ in range(4):
-        again = decide_shares(replace(job.request, current_shares=job.decision.division.shares))
+        again = decide_shares(replace(job.request, current_shares=job.decision.shares))
         assert isinstance(again, SharesDecision)
         assert not again.changed
-        assert (again.division.shares, again.division.probe, again.division.compute) == (
-            job.decision.division.shares,
-            job.decision.division.probe,
-            job.decision.division.compute,
+        assert (again.shares, again.probe, again.compute) == (
+            job.decision.shares,
+            job.decision.probe,
+            job.decision.compute,
         )
         job.epoch()
 
@@ -169,7 +167,7 @@ def test_noise_does_not_move_the_shares() -> None:
         job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.06, seed=seed))
         job.epoch()
         moves.append(sum(job.epoch().changed for _ in range(10)))
-        assert job.decision.division.probe == ()
+        assert job.decision.probe == ()
     assert max(moves) <= 2
     assert sum(moves) <= 6
 
@@ -177,12 +175,12 @@ def test_noise_does_not_move_the_shares() -> None:
 def test_the_baseline_stays_even() -> None:
     """With rebalancing off: always even shares, no probe, but a prediction for comparison."""
     job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.03), rebalance=False)
-    assert job.decision.division.probe == ()
+    assert job.decision.probe == ()
     decision = job.epoch()
-    assert decision.division.shares == (171, 171, 170)
+    assert decision.shares == (171, 171, 170)
     assert not decision.changed
-    assert decision.division.prediction is not None
-    assert decision.division.prediction.efficiency < 0.6
+    assert decision.prediction is not None
+    assert decision.prediction.efficiency < 0.6
 
 
 def test_a_throttled_member_is_learned_again() -> None:
@@ -208,7 +206,7 @@ def test_a_throttled_member_is_learned_again() -> None:
         ),
         *cluster.truth[1:],
     ]
-    assert SimulatedMembers(truth=slowed, communication=EXCHANGE).loss_of(job.decision.division.shares) < 0.04
+    assert SimulatedMembers(truth=slowed, communication=EXCHANGE).loss_of(job.decision.shares) < 0.04
     assert job.decision.relearn == ()
 
 
@@ -221,14 +219,12 @@ def test_a_joiner_is_taken_to_be_like_its_pool() -> None:
         joined = replace(job.request, members=(*named, MemberEvidence(member="new/0", pool=pool)), current_shares=None)
         decision = decide_shares(joined)
         assert isinstance(decision, SharesDecision)
-        assert pace_of(decision.division.compute[3]) == pytest.approx(
-            pace_of(decision.division.compute[like]), rel=1e-3
-        )
-        assert abs(decision.division.shares[3] - decision.division.shares[like]) <= 1
+        assert pace_of(decision.compute[3]) == pytest.approx(pace_of(decision.compute[like]), rel=1e-3)
+        assert abs(decision.shares[3] - decision.shares[like]) <= 1
         assert decision.models[3].quality is FitQuality.THIN
         assert "assumed to be like" in decision.models[3].reason
-        assert decision.division.prediction is not None
-        assert len({vector[3] for vector in decision.division.probe}) == shapes
+        assert decision.prediction is not None
+        assert len({vector[3] for vector in decision.probe}) == shapes
 
 
 def test_one_share_is_enough_for_a_member_of_a_known_pool() -> None:
@@ -249,7 +245,7 @@ def test_one_share_is_enough_for_a_member_of_a_known_pool() -> None:
     decision = decide_shares(SharesRequest(total_samples=400, members=members))
     assert isinstance(decision, SharesDecision)
     assert decision.models[3].pooled
-    assert decision.division.probe == ()
+    assert decision.probe == ()
     mate, own = decision.models[0].compute, decision.models[3].compute
     assert mate is not None
     assert own is not None
@@ -272,13 +268,11 @@ def test_a_newcomer_is_like_those_of_its_pool_that_left() -> None:
         returned = replace(job.request, members=(*staying, newcomer), former=(known[rank],), current_shares=None)
         decision = decide_shares(returned)
         assert isinstance(decision, SharesDecision)
-        assert pace_of(decision.division.compute[2]) == pytest.approx(
-            pace_of(job.decision.division.compute[rank]), rel=1e-3
-        )
-        assert abs(decision.division.shares[2] - job.decision.division.shares[rank]) <= 2
+        assert pace_of(decision.compute[2]) == pytest.approx(pace_of(job.decision.compute[rank]), rel=1e-3)
+        assert abs(decision.shares[2] - job.decision.shares[rank]) <= 2
         blind = decide_shares(replace(returned, former=()))
         assert isinstance(blind, SharesDecision)
-        assert abs(blind.division.shares[2] - job.decision.division.shares[rank]) > 20
+        assert abs(blind.shares[2] - job.decision.shares[rank]) > 20
 
 
 def test_lost_telemetry_does_not_change_good_shares() -> None:
@@ -288,10 +282,10 @@ def test_lost_telemetry_does_not_change_good_shares() -> None:
     )
     kept = decide_shares(blind)
     assert isinstance(kept, SharesDecision)
-    assert (kept.division.shares, kept.changed) == ((60, 30, 10), False)
+    assert (kept.shares, kept.changed) == ((60, 30, 10), False)
     fresh = decide_shares(replace(blind, total_samples=99))
     assert isinstance(fresh, SharesDecision)
-    assert fresh.division.shares == (33, 33, 33)
+    assert fresh.shares == (33, 33, 33)
 
 
 def test_a_thin_model_limits_the_share() -> None:
@@ -306,8 +300,8 @@ def test_a_thin_model_limits_the_share() -> None:
     members = (seen("a", 0.01), *(seen(m, 1.0) for m in "bcd"))
     decision = decide_shares(SharesRequest(total_samples=200, members=members))
     assert isinstance(decision, SharesDecision)
-    assert decision.division.shares[0] == 100
-    assert decision.division.probe
+    assert decision.shares[0] == 100
+    assert decision.probe
 
 
 def test_limits_hold_in_every_plan() -> None:
@@ -322,15 +316,15 @@ def test_limits_hold_in_every_plan() -> None:
     job.request = replace(job.request, members=limited)
     job.decision = job.decide()
     for _ in range(3):
-        for vector in (job.decision.division.shares, *job.decision.division.probe):
+        for vector in (job.decision.shares, *job.decision.probe):
             assert sum(vector) == BATCH
             assert vector[0] <= 240
             assert vector[1] >= 200
-        assert job.decision.division.micro_batch_samples == (64, 0, 0)
+        assert job.decision.micro_batch_samples == (64, 0, 0)
         job.epoch()
-    assert job.decision.division.prediction is not None
-    assert job.decision.division.shares[0] == 240
-    assert job.decision.division.prediction.bindings[0] is Binding.MEMORY
+    assert job.decision.prediction is not None
+    assert job.decision.shares[0] == 240
+    assert job.decision.prediction.bindings[0] is Binding.MEMORY
 
 
 def test_a_straggler_is_named() -> None:
@@ -405,21 +399,21 @@ def test_no_telemetry_raises(request_: SharesRequest) -> None:
     decision = decide_shares(request_)
     if isinstance(decision, Infeasible):
         return
-    for vector in (decision.division.shares, *decision.division.probe):
+    for vector in (decision.shares, *decision.probe):
         assert sum(vector) == request_.total_samples
         for share, member in zip(vector, request_.members, strict=True):
             assert share >= member.floor_samples
             assert member.cap_samples is None or share <= member.cap_samples
             assert share % member.granularity_samples == 0
-    if decision.division.prediction is not None:
-        assert 0 < decision.division.prediction.step_s < math.inf
-        assert 0 < decision.division.prediction.efficiency <= 1 + 1e-9
-        assert 0 < decision.division.prediction.efficiency_ceiling <= 1
-    again = decide_shares(replace(request_, current_shares=decision.division.shares))
+    if decision.prediction is not None:
+        assert 0 < decision.prediction.step_s < math.inf
+        assert 0 < decision.prediction.efficiency <= 1 + 1e-9
+        assert 0 < decision.prediction.efficiency_ceiling <= 1
+    again = decide_shares(replace(request_, current_shares=decision.shares))
     assert isinstance(again, SharesDecision)
-    assert (again.division.shares, again.division.probe, again.changed) == (
-        decision.division.shares,
-        decision.division.probe,
+    assert (again.shares, again.probe, again.changed) == (
+        decision.shares,
+        decision.probe,
         False,
     )
 
@@ -461,6 +455,6 @@ def test_the_gain_is_of_a_whole_step(variations: tuple[float, ...], overhead_s: 
     def mean_step_s(shares: tuple[int, ...]) -> float:
         return float(((0.1 + 0.006 * np.array(shares)) * noise).max(axis=1).mean()) + overhead_s
 
-    saved = 1 - mean_step_s(decision.division.shares) / mean_step_s(current)
+    saved = 1 - mean_step_s(decision.shares) / mean_step_s(current)
     assert decision.changed
     assert decision.gain_ratio == pytest.approx(saved, abs=0.002)

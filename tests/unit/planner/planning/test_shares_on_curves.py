@@ -57,7 +57,7 @@ def trained(epochs: int, *, seed: int, pools: tuple[str, ...] = POOLS) -> tuple[
         assert isinstance(decision, SharesDecision)
         if epoch == epochs:
             return request, decision
-        division = decision.division
+        division = decision
         probe = [vector for vector in division.probe for _ in range(2)]
         evidence = list(request.members)
         for vector in (*probe, *[division.shares] * 10):
@@ -79,7 +79,7 @@ def trained(epochs: int, *, seed: int, pools: tuple[str, ...] = POOLS) -> tuple[
 
 def over_optimum(decision: SharesDecision) -> float:
     """Return how much longer than the optimum a step is, relative."""
-    return max(own_s(pool, share) for pool, share in zip(POOLS, decision.division.shares, strict=True)) / best_s() - 1
+    return max(own_s(pool, share) for pool, share in zip(POOLS, decision.shares, strict=True)) / best_s() - 1
 
 
 @pytest.mark.parametrize("seed", range(times(gate=4, every=40)))
@@ -98,16 +98,16 @@ def test_deciding_again_changes_nothing() -> None:
     """The decided shares as current ones, and the same evidence."""
     request, decision = trained(5, seed=1)
     assert any(model.curve is not None for model in decision.models)
-    again = decide_shares(replace(request, current_shares=decision.division.shares))
+    again = decide_shares(replace(request, current_shares=decision.shares))
     assert isinstance(again, SharesDecision)
-    assert again.division.shares == decision.division.shares
+    assert again.shares == decision.shares
     assert not again.changed
 
 
 def test_the_plans_lines_give_the_predicted_times() -> None:
     """Survivors, allocation and forecast have lines only: they pass through the curves at the planned shares."""
     request, decision = trained(5, seed=1)
-    division = decision.division
+    division = decision
     bent = [rank for rank, model in enumerate(decision.models) if model.curve is not None]
     assert bent
     members = [split_member(m, c) for m, c in zip(request.members, division.compute, strict=True) if c is not None]

@@ -58,7 +58,7 @@ def predicted_over_mean(seed: int, members: int, scrape_steps: int) -> float:
                 )
             )
             assert isinstance(decision, SharesDecision)
-            shares, prediction = decision.division.shares, decision.division.prediction
+            shares, prediction = decision.shares, decision.prediction
     assert prediction is not None
     own_W = np.array(
         [

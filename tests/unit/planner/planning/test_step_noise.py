@@ -83,8 +83,8 @@ def predicted(noise: Noise, scrape: int, rng: np.random.Generator) -> Prediction
     request = SharesRequest(total_samples=100 * MEMBERS, members=members, current_shares=(100,) * MEMBERS)
     decision = decide_shares(request)
     assert isinstance(decision, SharesDecision)
-    assert decision.division.prediction is not None
-    return decision.division.prediction
+    assert decision.prediction is not None
+    return decision.prediction
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_broken_scrape_is_not_noise() -> None:
         request = SharesRequest(total_samples=300, members=evidence, current_shares=(100, 100, 100))
         decision = decide_shares(request)
         assert isinstance(decision, SharesDecision)
-        assert decision.division.prediction is not None
-        ceilings.append(decision.division.prediction.efficiency_ceiling)
+        assert decision.prediction is not None
+        ceilings.append(decision.prediction.efficiency_ceiling)
     assert ceilings[1] == pytest.approx(ceilings[0], abs=0.02)
 
 

@@ -83,10 +83,10 @@ def test_long_steps_next_to_a_bend() -> None:
         members = told(4, 40, hiccups, rng, last=10)
         decision = decide_shares(SharesRequest(total_samples=160, members=members, current_shares=(40,) * 4))
         assert isinstance(decision, SharesDecision)
-        assert decision.division.shares == (40,) * 4
-        assert decision.division.prediction is not None
-        rates.append(decision.division.prediction.hiccups.rate)
+        assert decision.shares == (40,) * 4
+        assert decision.prediction is not None
+        rates.append(decision.prediction.hiccups.rate)
         drawn = np.stack([steps_of(40, 50_000, hiccups, rng) for _ in range(4)]).max(axis=0)
-        errors.append(decision.division.prediction.step_s / float(drawn.mean()) - 1)
+        errors.append(decision.prediction.step_s / float(drawn.mean()) - 1)
     assert float(np.mean(rates)) == pytest.approx(hiccups.rate, rel=0.3)
     assert float(np.mean(errors)) == pytest.approx(0.0, abs=0.01)

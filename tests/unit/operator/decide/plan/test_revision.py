@@ -12,7 +12,6 @@ from heterotrain_core.contract.plan import (
     Boundary,
     BoundaryKind,
     ComputeTime,
-    Division,
     Plan,
     Prediction,
 )
@@ -26,9 +25,7 @@ from heterotrain_operator.decide.plan.revision import (
     seconds_to_boundary,
     worth_writing,
 )
-from heterotrain_planner.perf.model import ExchangeModel
 from heterotrain_planner.planning.boundary import FIRST_STEPS, LONGEST_S, steps_to_boundary
-from heterotrain_planner.planning.shares import SharesDecision
 from support.plans import plan_of
 from support.repeat import times
 
@@ -143,23 +140,15 @@ def test_far_from_the_boundary_only_a_large_gain_counts() -> None:
     assert least_gain(BoundaryDistance.FAR) > 0.03 > least_gain(BoundaryDistance.NEAR)
 
 
-DIVISION = Division(
-    shares=(60, 40),
-    micro_batch_samples=(0, 0),
-    cap_samples=(None, None),
-    compute=(COMPUTE, COMPUTE),
-    prediction=PREDICTION,
-)
-DECISION = SharesDecision(
-    division=DIVISION,
-    gain_ratio=0.0,
-    changed=False,
-    relearn=(),
-    stragglers=(),
-    models=(),
-    exchange=ExchangeModel(communication=None, reason=""),
-    reason="",
-)
+def divided(**changes: Any) -> Plan:
+    """Return the plan with other values; those of members by index."""
+    plan = a_plan(**{name: value for name, value in changes.items() if name in {"prediction", "probe", "probe_steps"}})
+    for name in changes.keys() - {"prediction", "probe", "probe_steps"}:
+        values = zip(plan.members, changes[name], strict=True)
+        plan = replace(plan, members=tuple(replace(member, **{name: value}) for member, value in values))
+    return plan
+
+
 EVERYWHERE, NOT_FAR, NOWHERE = (
     frozenset(BoundaryDistance),
     frozenset(BoundaryDistance) - {BoundaryDistance.FAR},
@@ -185,21 +174,20 @@ def test_which_divisions_are_worth_writing_at_which_distance(
     division: dict[str, Any], plan: dict[str, Any], distances: frozenset[BoundaryDistance]
 ) -> None:
     """Smaller micro-batches are written at once, improvements near the boundary, and lost telemetry never."""
-    decision = replace(DECISION, division=replace(DIVISION, **division))
-    found = {distance for distance in BoundaryDistance if worth_writing(decision, a_plan(**plan), distance)}
+    found = {distance for distance in BoundaryDistance if worth_writing(divided(**division), a_plan(**plan), distance)}
     assert found == distances
 
 
 def test_changed_shares_are_worth_writing_at_any_distance() -> None:
-    changed = replace(DECISION, changed=True)
+    changed = divided(share_samples=(61, 39))
     assert all(worth_writing(changed, a_plan(), distance) for distance in BoundaryDistance)
 
 
 def test_a_first_model_is_written_at_once_and_larger_micro_batches_near_the_boundary() -> None:
     bare = a_plan(prediction=None)
     bare = replace(bare, members=tuple(replace(member, compute=None) for member in bare.members))
-    assert worth_writing(DECISION, bare, BoundaryDistance.FAR)
+    assert worth_writing(a_plan(), bare, BoundaryDistance.FAR)
     small = a_plan()
     small = replace(small, members=tuple(replace(member, micro_batch_samples=20) for member in small.members))
-    assert not worth_writing(DECISION, small, BoundaryDistance.FAR)
-    assert worth_writing(DECISION, small, BoundaryDistance.NEAR)
+    assert not worth_writing(a_plan(), small, BoundaryDistance.FAR)
+    assert worth_writing(a_plan(), small, BoundaryDistance.NEAR)
