@@ -14,8 +14,8 @@ import torch
 from distributed.network_cut import cut, refuse
 from heterotrain.checkpoints.manager import CheckpointManager, WriteReason
 from heterotrain.errors import PeerLost
-from heterotrain.exchange.flat.exchange import FlatExchange
 from heterotrain.exchange.flat.reducer import Reducer
+from heterotrain.exchange.interface import Exchange
 from heterotrain.membership.consensus.election import Election
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.network.group import Group
@@ -131,7 +131,7 @@ def _peer_ports() -> list[int]:
 
 def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one wrapper for each place
     """Wrap the library's functions so that they call the injector; visits of ``FORMING_PLACES`` are counted."""
-    launch, wait, enter = FlatExchange._launch, Reducer.wait, Step.__enter__
+    launch, wait, enter = Exchange._launch, Reducer.wait, Step.__enter__
     vote, build, exchange, write = Election.vote, Group.build, transfer.exchange, CheckpointManager.write
     wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Loop.confirm
     send, part, hand_over = Neighbours.send, PartExchange.receive, formations.hand_over
@@ -142,7 +142,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
         visits[place] += 1
         fault.at(place, visits[place] - 1)
 
-    def launched(self: FlatExchange, transfer: Any) -> None:
+    def launched(self: Exchange, transfer: Any) -> None:
         launch(self, transfer)
         if self.started == 1:
             fault.at("launched", running[0])
@@ -203,7 +203,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
             visit(LAST_PLACE)
         write(self, reason, *arguments, **named)
 
-    FlatExchange._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
+    Exchange._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
     formations.hand_over = handed_over
     PartExchange.receive = parted  # type: ignore[method-assign]  # a deliberate wrapper
     Neighbours.send = sent  # type: ignore[method-assign]  # a deliberate wrapper

@@ -15,9 +15,8 @@ from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.training_setup import TrainingSetup
 from heterotrain.data.order import permutation
 from heterotrain.data.progress import micro_batches
-from heterotrain.exchange.flat.exchange import FlatExchange
 from heterotrain.exchange.flat.reducer import Reducer
-from heterotrain.exchange.flat.transfers import Transfer
+from heterotrain.exchange.interface import Exchange, Transfer
 from heterotrain.network.control import StepDecision
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.step import Step
@@ -142,13 +141,13 @@ def _watch_steps() -> list[dict[str, Any]]:
 def _watch_buckets() -> list[dict[str, list[torch.Tensor]]]:
     """Return a list that gets this rank's own and the reduced buckets of each attempt."""
     found: list[dict[str, list[torch.Tensor]]] = []
-    arm, launch, wait = Reducer.arm, FlatExchange._launch, Reducer.wait
+    arm, launch, wait = Reducer.arm, Exchange._launch, Reducer.wait
 
     def armed(self: Reducer, group: Any) -> None:
         found.append({"own": [], "sum": [], "packed": []})
         arm(self, group)
 
-    def launched(self: FlatExchange, transfer: Transfer) -> None:
+    def launched(self: Exchange, transfer: Transfer) -> None:
         found[-1]["own"].append(transfer.bucket.flat.clone())
         launch(self, transfer)
         packed = getattr(self, "_packed", {})
@@ -158,7 +157,7 @@ def _watch_buckets() -> list[dict[str, list[torch.Tensor]]]:
         wait(self)
         found[-1]["sum"] = [flat.clone() for flat in self.flats]
 
-    Reducer.arm, FlatExchange._launch, Reducer.wait = armed, launched, waited  # type: ignore[method-assign]  # a deliberate wrapper
+    Reducer.arm, Exchange._launch, Reducer.wait = armed, launched, waited  # type: ignore[method-assign]  # a deliberate wrapper
     return found
 
 

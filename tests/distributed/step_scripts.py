@@ -12,8 +12,7 @@ import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import FEATURES, net, optimizer_of, problem
-from heterotrain.exchange.flat.exchange import FlatExchange
-from heterotrain.exchange.flat.transfers import Transfer
+from heterotrain.exchange.interface import Exchange, Transfer
 from support import passes
 
 
@@ -110,13 +109,13 @@ def head_first(*, out: str, fault: dict[str, Any] | None = None) -> None:
     model = job.wrap(HeadFirst())
     optimizer = job.optimizer(optimizer_of(model))
     install_faults(injector)
-    launch, left = FlatExchange._launch, list[int]()
+    launch, left = Exchange._launch, list[int]()
 
-    def launched(self: FlatExchange, transfer: Transfer) -> None:
+    def launched(self: Exchange, transfer: Transfer) -> None:
         left.append(sum(parameter.grad is not None for parameter in model.parameters()))
         launch(self, transfer)
 
-    FlatExchange._launch = launched  # type: ignore[method-assign]  # a deliberate wrapper
+    Exchange._launch = launched  # type: ignore[method-assign]  # a deliberate wrapper
     for step in job.steps(problem(96)):
         left.clear()
         with step:

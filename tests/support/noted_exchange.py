@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from heterotrain.exchange.flat.exchange import FlatExchange
-from heterotrain.exchange.flat.transfers import Transfer
+from heterotrain.exchange.interface import Transfer
 
 
 class NotedExchange(FlatExchange):

@@ -19,9 +19,7 @@ from collections.abc import Sequence
 import torch
 from heterotrain_core.contract.choices import Compression
 
-from heterotrain.exchange.flat.exchange import FlatExchange
-from heterotrain.exchange.flat.transfers import Transfer
-from heterotrain.exchange.interface import Bucket
+from heterotrain.exchange.interface import Bucket, Exchange
 from heterotrain.exchange.timeline import Timeline
 from heterotrain.network.group import Group
 from heterotrain.network.sums import Reduction
@@ -37,7 +35,7 @@ DTYPES = {Compression.FP16: torch.float16, Compression.BF16: torch.bfloat16}
 ROUNDOFF = {Compression.FP16: 2.0**-11, Compression.BF16: 2.0**-8}
 
 
-class CompressedExchange(FlatExchange):
+class CompressedExchange(Exchange):
     """Adds up each bucket in a smaller format; its state is one compressor for each bucket."""
 
     is_exact = False
@@ -61,23 +59,21 @@ class CompressedExchange(FlatExchange):
         super().begin(group)
 
     def abandon(self) -> None:
-        """Drop a failed pass; see ``Exchange``."""
+        """Drop a failed pass."""
         super().abandon()
         self._packed.clear()
 
     def _renew(self) -> None:
         self._compressors = {transfer.bucket: Compressor(self._compression) for transfer in self._transfers}
 
-    def _send(self, transfer: Transfer, group: Group) -> Reduction:
-        bucket = transfer.bucket
+    def _send(self, bucket: Bucket, group: Group) -> Reduction:
         packed = self._compressors[bucket].pack(bucket.flat)
         if packed is None:
-            return super()._send(transfer, group)
+            return self._add_up(bucket.flat, bucket, group)
         self._packed[bucket] = packed
         return self._add_up(packed, bucket, group)
 
-    def _arrived(self, transfer: Transfer, group: Group) -> None:
-        bucket = transfer.bucket
+    def _receive(self, bucket: Bucket, group: Group) -> None:
         compressor, packed = self._compressors[bucket], self._packed.pop(bucket, None)
         if packed is not None:
             if compressor.unpack(packed, bucket.flat):

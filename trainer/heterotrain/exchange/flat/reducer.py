@@ -23,7 +23,7 @@ from heterotrain.exchange.flat.bucket_order import BucketOrder
 from heterotrain.exchange.flat.buckets import WholeBucket, buckets_of, check_dense, signature_of, squared_norm
 from heterotrain.exchange.flat.exchange import FlatExchange
 from heterotrain.exchange.flat.gradient_hooks import GradientHooks, GradientWatchers
-from heterotrain.exchange.interface import Exchange
+from heterotrain.exchange.interface import Exchange, Gradients
 from heterotrain.exchange.refusals import CHANGED, CLEARED, THAWED, TWICE
 from heterotrain.exchange.script_hooks import ScriptHooks
 from heterotrain.exchange.timeline import timeline_of
@@ -32,21 +32,17 @@ from heterotrain.state.finite import all_finite, is_finite
 from heterotrain.state.layers import Layers
 
 
-class Reducer:
+class Reducer(Gradients):
     """The buckets of a model's parameters; independent of steps and plans.
 
     Attributes:
         model: the model.
         bucket_bytes: a bucket ends as soon as it holds this much.
-        exchange: adds up the buckets.
-        is_measurable: whether a rank's own gradient is a mean over its samples, taken micro-batch by micro-batch.
         on_change: called when trainable parameters have been added, replaced, frozen or unfrozen, before a step.
         buckets: in the order in which they are reduced.
         flats: their buffers.
-        elements: number of elements in all gradients; known once a step has begun.
         parameters: number of parameters in the buckets.
-        signature: a checksum of names, shapes, strides and formats of the parameters in the buckets.
-        script_hooks: hooks of the script on parameters, which rest until the reduction.
+        signature: of names, shapes, strides and formats of the parameters in the buckets.
     """
 
     def __init__(
@@ -59,12 +55,8 @@ class Reducer:
         is_measurable: bool = True,
     ) -> None:
         """See the class; without an ``exchange``, a flat one."""
-        self.model, self.bucket_bytes, self.on_change, self.is_measurable = (
-            model,
-            bucket_bytes,
-            on_change,
-            is_measurable,
-        )
+        self.model, self.bucket_bytes = model, bucket_bytes
+        self.on_change, self.is_measurable = on_change, is_measurable
         self.exchange: Exchange = exchange or FlatExchange()
         self.buckets: list[WholeBucket] = []
         self.flats: list[torch.Tensor] = []
@@ -250,19 +242,6 @@ class Reducer:
         if self.script_hooks.resting:
             self.script_hooks.wake()
 
-    def scale(self, factor: float) -> None:
-        """Multiply every gradient, in place."""
-        torch._foreach_mul_(self.flats, factor)
-
-    def clamp(self, limit: float) -> None:
-        """Clamp every element of the gradients to [-limit, limit]."""
-        for bucket in self.buckets:
-            bucket.flat.clamp_(-limit, limit)
-
-    def transfers_s(self) -> tuple[float, ...]:
-        """Return each bucket's transfer seconds in the last step that ``wait`` has finished."""
-        return self.exchange.transfers_s()
-
     def is_finite(self) -> bool:
         """Return whether every element is finite; after the reduction this is the same on all ranks."""
         if self._is_late:
@@ -285,11 +264,6 @@ class Reducer:
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None and not all_finite([parameter.grad]):
                 return name
-        return None
-
-    @property
-    def known_squared(self) -> float | None:
-        """The squared norm without computing it: unknown."""
         return None
 
     def squared_norm(self) -> torch.Tensor | float:

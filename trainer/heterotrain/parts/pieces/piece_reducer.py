@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +21,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.exchange.flat.buckets import squared_norm
 from heterotrain.exchange.flat.exchange import FlatExchange
-from heterotrain.exchange.interface import Bucket, Exchange, Gradients
+from heterotrain.exchange.interface import Exchange, Gradients
 from heterotrain.exchange.refusals import CHANGED, CLEARED, TWICE
 from heterotrain.exchange.script_hooks import ScriptHooks
 from heterotrain.exchange.timeline import timeline_of
@@ -38,7 +38,7 @@ REFROZEN = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class PieceReducer(Gradients):
     """The buckets of one formation's pieces: in a fixed order, unmeasured, and tested by the second phase, no gate.
 
@@ -47,27 +47,22 @@ class PieceReducer(Gradients):
         division: the pieces.
         rank: this rank in the formation.
         bucket_bytes: a bucket ends as soon as it holds this much.
-        is_measurable: false: a rank's own gradient of a divided model is no mean over a group.
-        exchange: adds up the buckets.
-        elements: number of elements in this rank's gradients.
         parameters: number of trainable parameters of the whole model.
-        signature: a checksum of the pieces, which all ranks have compared when the formation began.
+        signature: of the pieces, which all ranks have compared when the formation began.
         script_hooks: empty: a script's hooks on divided parameters see parts.
-        buckets: empty: transfers of pieces are not measured, as their buckets differ by rank.
+        known_squared: of the whole model's gradient, as the second phase has found it.
     """
 
     layout: ModelLayout
     division: PieceDivision
     rank: int
     bucket_bytes: int
-    is_measurable: bool = False
     exchange: Exchange = field(default_factory=FlatExchange)
     elements: int = 0
     parameters: int = 0
     signature: int = 0
     script_hooks: ScriptHooks = field(default_factory=ScriptHooks)
-    buckets: Sequence[Bucket] = ()
-    squared: float = math.nan
+    known_squared: float = math.nan
     _buckets: list[PieceBucket] = field(default_factory=list)
     _parameters: dict[str, torch.nn.Parameter] = field(default_factory=dict)
     _in_buckets: dict[str, list[PieceBucket]] = field(default_factory=dict)
@@ -114,7 +109,7 @@ class PieceReducer(Gradients):
         self._hooks.clear()
 
     @property
-    def flats(self) -> list[torch.Tensor]:
+    def flats(self) -> list[torch.Tensor]:  # type: ignore[override]  # looked up: parameters drop their gradients
         """This rank's parts of the gradients."""
         return list(self._gradients().values())
 
@@ -138,7 +133,7 @@ class PieceReducer(Gradients):
         self._arrived.clear()
         if self.layout.uses is not None:
             self.layout.uses.clear()
-        self.squared = math.nan
+        self.known_squared = math.nan
         for _, parameter in self.layout.named_parameters():
             parameter.grad = None
 
@@ -247,37 +242,18 @@ class PieceReducer(Gradients):
         if self._parameters and not self._gradients() and self._arrived:
             raise UsageError(CLEARED)
 
-    def take_back(self) -> bool:
-        """Return whether the script has changed gradients; the second phase measures them as they are."""
-        return False
-
     def scale(self, factor: float) -> None:
         """Multiply every gradient, in place."""
-        for part in self._gradients().values():
-            part.mul_(factor)
-        self.squared *= factor * factor
-
-    def clamp(self, limit: float) -> None:
-        """Clamp every element of the gradients to [-limit, limit]."""
-        for part in self._gradients().values():
-            part.clamp_(-limit, limit)
-
-    def is_finite(self) -> bool:
-        """Return whether every element of this rank's gradients is finite."""
-        return all_finite(list(self._gradients().values()))
+        super().scale(factor)
+        self.known_squared *= factor * factor
 
     def first_non_finite(self) -> str | None:
         """Return the name of the first parameter whose gradient is not finite here; ``None`` if there is none."""
         return next((name for name, part in self._gradients().items() if not all_finite([part])), None)
 
-    @property
-    def known_squared(self) -> float | None:
-        """The squared norm of the whole model's gradient, as the second phase has found it."""
-        return self.squared
-
     def squared_norm(self) -> torch.Tensor | float:
         """Return the squared norm of the whole model's gradient, as the second phase has found it."""
-        return self.squared
+        return self.known_squared
 
     # -- internals ---------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class PieceSums:
             raise TypeError("whole gradients have no second phase")
 
         def accept(confirmation: Confirmation) -> None:
-            reducer.squared = confirmation.squared
+            reducer.known_squared = confirmation.squared
 
         row = [float(reducer.is_finite()), reducer.owned_squared()]  # the device may fail here, so before the promise
         if prepared is not None:

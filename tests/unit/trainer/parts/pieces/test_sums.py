@@ -54,7 +54,9 @@ def test_a_step_that_is_finished_late_knows_the_whole_norm() -> None:
 
     group: Any = SimpleNamespace(gather_now=loses)
     with pytest.raises(PeerLost):
-        sums.confirm(group, PreparedStep(3, finish=lambda _all: finished.append(reducer.squared), drop=lambda: None))
+        sums.confirm(
+            group, PreparedStep(3, finish=lambda _all: finished.append(reducer.known_squared), drop=lambda: None)
+        )
     assert training.prepared is not None
     training.prepared.finish(sums.confirm(SimpleNamespace(gather_now=lambda row, _purpose: [row, [1.0, 9.0]]), None))  # type: ignore[arg-type]  # all of the group that is used
     assert finished == [9.0]
