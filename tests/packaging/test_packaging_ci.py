@@ -45,7 +45,7 @@ def test_ci_runs_every_part_that_needs_no_device() -> None:
     steps = [step.get("run", "") for job in JOBS.values() for step in job["steps"]]
     asked = [value for run in steps for value in re.findall(r"^make test(?:-all)? PART=(\S+|\"[^\"]+\")$", run)]
     called = {name for value in asked for name in value.strip('"').split()}
-    by_hand = {"heavy", "chaos", "oldest-torch", "coscheduling", "kueue", "kueue-cluster", "cluster"}
+    by_hand = {"heavy", "chaos", "oldest-torch", "coscheduling", "kueue", "cluster"}
     """A choice of other parts' tests, hours, 6 GB of packages, and programs of the emulated cluster (CI has kind)."""
     assert "make lint" in steps
     assert {part.name for part in PARTS} - called == by_hand | {"lint"}

@@ -10,7 +10,7 @@ from support.zygote import Zygote
 ROOT = Path(__file__).parents[3]
 
 
-FOLDERS = ("cuda", "e2e", "integration", "kueue", "kueue_on_cluster", "coscheduling", "packaging")
+FOLDERS = ("cuda", "e2e", "integration", "kueue", "coscheduling", "packaging")
 
 
 def test_the_tests_that_need_more_than_this_machine_can_be_collected(zygote: Zygote, tmp_path: Path) -> None:

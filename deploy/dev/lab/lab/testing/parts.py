@@ -103,7 +103,6 @@ OTHERS = (
     Part(name="oldest-torch", command=(*MAKE, "oldest-torch")),
     Part(name="coscheduling", chunks=(("tests/coscheduling",),), is_real=True),
     Part(name="kueue", chunks=(("tests/kueue",),), is_real=True),
-    Part(name="kueue-cluster", chunks=(("tests/kueue_on_cluster",),), is_real=True, on_cluster=True),
 )
 OWN_CLUSTERS = Part(name="cluster", chunks=(("tests/integration/cluster",),), is_real=True)
 """Starts and stops clusters of its own, so none may be running."""
