@@ -144,20 +144,20 @@ def _even_layouts(problem: Problem, costs: Costs, known: Sequence[DeviceLayout],
     seconds_KE = np.array([rounds * (each.latency_s + costs.parameter_E / number / each.bytes_per_s) for each in links])
     found = []
     for order in orders[:MOST_ORDERS]:
-        least = _least_slowest(costs, order, seconds_KE, seconds_KE, np.inf)
+        least = least_slowest(costs, order, seconds_KE, seconds_KE, np.inf)
         if least is None:
             continue
         low_s = max(float(seconds_KE[kind, end] - seconds_KE[kind, edge]) for kind, edge, end in least)
         high_s = max(exchange_seconds(problem, [known[0]] * number), low_s)
         for limit_s in np.geomspace(low_s, high_s, MOST_LIMITS) if low_s > 0 else ():
             busy_KE = costs.forward_KE + costs.backward_KE
-            stages = _least_slowest(costs, order, busy_KE, seconds_KE, float(limit_s) * (1 + 1e-9))
+            stages = least_slowest(costs, order, busy_KE, seconds_KE, float(limit_s) * (1 + 1e-9))
             if stages is not None:
                 found.append(layout_of(problem, costs, stages))
     return list(dict.fromkeys(found))
 
 
-def _least_slowest(
+def least_slowest(
     costs: Costs, order: Sequence[int], busy_KE: Floats, limited_KE: Floats, limit: float
 ) -> list[tuple[int, int, int]] | None:
     """Return the cut of this order of kinds with the least largest stage by one sum, under a limit for another one."""

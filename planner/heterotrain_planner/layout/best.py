@@ -7,13 +7,18 @@ sharded members where the problem allows them, also those of models no pipeline 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.contract.plan import Binding, LayoutKind, Prediction
 
 from heterotrain_planner.layout.book import Book
-from heterotrain_planner.layout.cover import cover
+from heterotrain_planner.layout.cover import cover, result_of
+from heterotrain_planner.layout.level import Level, LevelMenu, menu_of
+from heterotrain_planner.layout.local_search import LocalSearch
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, NoLayout, Template
+from heterotrain_planner.layout.rough_cover import FEW_DEVICES
 from heterotrain_planner.layout.sharded import sharded_templates
 from heterotrain_planner.layout.update import update_seconds
 from heterotrain_planner.layout.worked_out import curve_of
@@ -53,7 +58,29 @@ def best_cover(
         if each <= kinds
     ]
     covers = [each for each in found if isinstance(each, Cover)]
-    return max(covers, key=lambda each: each.samples_per_s * (1 - TIE * found.index(each)), default=found[-1])
+    if not covers:
+        return found[-1]
+    best = max(covers, key=lambda each: each.samples_per_s * (1 - TIE * found.index(each)))
+    left = [kind.count for kind in book.problem.kinds]
+    left = left if devices is None else [max(0, min(pair)) for pair in zip(devices, left, strict=True)]
+    return _improved(book, left, menu_of(book, further, kinds, 1), covers, best) if sum(left) <= FEW_DEVICES else best
+
+
+def _improved(book: Book, left: Sequence[int], menu: LevelMenu, known: Sequence[Cover], best: Cover) -> Cover:
+    """Return members with a shorter step that a local search finds, or the best known ones."""
+    search = LocalSearch(book, menu, left)
+    found = search.best([search.choices(each) for each in known], best.step_s)
+    if found is None:
+        return best
+    _, members, counts = found
+    taken = [(search.worked_out(member, count), count) for member, count in zip(members, counts, strict=True)]
+    if owner_groups([choice.layout.planned for choice, _ in taken]) > MOST_OWNER_GROUPS:
+        return best
+    padding = sum(choice.micro_batch_samples * count for choice, count in taken) - book.problem.batch_samples
+    level = Level(level_s=best.bound_s, bound_s=best.bound_s, amounts={})
+    cover = result_of(book, left, level, taken, padding)
+    bound_s = min(best.bound_s, cover.step_s)
+    return replace(cover, bound_s=bound_s, gap_ratio=cover.step_s / bound_s - 1, share_gap_ratio=best.share_gap_ratio)
 
 
 def allowed_kinds(problem: Problem) -> frozenset[LayoutKind]:

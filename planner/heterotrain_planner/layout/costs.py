@@ -66,6 +66,20 @@ class Costs:
         """
         return min(position, self.micro_batches)
 
+    def most_micro_batches(self, stages: Sequence[tuple[int, int, int]]) -> int:
+        """Return how many micro-batches a share of these stages may have; 0 where memory permits none.
+
+        Args:
+            stages: (kind, first edge, end edge), in the order of computation.
+        """
+        most = self.micro_batches
+        for position, (kind, edge, end) in zip(range(len(stages), 0, -1), stages, strict=True):
+            room = float(self.memory_K[kind] - (self.state_E[end] - self.state_E[edge]))
+            each = float(self.activation_E[end] - self.activation_E[edge])
+            if position * each > room:
+                most = min(most, max(0, int(room // each)) if each else 0)
+        return most
+
     def ends(self, kind: int, position: int) -> Ints:
         """Return for each edge the last edge that one stage from there can reach within the kind's memory."""
         bytes_E = self.state_E + self.kept(position) * self.activation_E

@@ -118,7 +118,7 @@ def _alike(book: Book, left: Sequence[int], rough: RoughCover, known: Cover | No
     amounts = {found.column: len(found.micro_batches)}
     level = Level(level_s=found.level_s, bound_s=min(found.level_s, rough.level.bound_s), amounts=amounts)
     taken = [(found.choice, count) for count in found.micro_batches]
-    return _result(book, left, level, taken, found.padding_samples)
+    return result_of(book, left, level, taken, found.padding_samples)
 
 
 def _worked_out(book: Book, left: Sequence[int], rough: RoughCover, first: RoughCover) -> Cover | NoLayout:
@@ -149,7 +149,7 @@ def _worked_out(book: Book, left: Sequence[int], rough: RoughCover, first: Rough
             f"most {MOST_OWNER_GROUPS} can exchange gradients: allow other layouts, or use fewer devices"
         )
     taken = [(choices[column], count) for column, count in zip(kept, micro_batches, strict=True)]
-    return _result(book, left, level, taken, padding)
+    return result_of(book, left, level, taken, padding)
 
 
 def _exchanging_less(
@@ -240,7 +240,7 @@ def divide(
     )
 
 
-def _result(
+def result_of(
     book: Book, left: Sequence[int], found: Level, taken: Sequence[tuple[WorkedOut, int]], padding: int
 ) -> Cover:
     """Return the cover of members with these templates and numbers of micro-batches, with the bound of its shares."""

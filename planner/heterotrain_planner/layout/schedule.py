@@ -65,7 +65,7 @@ def timeline(stages: Sequence[Passes], micro_batches: int) -> list[TimedPass]:
     ends: dict[tuple[int, bool, int], float] = {}
     found: list[TimedPass] = []
     free_s = [0.0] * size
-    orders = [_order(size - stage, size, micro_batches) for stage in range(size)]
+    orders = [_order(size - stage, micro_batches) for stage in range(size)]
     waiting = list(range(size))
     while waiting:
         for stage in waiting:
@@ -84,9 +84,9 @@ def timeline(stages: Sequence[Passes], micro_batches: int) -> list[TimedPass]:
     return sorted(found, key=lambda each: (each.start_s, each.stage))
 
 
-def _order(position: int, stages: int, micro_batches: int) -> list[tuple[bool, int]]:
+def _order(position: int, micro_batches: int) -> list[tuple[bool, int]]:
     """Return the passes (forward, micro-batch) of the stage that is ``position``-th from the end, in their order."""
-    ahead = micro_batches if micro_batches < stages else position
+    ahead = min(micro_batches, position)
     order = [(True, index) for index in range(ahead)]
     for index in range(micro_batches - ahead):
         order += [(False, index), (True, index + ahead)]
@@ -102,7 +102,7 @@ def _simulate(stages: Sequence[Passes], micro_batches: int) -> float:
     """
     size = len(stages)
     if micro_batches < size:
-        return _all_forward_first(stages, micro_batches)
+        return max(each.end_s for each in timeline(stages, micro_batches))
     forward_S, backward_S = (np.array(seconds) for seconds in zip(*stages, strict=True))
     upward_S = np.cumsum(backward_S[::-1])  # from the last stage
     ended_S = _fill(stages)
@@ -135,20 +135,3 @@ def _fill(stages: Sequence[Passes]) -> Floats:
             end_s = ends[index] = max(end_s, ends[index]) + stage.forward_s
         last.append(end_s)
     return np.array(last)
-
-
-def _all_forward_first(stages: Sequence[Passes], micro_batches: int) -> float:
-    """Return the end of the last pass where each stage runs all forward passes, then all backward passes."""
-    ends = [0.0] * micro_batches
-    free = []
-    for stage in stages:
-        end_s = 0.0
-        for index in range(micro_batches):
-            end_s = ends[index] = max(end_s, ends[index]) + stage.forward_s
-        free.append(end_s)
-    ends = [0.0] * micro_batches
-    for stage, free_s in zip(reversed(stages), reversed(free), strict=True):
-        end_s = free_s
-        for index in range(micro_batches):
-            end_s = ends[index] = max(end_s, ends[index]) + stage.backward_s
-    return ends[-1]

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from heterotrain.parts.stages.schedule_1f1b import Pass, passes
 from heterotrain_planner.layout.best import best_members
-from heterotrain_planner.layout.book import book_of
+from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.whole_step import Pipeline, WholeStep
 from support.repeat import times
 from unit.planner.layout.instances import a_problem, most_kept
 
@@ -34,6 +35,19 @@ def a_cluster(seed: int) -> Problem:
     fast = Link(bytes_per_s=slow.bytes_per_s * 10, latency_s=slow.latency_s / 10)
     links = {("k0", "k0"): fast, ("k0", "k1"): slow, ("k1", "k1"): fast} if rng.random() < 0.8 else {}
     return replace(problem, links=links, default_link=fast, least_members=rng.choice([1, 1, 1, 2]))
+
+
+def a_mixture(seed: int) -> Problem:
+    """Return three or four devices of up to three kinds, whose members' devices may change places."""
+    rng = random.Random(seed)
+    while True:
+        problem = a_problem(rng, kinds=3, units=5, most=2, memory=(250, 1600), batch_samples=rng.choice([4, 8]))
+        if 3 <= sum(kind.count for kind in problem.kinds) <= 4:
+            break
+    slow = Link(bytes_per_s=rng.choice([10.0, 40.0, 200.0]), latency_s=rng.choice([0.0, 0.05]))
+    fast = Link(bytes_per_s=slow.bytes_per_s * 10, latency_s=slow.latency_s / 10)
+    links = {(kind.name, kind.name): fast for kind in problem.kinds}
+    return replace(problem, links=links, default_link=slow, least_members=rng.choice([1, 1, 2]))
 
 
 def played(problem: Problem, stages: Stages, micro_batches: int) -> float:
@@ -66,26 +80,38 @@ def played(problem: Problem, stages: Stages, micro_batches: int) -> float:
     return max(free_s)
 
 
-def exchanged(problem: Problem, members: Sequence[Stages]) -> float:
-    """Return the seconds of the exchange with the best order of the members in the rings."""
+def ring(problem: Problem, members: Sequence[Stages]) -> float:
+    """Return the seconds of the exchange with the members in this order."""
     if len(members) == 1:
         return 0.0
-    best = math.inf
-    for order in itertools.permutations(members[1:]):
-        ring, busy = (members[0], *order), defaultdict[tuple[int, int], float](float)
-        cuts = sorted({edge for member in ring for _, first, end in member for edge in (first, end)})
-        pieces: Counter[tuple[int, ...]] = Counter()
-        for first, end in itertools.pairwise(cuts):
-            owners = tuple(next(i for i, (_, a, b) in enumerate(m) if a <= first < b) for m in ring)
-            pieces[owners] += sum(unit.parameter_bytes for unit in problem.units[first:end])
-        for owners, size in pieces.items():
-            names = [member[owner][0] for member, owner in zip(ring, owners, strict=True)]
-            pairs = zip(names, [*names[1:], names[0]], strict=True)
-            round_s = max(problem.link(*pair).seconds(size / len(ring)) for pair in pairs)
-            for device in enumerate(owners):
-                busy[device] += 2 * (len(ring) - 1) * round_s
-        best = min(best, max(busy.values()))
-    return best
+    busy = defaultdict[tuple[int, int], float](float)
+    cuts = sorted({edge for member in members for _, first, end in member for edge in (first, end)})
+    pieces: Counter[tuple[int, ...]] = Counter()
+    for first, end in itertools.pairwise(cuts):
+        owners = tuple(next(i for i, (_, a, b) in enumerate(m) if a <= first < b) for m in members)
+        pieces[owners] += sum(unit.parameter_bytes for unit in problem.units[first:end])
+    for owners, size in pieces.items():
+        names = [member[owner][0] for member, owner in zip(members, owners, strict=True)]
+        pairs = zip(names, [*names[1:], names[0]], strict=True)
+        round_s = max(problem.link(*pair).seconds(size / len(members)) for pair in pairs)
+        for device in enumerate(owners):
+            busy[device] += 2 * (len(members) - 1) * round_s
+    return max(busy.values())
+
+
+def exchanged(problem: Problem, members: Sequence[Stages]) -> float:
+    """Return the seconds of the exchange with the best order of the members in the rings."""
+    return min(ring(problem, (members[0], *order)) for order in itertools.permutations(members[1:]))
+
+
+def divided(shares: Sequence[np.ndarray], batch: int) -> float:
+    """Return the least longest share of all divisions, where each member takes at least one sample."""
+    level_N = shares[0]
+    for share_N in shares[1:]:
+        level_N = np.array(
+            [min((max(level_N[k], share_N[n - k]) for k in range(1, n)), default=math.inf) for n in range(batch + 1)]
+        )
+    return float(level_N[batch])
 
 
 def partitions(counts: tuple[int, ...], most: tuple[int, ...] | None = None) -> Iterator[list[tuple[int, ...]]]:
@@ -119,22 +145,14 @@ def least_step(problem: Problem) -> float:
         if len(members) < max(1, problem.least_members) or len(members) > batch:
             continue
         for chosen in itertools.product(*map(templates, members)):
-            level_N = chosen[0][1]
-            for _, share_N in chosen[1:]:
-                level_N = np.array(
-                    [
-                        min((max(level_N[k], share_N[n - k]) for k in range(1, n)), default=math.inf)
-                        for n in range(batch + 1)
-                    ]
-                )
-            if level_N[batch] < best:
-                best = min(best, float(level_N[batch]) + exchanged(problem, [stages for stages, _ in chosen]))
+            level_s = divided([share_N for _, share_N in chosen], batch)
+            if level_s < best:
+                best = min(best, level_s + exchanged(problem, [stages for stages, _ in chosen]))
     return best
 
 
-def gap(seed: int) -> float | None:
+def gap(problem: Problem) -> float | None:
     """Return how much longer the planner's step is than the best one; ``None`` where neither finds members."""
-    problem = a_cluster(seed)
     found, best = best_members(book_of(problem), problem), least_step(problem)
     if not isinstance(found, Cover):
         assert math.isinf(best), f"refused, although a step of {best:.4g} s is possible: {found.reason}"
@@ -146,6 +164,44 @@ def gap(seed: int) -> float | None:
 @pytest.mark.parametrize("first", range(0, times(gate=8, every=400), 8))
 def test_members_are_close_to_the_best_of_all(first: int) -> None:
     """Nothing is refused that fits; no step is over a tenth longer than the best, and on average one in a hundred."""
-    gaps = [found for seed in range(first, first + 8) if (found := gap(seed)) is not None]
+    gaps = [found for seed in range(first, first + 8) if (found := gap(a_cluster(seed))) is not None]
     assert max(gaps, default=0.0) <= 0.1
     assert sum(gaps) <= 0.01 * 8
+
+
+FAR_ONCE = (96, 61, 139)
+"""Here templates that were chosen one by one took 9, 8 and 6 % longer than the best members."""
+
+
+@pytest.mark.parametrize("seed", [*FAR_ONCE, *range(times(gate=12, every=400))])
+def test_members_of_three_kinds_are_close_to_the_best_of_all(seed: int) -> None:
+    """Cuts and places of devices that are good for all members together are found."""
+    found = gap(a_mixture(seed))
+    assert found is None or found <= 0.05
+
+
+@pytest.mark.parametrize("seed", range(times(gate=30, every=1000)))
+def test_the_whole_step_of_given_members(seed: int) -> None:
+    """Any orders and cuts of the members, memory or not: the best division of the batch, played, and the exchange."""
+    rng, problem = random.Random(seed), a_mixture(seed)
+    book = book_of(problem)
+    if not isinstance(book, Book):
+        return
+    names = [i for i, kind in enumerate(problem.kinds) for _ in range(kind.count)]
+    rng.shuffle(names)
+    at = rng.randint(1, len(names) - 1)
+    members = [
+        Pipeline(
+            tuple(own), (0, *sorted(rng.sample(range(1, len(problem.units)), len(own) - 1)), len(problem.units)), 0
+        )
+        for own in (names[:at], names[at:])
+    ]
+    stages = [tuple((problem.kinds[kind].name, a, b) for kind, a, b in member.stages) for member in members]
+    shares = [
+        np.array([math.inf, *(played(problem, own, n) for n in range(1, problem.batch_samples + 1))]) for own in stages
+    ]
+    expected = divided(shares, problem.batch_samples)
+    expected += ring(problem, stages) if math.isfinite(expected) else 0.0
+    step = WholeStep(book)
+    assert step.seconds(members)[0] == pytest.approx(expected)
+    assert step.seconds(members, expected * 0.999)[0] == math.inf

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from heterotrain.parts.stages.schedule_1f1b import Pass, passes
 from heterotrain_planner.layout.schedule import MOST_SIMULATED, Passes, share_seconds, timeline
 from support.repeat import times
 
@@ -13,24 +14,14 @@ from support.repeat import times
 def by_relaxation(stages: list[Passes], micro_batches: int) -> float:
     """Return the end of the last pass: raise all end times until every dependency holds.
 
-    The order of a stage's passes follows the definition of the schedule, not the code: 1F1B keeps at most as many
-    micro-batches as there are stages from it to the end, and prefers backward passes; GPipe runs all forward passes
-    first.
+    The order of a stage's passes is the trainer's own.
     """
     size = len(stages)
     end: dict[tuple[str, int, int], float] = {}
     before: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}
     for stage in range(size):
-        order = []
-        kept, forward, backward = 0, 0, 0
-        limit = micro_batches if micro_batches < size else size - stage
-        while backward < micro_batches:
-            if forward < micro_batches and kept < limit:
-                order.append(("F", stage, forward))
-                forward, kept = forward + 1, kept + 1
-            else:
-                order.append(("B", stage, backward))
-                backward, kept = backward + 1, kept - 1
+        own = passes(stage=stage, stages=size, micro_batches=micro_batches)
+        order = [("F" if which is Pass.FORWARD else "B", stage, index) for which, index in own]
         for previous, current in itertools.pairwise([None, *order]):
             needs = [previous] if previous else []
             what, _, index = current  # type: ignore[misc]  # only the first is None

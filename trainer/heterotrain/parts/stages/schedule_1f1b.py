@@ -16,8 +16,7 @@ class Pass(Enum):
 def passes(*, stage: int, stages: int, micro_batches: int) -> Iterator[tuple[Pass, int]]:
     """Yield passes and their micro-batches, in order.
 
-    A stage that is p-th from the end keeps the activations of at most p micro-batches. With fewer micro-batches than
-    stages, all forward passes may come first, as in GPipe.
+    A stage that is p-th from the end keeps the activations of at most p micro-batches.
 
     Args:
         stage: from 0.
