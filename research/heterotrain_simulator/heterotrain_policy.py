@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from heterotrain_core.split.balance import Infeasible, evenly
 from heterotrain_planner.planning.batch import BatchDecision, BatchRequest, decide_batch
 from heterotrain_planner.planning.fitting import MemberFits, fit_members
+from heterotrain_planner.planning.probe import PROBE_STEPS
 from heterotrain_planner.planning.shares import MemberEvidence, SharesRequest, decide_shares
 
 from heterotrain_simulator.policy import PolicyDecision, View
@@ -55,7 +56,7 @@ class HeterotrainPolicy:
             batch_samples=batch,
             shares=decision.shares,
             probe=decision.probe,
-            probe_steps=decision.probe_steps,
+            probe_steps=PROBE_STEPS if decision.probe else 0,
             predicted_step_s=decision.prediction.step_s if decision.prediction else None,
             reason=decision.reason,
         )

@@ -35,6 +35,7 @@ from heterotrain_operator.prom.snapshot import counter_name
 from heterotrain_operator.prom.vector import Series
 from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
 from heterotrain_planner.perf.merge import merge_old
+from heterotrain_planner.planning.probe import PROBE_STEPS
 from heterotrain_planner.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from machine import free_port
 from prometheus_client.parser import text_string_to_metric_families
@@ -127,11 +128,10 @@ class Job:
 
     def write(self, shares: Sequence[int], decision: SharesDecision | None = None) -> None:
         """Write the next plan."""
-        division = decision
         members = tuple(
             Member(
                 index=index, pool=device.pool, share_samples=share,
-                compute=division.compute[index] if division else None,
+                compute=decision.compute[index] if decision else None,
             )
             for index, (device, share) in enumerate(zip(self.mixture.devices, shares, strict=True))
         )  # fmt: skip
@@ -146,7 +146,7 @@ class Job:
             job_uid="job", generation=1, revision=1 if self.plan is None else self.plan.revision + 1, members=members,
             ranks=ranks, global_batch_samples=self.mixture.batch,
             boundary=Boundary(kind=BoundaryKind.STEPS, every_steps=EVERY_STEPS),
-            probe=division.probe if division else (), probe_steps=division.probe_steps if division else 0,
+            probe=decision.probe if decision else (), probe_steps=PROBE_STEPS,
         )  # fmt: skip
         for worker in self.workers:
             deliver(self.plan, self.folder / worker.name)

@@ -57,10 +57,9 @@ def trained(epochs: int, *, seed: int, pools: tuple[str, ...] = POOLS) -> tuple[
         assert isinstance(decision, SharesDecision)
         if epoch == epochs:
             return request, decision
-        division = decision
-        probe = [vector for vector in division.probe for _ in range(2)]
+        probe = [vector for vector in decision.probe for _ in range(2)]
         evidence = list(request.members)
-        for vector in (*probe, *[division.shares] * 10):
+        for vector in (*probe, *[decision.shares] * 10):
             now_s += 10.0
             for rank, (pool, share) in enumerate(zip(pools, vector, strict=True)):
                 drawn = own_s(pool, share) * (1 + NOISE * rng.standard_normal(9))
@@ -73,7 +72,7 @@ def trained(epochs: int, *, seed: int, pools: tuple[str, ...] = POOLS) -> tuple[
                     compute=MeanVariance(mean=float(drawn.mean()), variance=float(drawn.var(ddof=1))),
                 )
                 evidence[rank] = replace(evidence[rank], observations=(*evidence[rank].observations, seen))
-        request = replace(request, members=tuple(evidence), current_shares=division.shares)
+        request = replace(request, members=tuple(evidence), current_shares=decision.shares)
     raise AssertionError
 
 
@@ -107,17 +106,16 @@ def test_deciding_again_changes_nothing() -> None:
 def test_the_plans_lines_give_the_predicted_times() -> None:
     """Survivors, allocation and forecast have lines only: they pass through the curves at the planned shares."""
     request, decision = trained(5, seed=1)
-    division = decision
     bent = [rank for rank, model in enumerate(decision.models) if model.curve is not None]
     assert bent
-    members = [split_member(m, c) for m, c in zip(request.members, division.compute, strict=True) if c is not None]
-    found = evaluate(division.shares, members)
+    members = [split_member(m, c) for m, c in zip(request.members, decision.compute, strict=True) if c is not None]
+    found = evaluate(decision.shares, members)
     assert isinstance(found, Split)
-    curved = evaluate(division.shares, with_curves(BATCH, members, decision.models))
+    curved = evaluate(decision.shares, with_curves(BATCH, members, decision.models))
     assert isinstance(curved, Split)
     assert found.own_s == pytest.approx(curved.own_s, rel=1e-9)
     for rank in bent:
-        truth = own_s(POOLS[rank], division.shares[rank])
+        truth = own_s(POOLS[rank], decision.shares[rank])
         assert found.own_s[rank] == pytest.approx(truth, rel=0.01)
 
 
