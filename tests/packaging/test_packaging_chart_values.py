@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from heterotrain_operator.cli import run
 from heterotrain_operator.cluster_state.worker_defaults import worker_defaults
 from heterotrain_operator.settings import egress_rules, namespace_weights
 from support.helm import CHART, EVERYTHING, HELM, helm, of_kind, render
@@ -140,12 +139,6 @@ def test_monitors_and_rules_may_be_in_another_namespace_and_have_rules_of_the_us
     for endpoint in (*pods["spec"]["podMetricsEndpoints"], *service["spec"]["endpoints"]):
         assert endpoint["relabelings"][-1] == {"targetLabel": "cluster", "replacement": "one"}
         assert endpoint["scrapeTimeout"] == "2s"
-
-
-def test_every_variable_of_the_chart_is_an_option_of_the_command() -> None:
-    (deployment,) = of_kind(render(*EVERYTHING), "Deployment")
-    set_by_chart = {entry["name"] for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
-    assert set_by_chart - {option.envvar for option in run.params} == set()  # type: ignore[attr-defined]  # click's own
 
 
 def leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -311,11 +304,3 @@ def test_labels_of_users_never_replace_those_by_which_the_deployment_selects_its
     assert (labels["team"], labels["tier"]) == ("a", "b")
     unlabelled = [each["kind"] for each in objects if each["metadata"].get("labels", {}).get("tier") != "b"]
     assert set(unlabelled) <= {"CustomResourceDefinition"}
-
-
-def test_the_name_of_all_objects_may_be_chosen() -> None:
-    objects = render("fullnameOverride=training", *EVERYTHING)
-    named = {each["metadata"]["name"] for each in objects if each["kind"] != "CustomResourceDefinition"}
-    assert {name for name in named if not name.startswith("training")} == set()
-    (deployment,) = of_kind(objects, "Deployment")
-    assert deployment["metadata"]["name"] == "training-operator"
