@@ -6,6 +6,7 @@ Only ``on.event`` is used: it puts no annotation or finalizer on any object, so 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import kopf
@@ -66,33 +67,30 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
         for server in servers:
             await server.cleanup()
 
-    def note(kind: str, event: kopf.RawEvent) -> None:
+    _follow(registry, app)
+    return failures
+
+
+def _follow(registry: kopf.OperatorRegistry, app: App) -> None:
+    """Pass the events of all watched objects on."""
+    for kind, resource, stored in (
+        ("jobs", (keys.GROUP, keys.VERSION, keys.PLURAL), app.events.job),
+        ("pods", ("v1", "pods"), app.events.pod),
+        ("plans", ("v1", "configmaps"), app.events.plan),
+        ("nodes", ("v1", "nodes"), app.events.node),
+    ):
+        kopf.on.event(*resource, registry=registry, id=kind)(_noted(app, kind, stored))
+
+
+def _noted(app: App, kind: str, stored: Callable[..., None]) -> Callable[..., Any]:
+    async def on_event(event: kopf.RawEvent, **_: Any) -> None:
         metadata = event["object"]["metadata"]
         # Each watched namespace has a stream of its own, which begins with a list of its own.
         stream = f"{kind} of {metadata['namespace']}" if app.settings.watched and "namespace" in metadata else kind
         app.gaps.note(stream, event["type"], metadata["uid"])
+        stored(event["object"], deleted=event["type"] == "DELETED")
 
-    @kopf.on.event(keys.GROUP, keys.VERSION, keys.PLURAL, registry=registry)
-    async def on_job(event: kopf.RawEvent, **_: Any) -> None:
-        note("jobs", event)
-        app.job_event(event["object"], deleted=event["type"] == "DELETED")
-
-    @kopf.on.event("v1", "pods", registry=registry)
-    async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
-        note("pods", event)
-        app.pod_event(event["object"], deleted=event["type"] == "DELETED")
-
-    @kopf.on.event("v1", "configmaps", registry=registry)
-    async def on_plan(event: kopf.RawEvent, **_: Any) -> None:
-        note("plans", event)
-        app.plan_event(event["object"], deleted=event["type"] == "DELETED")
-
-    @kopf.on.event("v1", "nodes", registry=registry)
-    async def on_node(event: kopf.RawEvent, **_: Any) -> None:
-        note("nodes", event)
-        app.node_event(event["object"], deleted=event["type"] == "DELETED")
-
-    return failures
+    return on_event
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):

@@ -17,7 +17,7 @@ async def test_defaults_of_workers_and_rules_of_egress_are_in_what_the_operator_
     kube, cluster = FakeKube(), FakeCluster().with_nodes("a", "b", "c")
     app = an_app(kube, cluster, worker_defaults=DEFAULTS, network_policy=True, egress=json.dumps([RULE]))
     app.store.jobs.discard(KEY)
-    app.job_event(cluster.job, deleted=False)
+    app.events.job(cluster.job, deleted=False)
     await app.reconciler.run_once(KEY)
     (pod, *_) = [body for (plural, _, _), body in kube.objects.items() if plural == "pods"]
     assert pod["metadata"]["labels"]["team"] == "ml"

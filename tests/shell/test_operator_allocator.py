@@ -255,12 +255,12 @@ async def test_jobs_in_the_running_operator_get_only_their_grants() -> None:
 
 def test_numbers_in_a_status_need_no_decision_and_a_changed_spec_does() -> None:
     app = App(FakeKube(), Settings(leader_election=False), threads=at_once())
-    app.job_event(job_body(resourceVersion="1"), deleted=False)
+    app.events.job(job_body(resourceVersion="1"), deleted=False)
     assert app.allocator._changed.is_set(), "a new job"
     app.allocator._changed.clear()
-    app.job_event({**job_body(resourceVersion="2"), "status": {"step": 7}}, deleted=False)
+    app.events.job({**job_body(resourceVersion="2"), "status": {"step": 7}}, deleted=False)
     assert not app.allocator._changed.is_set()
-    app.job_event(job_body(resourceVersion="3", generation=2), deleted=False)
+    app.events.job(job_body(resourceVersion="3", generation=2), deleted=False)
     assert app.allocator._changed.is_set()
 
 

@@ -36,7 +36,7 @@ def set_status(app: App, kube: FakeKube, name: str, **status: Any) -> None:
     body = kube.objects["pods", "ns", name]
     body["spec"]["nodeName"] = "a1"
     body["status"] = status
-    app.pod_event(body, deleted=False)
+    app.events.pod(body, deleted=False)
 
 
 async def two_workers(kube: FakeKube) -> App:

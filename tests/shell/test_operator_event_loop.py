@@ -119,13 +119,13 @@ async def test_a_changed_status_does_not_check_the_spec_again(monkeypatch: pytes
     for body in bodies:
         body["metadata"]["resourceVersion"] = "1000000"
         body["status"]["step"] = 7
-        load.app.job_event(body, deleted=False)
+        load.app.events.job(body, deleted=False)
     assert not counts
     assert {job.status.step for job in load.app.store.jobs.all().values()} == {7}
     body = bodies[0]
     body["metadata"] |= {"resourceVersion": "1000001", "generation": body["metadata"]["generation"] + 1}
     body["spec"]["suspend"] = True
-    load.app.job_event(body, deleted=False)
+    load.app.events.job(body, deleted=False)
     assert counts == {"read_spec": 1}
     job = load.app.store.jobs.get(parse.key_of(body))
     assert job is not None
@@ -138,7 +138,7 @@ async def test_a_job_of_the_same_name_is_read_anew(monkeypatch: pytest.MonkeyPat
     counts = count_calls(monkeypatch, parse, "read_spec")
     body = next(json.loads(text) for plural, text in bodies_of(load) if plural == "heterotrainjobs")
     body["metadata"] |= {"resourceVersion": "1000000", "uid": "another"}
-    load.app.job_event(body, deleted=False)
+    load.app.events.job(body, deleted=False)
     assert counts == {"read_spec": 1}
 
 

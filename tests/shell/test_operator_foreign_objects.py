@@ -64,7 +64,7 @@ async def test_a_foreign_config_map_with_the_plan_s_name_and_labels_stays_as_it_
     kube.objects["configmaps", "ns", "job-plan"] = foreign
     before = copy.deepcopy(foreign)
     if by == "watch":
-        app.plan_event(foreign, deleted=False)
+        app.events.plan(foreign, deleted=False)
     else:
         await relist(kube, app.store)
     for _ in range(3):
@@ -80,7 +80,7 @@ async def test_config_maps_that_no_job_controls_are_not_kept() -> None:
     for number in range(20):
         body = labelled_config_map("x" * 1000, name=f"no-job-{number}")
         kube.objects["configmaps", "ns", body["metadata"]["name"]] = body
-        app.plan_event(body, deleted=False)
+        app.events.plan(body, deleted=False)
     assert not app.store.plans.all()
     await relist(kube, app.store)
     assert not app.store.plans.all()
@@ -94,7 +94,7 @@ async def test_a_plan_that_became_too_long_is_written_again() -> None:
     plan = kube.objects["configmaps", "ns", "job-plan"]
     plan["data"]["plan.json"] += " " * MOST_PLAN_CHARACTERS
     plan["metadata"]["resourceVersion"] = "9000"
-    app.plan_event(plan, deleted=False)
+    app.events.plan(plan, deleted=False)
     stored = app.store.plans.get(KEY)
     assert stored is not None
     assert stored.text == ""

@@ -60,7 +60,7 @@ async def test_a_training_job_has_series_right_after_a_restart_of_the_operator()
     assert value(app, PREDICTED) == status["predictedStepSeconds"]
     assert value(app, MEASURED) == status["measuredStepSeconds"]
     assert value(app, RATIO) == status["measuredStepSeconds"] / status["predictedStepSeconds"]
-    app.job_event(cluster.job, deleted=True)
+    app.events.job(cluster.job, deleted=True)
     await app.reconciler.run_once(KEY)
     assert value(app, PREDICTED) is None
 
@@ -73,7 +73,7 @@ async def test_unknown_values_and_jobs_that_do_not_train_have_no_series() -> Non
     assert value(app, MEASURED) is None
     cluster.edit(lambda spec: spec.update(suspend=True))
     cluster.job["metadata"]["resourceVersion"] = "1000"
-    app.job_event(cluster.job, deleted=False)
+    app.events.job(cluster.job, deleted=False)
     await app.reconciler.run_once(KEY)
     assert {sample.name for family in app.metrics.job_gauges.collect() for sample in family.samples} == set()
 

@@ -181,7 +181,7 @@ async def test_a_lost_node_queues_the_jobs_on_it_before_all_others() -> None:
     node = load.kube.objects["nodes", "", next(pod.node for pod in pods if pod.node)]
     affected = {pod.key for pod in pods if pod.node == node["metadata"]["name"]}
     gone = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": {"unschedulable": True}}
-    load.app.node_event(gone, deleted=False)
+    load.app.events.node(gone, deleted=False)
     order = [await load.app.queue.get() for _ in range(len(load.app.queue))]
     others_between = 1 + len(affected) // (FAIR_EVERY - 1)
     assert affected <= set(order[: len(affected) + others_between])
@@ -224,20 +224,22 @@ async def test_what_training_waits_for_comes_before_the_news_of_all_jobs() -> No
     affected = {pod.key for pod in pods if pod.node == node["metadata"]["name"]}
     assert affected
     news()
-    app.node_event({**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": TAINTED}, deleted=False)
+    app.events.node({**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": TAINTED}, deleted=False)
     assert affected <= set((await order())[: places(len(affected))])
     lost = next(pod for pod in pods if pod.ready)
     body = load.kube.objects["pods", lost.key.namespace, lost.name]
     news()
-    app.pod_event(body, deleted=True)
+    app.events.pod(body, deleted=True)
     assert lost.key in (await order())[: places(1)]
     changed = load.kube.objects["heterotrainjobs", jobs[-1].namespace, jobs[-1].name]
     changed["metadata"] |= {"resourceVersion": "1000000", "generation": 7}
     news()
-    app.job_event(changed, deleted=False)
+    app.events.job(changed, deleted=False)
     assert jobs[-1] in (await order())[: places(1)]
     news()
-    app.pod_event({**body, "metadata": {**body["metadata"], "resourceVersion": "1000001", "uid": "new"}}, deleted=False)
+    app.events.pod(
+        {**body, "metadata": {**body["metadata"], "resourceVersion": "1000001", "uid": "new"}}, deleted=False
+    )
     assert lost.key in (await order())[: places(1)], "the pod's job may now have its first plan"
 
 
@@ -251,7 +253,7 @@ async def test_a_changed_node_takes_a_look_at_no_pod_of_other_nodes(monkeypatch:
     for name in sorted(held):
         node = load.kube.objects["nodes", "", name]
         gone = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": {"unschedulable": True}}
-        load.app.node_event(gone, deleted=False)
+        load.app.events.node(gone, deleted=False)
     assert counts["reads"] == 0
 
 

@@ -21,7 +21,7 @@ def in_a_group(cluster: FakeCluster) -> tuple[App, FakeKube]:
         metadata["annotations"][SERVING] = "true"
         metadata["finalizers"] = [OTHER, FINALIZER]
         kube.objects["pods", "ns", metadata["name"]] = body
-        app.pod_event(body, deleted=False)
+        app.events.pod(body, deleted=False)
     return app, kube
 
 

@@ -81,9 +81,9 @@ async def test_the_status_counts_a_failed_worker_before_its_pod_is_removed() -> 
     app = an_app(kube, cluster)
     for body in cluster.pods.values():
         kube.objects["pods", "ns", body["metadata"]["name"]] = body
-        app.pod_event(body, deleted=False)
+        app.events.pod(body, deleted=False)
     assert cluster.plan is not None
-    app.plan_event(cluster.plan, deleted=False)
+    app.events.plan(cluster.plan, deleted=False)
     await app.reconciler.run_once(KEY)
     order = [call[0] for call in kube.writes]
     assert order.index("merge status") < order.index("delete")
@@ -99,15 +99,15 @@ async def test_the_checkpoint_of_a_pod_that_ends_and_is_deleted_between_two_pass
     cluster.edit(lambda spec: spec.update(suspend=True))
     app = an_app(kube, cluster, Clocks(lambda: 0.0, lambda: NOW_S))
     for body in cluster.pods.values():
-        app.pod_event(body, deleted=False)
+        app.events.pod(body, deleted=False)
     cluster.end("job-w0", Ending.LEFT, told=True, saved=(7, NOW_S - 1)).end("job-w1", Ending.LEFT, told=True)
     cluster.end("job-w2", Ending.LEFT, told=True, saved=(9, NOW_S))
     cluster.pods["job-w2"]["metadata"]["ownerReferences"][0]["uid"] = "another"
     for version, body in enumerate(cluster.pods.values()):
         body["metadata"]["resourceVersion"] = str(10_000 + version)
         if not at_once:
-            app.pod_event(body, deleted=False)
-        app.pod_event(body, deleted=True)
+            app.events.pod(body, deleted=False)
+        app.events.pod(body, deleted=True)
     assert app.store.pods.of_job(KEY) == ()
     await app.reconciler.run_once(KEY)
     saved = {"step": 7, "time": rfc3339(NOW_S - 1)}

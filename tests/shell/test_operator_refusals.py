@@ -128,9 +128,9 @@ async def test_a_refused_plan_does_not_count_as_written_and_is_tried_again_later
     assert cluster.plan is not None
     for body in cluster.pods.values():
         kube.objects["pods", "ns", body["metadata"]["name"]] = body
-        app.pod_event(body, deleted=False)
+        app.events.pod(body, deleted=False)
     kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
-    app.plan_event(cluster.plan, deleted=False)
+    app.events.plan(cluster.plan, deleted=False)
     cluster.edit(lambda spec: spec["training"].update(rebalance={"boundary": "Never"}))
     cluster.job["metadata"]["resourceVersion"] = "50"
     app.store.jobs.put(parse_job(cluster.job))

@@ -120,7 +120,7 @@ async def test_fields_that_an_older_definition_of_jobs_lacks_are_left_out_of_the
     older[0] = False
     app.reconciler.reapply()  # after a full list, the definition may be newer
     cluster_body = kube.objects["heterotrainjobs", "ns", "job"]
-    app.job_event({**cluster_body, "metadata": {**cluster_body["metadata"], "resourceVersion": "9999"}}, deleted=False)
+    app.events.job({**cluster_body, "metadata": {**cluster_body["metadata"], "resourceVersion": "9999"}}, deleted=False)
     await app.reconciler.run_once(KEY)
     status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
     assert "selector" in status

@@ -54,7 +54,7 @@ async def test_a_node_s_warning_waits_for_no_pass_over_another_job(monkeypatch: 
         node = next(iter(cluster.pods.values()))["spec"]["nodeName"]
         body = cluster.nodes[node] | {"spec": {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}}
         body["metadata"] = {**body["metadata"], "resourceVersion": "99"}
-        app.node_event(body, deleted=False)
+        app.events.node(body, deleted=False)
         plan_key = ("configmaps", "ns", keys.plan_name("job"))
         await until(lambda: json.loads(kube.objects[plan_key]["data"][keys.PLAN_KEY]).get("drain"), "the plan")
     finally:

@@ -45,22 +45,22 @@ async def test_heartbeats_of_nodes_queue_no_job_and_taints_queue_all() -> None:
     app = an_app(FakeKube())
     body = node_body("a", "a")
     body["metadata"]["resourceVersion"] = "7"
-    app.node_event(body, deleted=False)
+    app.events.node(body, deleted=False)
     assert len(app.queue) == 0
     tainted = node_body("a", "a", taints=["karpenter.sh/disrupted:NoSchedule"])
     tainted["metadata"]["resourceVersion"] = "8"
-    app.node_event(tainted, deleted=False)
+    app.events.node(tainted, deleted=False)
     assert len(app.queue) == 1
 
 
 async def test_a_condition_that_announces_a_node_s_end_queues_all_jobs() -> None:
     app = an_app(FakeKube(), node_announcements="Maintenance, example.com/retiring")
-    app.node_event(node_body("a", "a"), deleted=False)
+    app.events.node(node_body("a", "a"), deleted=False)
     app.queue.forget(KEY)
     leaving = node_body("a", "a")
     leaving["metadata"]["resourceVersion"] = "8"
     leaving["status"]["conditions"].append({"type": "Maintenance", "status": "True"})
-    app.node_event(leaving, deleted=False)
+    app.events.node(leaving, deleted=False)
     assert len(app.queue) == 1
 
 
@@ -111,7 +111,7 @@ async def test_labels_of_nodes_wake_jobs_only_where_a_job_selects_by_them() -> N
     for label, woken in (("feature.node.kubernetes.io/cpu-model", 0), ("pool", 1)):
         node["metadata"]["labels"] = {**node["metadata"]["labels"], label: "new"}
         node["metadata"]["resourceVersion"] += "0"
-        app.node_event(node, deleted=False)
+        app.events.node(node, deleted=False)
         assert len(app.queue) == woken
 
 

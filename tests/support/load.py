@@ -84,7 +84,7 @@ class LoadTest:
             body["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
             body["metadata"]["resourceVersion"] = "1"
             self.kube.objects["nodes", "", name] = body
-            self.app.node_event(body, deleted=False)
+            self.app.events.node(body, deleted=False)
         self.nodes = {name: body["metadata"]["labels"] for (_, _, name), body in self.kube.objects.items()}
         for number in range(size.jobs):
             self.create(number)
@@ -133,9 +133,9 @@ class LoadTest:
 
     def _watch(self) -> None:
         deliver = {
-            "heterotrainjobs": self.app.job_event,
-            "pods": self.app.pod_event,
-            "configmaps": self.app.plan_event,
+            "heterotrainjobs": self.app.events.job,
+            "pods": self.app.events.pod,
+            "configmaps": self.app.events.plan,
         }
         changes, self.kube.changes = self.kube.changes, []
         for plural, body, deleted in changes:
@@ -186,10 +186,10 @@ def bodies_of(load: LoadTest) -> list[tuple[str, str]]:
 def feed(app: App, bodies: list[tuple[str, str]]) -> None:
     """Deliver all objects to an operator, freshly parsed."""
     take: dict[str, Any] = {
-        "nodes": app.node_event,
-        "heterotrainjobs": app.job_event,
-        "pods": app.pod_event,
-        "configmaps": app.plan_event,
+        "nodes": app.events.node,
+        "heterotrainjobs": app.events.job,
+        "pods": app.events.pod,
+        "configmaps": app.events.plan,
     }
     for plural, text in bodies:
         if plural in take:

@@ -47,10 +47,10 @@ def deliver_pods_and_plan(app: App, kube: FakeKube, cluster: FakeCluster) -> Non
     """Put a job's pods and plan into the API server, and let the operator see them."""
     for body in cluster.pods.values():
         kube.objects["pods", "ns", body["metadata"]["name"]] = body
-        app.pod_event(body, deleted=False)
+        app.events.pod(body, deleted=False)
     assert cluster.plan is not None
     kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
-    app.plan_event(cluster.plan, deleted=False)
+    app.events.plan(cluster.plan, deleted=False)
 
 
 def without_competition(

@@ -182,15 +182,9 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         return None
     valid = index.isdecimal()
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
-    scheduled = conditions.get("PodScheduled") or {}
-    refused = scheduled if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable" else {}
     waiting = why_waiting(spec, status, annotations)
     is_ready, since = ready_since(spec, status, annotations)
-    started = {
-        each["name"]
-        for each in status.get("containerStatuses") or ()
-        if each.get("restartCount") or set(each.get("state") or {}) & {"running", "terminated"}
-    }
+    started = _started(status)
     return PodView(
         key=key,
         name=metadata["name"],
@@ -210,7 +204,6 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         deletion_s=seconds(metadata.get("deletionTimestamp")),
         ready=is_ready,
         ready_since_s=seconds(since),
-        gated=scheduled.get("status") == "False" and scheduled.get("reason") == "SchedulingGated",
         gates=tuple(str(gate.get("name") or "") for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]),
         template=annotations.get(TEMPLATE_ANNOTATION, "")[:_REQUEST_CHARS],
         restart=annotations.get(RESTART_ANNOTATION, "")[:_REQUEST_CHARS],
@@ -221,9 +214,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         noted=_noted({**annotations, **labels}),
         creating=is_creating(spec, status, annotations),
         refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
-        unschedulable=refused.get("message") or refused.get("reason") or "",
-        unschedulable_since_s=seconds(refused.get("lastTransitionTime")),
-        scheduled_s=seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else 0.0,
+        **_scheduling(conditions.get("PodScheduled") or {}),
         waiting_reason=waiting[0],
         waiting_message=waiting[1],
         ended=_ended(end_of(spec, status, annotations)),
@@ -232,16 +223,41 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         requests={**pod_requests(spec), **more_requests(annotations.get(MORE_REQUESTS, ""))},
         priority=int(spec.get("priority") or 0),
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
-        has_secret=not any(
-            volume.get("name") == keys.CONTAINER_PLAN_VOLUME and "projected" not in volume
-            for volume in spec.get("volumes") or ()
-        ),
+        has_secret=_has_secret(spec),
         fatal_probes=_fatal_probes(spec, annotations),
         all_ended=have_all_ended(spec, status),
         image=_image(spec, annotations),
         image_digest=image_digest(spec, status, annotations),
         conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
+
+
+def _scheduling(condition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a pod's view that tell what the scheduler has said, by the condition ``PodScheduled``."""
+    reason = condition.get("reason") if condition.get("status") == "False" else None
+    since_s = seconds(condition.get("lastTransitionTime"))
+    refused = reason == "Unschedulable"
+    return {
+        "gated": reason == "SchedulingGated",
+        "unschedulable": condition.get("message") or reason if refused else "",
+        "unschedulable_since_s": since_s if refused else 0.0,
+        "scheduled_s": since_s if condition.get("status") == "True" else 0.0,
+    }
+
+
+def _started(status: Mapping[str, Any]) -> set[str]:
+    """Return the names of the containers that have run."""
+    return {
+        each["name"]
+        for each in status.get("containerStatuses") or ()
+        if each.get("restartCount") or set(each.get("state") or {}) & {"running", "terminated"}
+    }
+
+
+def _has_secret(spec: Mapping[str, Any]) -> bool:
+    """Return whether the job's secret is mounted beside the plan."""
+    plans = (each for each in spec.get("volumes") or () if each.get("name") == keys.CONTAINER_PLAN_VOLUME)
+    return all("projected" in volume for volume in plans)
 
 
 def _noted(marks: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

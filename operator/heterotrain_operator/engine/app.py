@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 import structlog
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.cluster_state.parse import (
-    key_of,
-    parse_job,
-    parse_node,
-    parse_plan_object,
-    parse_pod,
     rfc3339_micro,
 )
 from heterotrain_operator.cluster_state.store import Store
-from heterotrain_operator.cluster_state.unanswered import unanswered
-from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
+from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.cluster_state.worker_defaults import worker_defaults
-from heterotrain_operator.decide.allocation.competition import takes_part
-from heterotrain_operator.decide.node_interest import changes_decisions, wants_one_of
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.admitted import AdmittedPods
 from heterotrain_operator.engine.allocator import Allocator, wait_at_most
@@ -47,6 +38,7 @@ from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.engine.serve import METRICS_PATH
 from heterotrain_operator.engine.speed_keeper import SpeedKeeper
 from heterotrain_operator.engine.status_writer import StatusWriter
+from heterotrain_operator.engine.watch_events import WatchEvents
 from heterotrain_operator.engine.watch_gaps import WatchGaps
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
@@ -77,6 +69,9 @@ class App:
     ) -> None:
         self.kube = kube
         self.settings = settings
+        self.threads = threads
+        self._clocks = clocks
+        self._announcements = announcements(settings.node_announcements)
         self.metrics = OperatorMetrics()
         self.store = Store(clocks.wall, worker_defaults(settings.worker_defaults))
         self.queue: Queue[JobKey] = Queue(
@@ -84,12 +79,41 @@ class App:
             waited=self.metrics.note_queued,
             monotonic=clocks.monotonic,
         )
-        self.publisher = Publisher(kube, clocks=clocks)
+        self._make_writers()
+        self._make_learner(prom)
+        self._make_deciders()
+        self.metrics_access = MetricsAccess(kube, path=METRICS_PATH, monotonic=clocks.monotonic)
+        self.elector: Elector | None = None
+        if settings.leader_election:
+            now = lambda: rfc3339_micro(clocks.wall())  # noqa: E731  # a clock
+            self.elector = Elector(kube, _lease(settings), wall_clock=now, clock=clocks.monotonic)
+            self.elector.notes = lambda: {keys.ANNOTATION_NODE_LOSSES: self.store.nodes.losses()}
+        self.events = WatchEvents(
+            self.store,
+            self.queue,
+            self.metrics,
+            allocator=self.allocator,
+            note_gone=self.reconciler.note_gone,
+            wrote_numbers=self.reconciler.wrote_numbers,
+            announcements=self._announcements,
+            leads=lambda: self.elector is None or self.elector.leads,
+        )
+        self._listed_s = float("-inf")
+        """When the last full list was complete, on the monotonic clock."""
+        self.metrics.listed_age.set_function(lambda: clocks.monotonic() - self._listed_s)
+        self.metrics.clock_skew.set_function(clocks.skew_s)
+        self._synced = asyncio.Event()
+        self.gaps = WatchGaps()
+
+    def _make_writers(self) -> None:
+        """Make what writes to the API server."""
+        settings, clocks = self.settings, self._clocks
+        self.publisher = Publisher(self.kube, clocks=clocks)
         self.statuses = StatusWriter(
-            kube, self.store, self.metrics, clocks=clocks, interval_s=settings.status_interval_s
+            self.kube, self.store, self.metrics, clocks=clocks, interval_s=settings.status_interval_s
         )
         self.actor = Actor(
-            kube,
+            self.kube,
             self.store,
             self.metrics,
             self.publisher,
@@ -98,18 +122,26 @@ class App:
             network_policy=settings.network_policy,
             egress=egress_rules(settings.egress),
         )
-        self.threads = threads
+
+    def _make_learner(self, prom: Prom | None) -> None:
+        """Make what reads telemetry and learns from it."""
+        clocks, threads = self._clocks, self.threads
         self.learner = Learner(self.store, self.queue, self.metrics, clocks=clocks, threads=threads)
         self.poller = Poller(
             prom,
             self.store,
             self.queue,
             self.metrics,
-            settings.prometheus,
+            self.settings.prometheus,
             learner=self.learner,
             clocks=clocks,
             threads=threads,
         )
+        self.speeds = SpeedKeeper(self.kube, self.store, self.publisher, self.poller, self.learner, clocks=clocks)
+
+    def _make_deciders(self) -> None:
+        """Make what decides: the allocation between jobs, and the passes over each."""
+        settings, clocks, threads = self.settings, self._clocks, self.threads
         admitted = AdmittedPods()
         self.allocator = Allocator(
             self.store,
@@ -123,7 +155,6 @@ class App:
             admitted=admitted,
             pods_of=lambda key: self.reconciler.pods_of(key),  # noqa: PLW0108  # it is created later
         )
-        self.speeds = SpeedKeeper(kube, self.store, self.publisher, self.poller, self.learner, clocks=clocks)
         sources = JobInputSources(
             telemetry_of=self.poller.telemetry_of,
             learner=self.learner,
@@ -133,9 +164,9 @@ class App:
             gather_s=settings.gather_s,
             admitted=admitted,
         )
-        self.devices = ResourceReader(kube, self.store, threads)
+        self.devices = ResourceReader(self.kube, self.store, threads)
         self.reconciler = Reconciler(
-            kube,
+            self.kube,
             self.store,
             self.queue,
             self.actor,
@@ -145,130 +176,6 @@ class App:
             more_requests=self.devices.requests_of,
             clocks=clocks,
         )
-        self.metrics_access = MetricsAccess(kube, path=METRICS_PATH, monotonic=clocks.monotonic)
-        self.elector: Elector | None = None
-        if settings.leader_election:
-            lease = _lease(settings)
-            self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(clocks.wall()), clock=clocks.monotonic)
-            self.elector.notes = lambda: {keys.ANNOTATION_NODE_LOSSES: self.store.nodes.losses()}
-        self._clocks = clocks
-        self._announcements = announcements(settings.node_announcements)
-        self._listed_s = float("-inf")
-        """When the last full list was complete, on the monotonic clock."""
-        self.metrics.listed_age.set_function(lambda: clocks.monotonic() - self._listed_s)
-        self.metrics.clock_skew.set_function(clocks.skew_s)
-        self._synced = asyncio.Event()
-        self.gaps = WatchGaps()
-
-    # --- watch events ------------------------------------------------------------------------------------------------
-
-    def _enqueue(self, key: JobKey, *, urgent: bool = False) -> None:
-        """Queue a job; a stand-by only fills its store, and queues all jobs when it starts to lead."""
-        if self.elector is None or self.elector.leads:
-            (self.queue.add_urgent if urgent else self.queue.add)(key)
-
-    def _enqueue_later(self, keys: Iterable[JobKey]) -> None:
-        """Queue jobs with low priority."""
-        if self.elector is None or self.elector.leads:
-            self.queue.add_low_priority(keys)
-
-    def _enqueue_unanswered(self) -> None:
-        """Queue jobs first that wait for an answer to a change which no event reported."""
-        for key in unanswered(self.store):
-            self._enqueue(key, urgent=True)
-
-    def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """Store the newest state of a job."""
-        key, version = key_of(body), body["metadata"]["resourceVersion"]
-        if not deleted and self.store.jobs.is_stored(key, version):
-            # An echo of the status that was just written: unless it brought numbers only, the next step waits for it.
-            if not self.reconciler.wrote_numbers(key, version):
-                self._enqueue(key)
-            return
-        before = self.store.jobs.get(key_of(body))
-        view = parse_job(body, before, self.store.defaults)
-        if deleted or (before is not None and before.uid != view.uid):
-            self.store.plans.discard(view.key)
-        if deleted:
-            self.store.jobs.discard(view.key)
-        else:
-            self.store.jobs.put(view)
-        self._enqueue(view.key, urgent=before is not None and (deleted or before.generation != view.generation))
-        if deleted or before is None or _demand(before) != _demand(view):
-            self.allocator.changed()
-
-    def pod_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """Store the newest state of a worker's pod."""
-        metadata = body["metadata"]
-        if not deleted and self.store.pods.is_stored(
-            (metadata["namespace"], metadata["name"]), metadata["resourceVersion"]
-        ):
-            return
-        view = parse_pod(body)
-        if view is None:
-            return
-        before = self.store.pods.get((view.key.namespace, view.name))
-        if deleted:
-            self.store.pods.discard((view.key.namespace, view.name))
-            if self.elector is None or self.elector.leads:
-                self.reconciler.note_gone(view)
-        else:
-            self.store.pods.put(view)
-        self._enqueue(view.key, urgent=before is not None and before.can_train and (deleted or not view.can_train))
-        self.allocator.changed()
-
-    def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """Store the newest state of a plan's ConfigMap, if a job controls it; others could fill the memory."""
-        view = parse_plan_object(body)
-        if view is None or (not deleted and self.store.plans.is_stored(view.key, view.resource_version)):
-            return
-        if view.key not in self.store.jobs.all():
-            return
-        if deleted or not self.store.controls_plan(view):
-            self.store.plans.discard(view.key)
-        else:
-            self.store.plans.put(view)
-        self._enqueue(view.key)
-        self.allocator.changed()
-
-    def node_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """Store the newest state of a node; heartbeats change no relevant field and queue no job."""
-        view = parse_node(body, self._announcements)
-        before = self.store.nodes.get(view.name)
-        if deleted:
-            self.store.nodes.discard(view.name)
-        else:
-            self.store.nodes.put(view)
-        stored = self.store.nodes.get(view.name) or view  # with its hold, if it flaps
-        if deleted or before is None or changes_decisions(before, stored, self.store.jobs.all().values()):
-            self._nodes_changed([each for each in (before, stored) if each is not None])
-        self.metrics.held_nodes.set(len(self.store.nodes.held))
-
-    def _nodes_changed(self, nodes: Collection[NodeView]) -> None:
-        """Look at jobs with workers on these nodes, and then at those that miss workers which these nodes may take.
-
-        Args:
-            nodes: the nodes before and after the change.
-        """
-        for key in {key for node in nodes for key in self.store.pods.jobs_on(node.name)}:
-            self._enqueue(key, urgent=True)
-        placed = self.store.pods.placed
-        self._enqueue_later(
-            key for key, job in self.store.jobs.all().items() if wants_one_of(job, nodes, placed=placed(key))
-        )
-        self.allocator.changed()
-
-    def _inherit(self, notes: Mapping[str, str]) -> None:
-        """Leave the nodes out that the leader before this one left out because they flap."""
-        if names := self.store.nodes.inherit(notes.get(keys.ANNOTATION_NODE_LOSSES, "")):
-            log.info("nodes are not used, as before", nodes=sorted(names))
-        self.metrics.held_nodes.set(len(self.store.nodes.held))
-
-    async def _release_nodes(self) -> None:
-        if names := self.store.nodes.release():
-            log.info("nodes are used again", nodes=sorted(names))
-            self._nodes_changed([node for name in names if (node := self.store.nodes.get(name)) is not None])
-        self.metrics.held_nodes.set(len(self.store.nodes.held))
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
@@ -284,11 +191,11 @@ class App:
                 tasks.create_task(keep_responsive(), name="responsiveness")
                 tasks.create_task(watch_delay(self.metrics.loop_delay_seconds.observe), name="loop-delay")
                 tasks.create_task(self._list_foreign_pods(), name="foreign-pods")
-                tasks.create_task(_every(RELEASE_S, self._release_nodes), name="held-nodes")
+                tasks.create_task(_every(RELEASE_S, self.events.release_nodes), name="held-nodes")
                 await self._synced.wait()
                 if self.elector is not None:
                     await self.elector.acquire()
-                    self._inherit(self.elector.inherited)
+                    self.events.inherit_losses(self.elector.inherited)
                     tasks.create_task(self.elector.keep(), name="lease")
                 self.metrics.leader.set(1)
                 log.info("leading", identity=self.settings.identity)
@@ -297,7 +204,7 @@ class App:
                 tasks.create_task(self.publisher.run(), name="events")
                 # The previous leader may not have handled the latest changes.
                 self.queue.add_low_priority(self.store.newest_first())
-                self._enqueue_unanswered()
+                self.events.enqueue_unanswered()
                 if self.settings.prometheus.url is not None:
                     tasks.create_task(self.poller.run(), name="telemetry")
                     tasks.create_task(self.speeds.run(), name="speeds")
@@ -341,8 +248,8 @@ class App:
             self.metrics.pods.set(len(self.store.pods.all()))
             self._synced.set()
             self.reconciler.reapply()
-            self._enqueue_later(known)
-            self._enqueue_unanswered()
+            self.events.enqueue_later(known)
+            self.events.enqueue_unanswered()
             await wait_at_most(self.gaps.found, self.settings.relist_s)
 
     async def _list_foreign_pods(self) -> None:
@@ -352,7 +259,7 @@ class App:
     async def _look_at_others(self) -> None:
         await list_foreign(self.kube, self.store, self.settings.watched)
         if names := await self.devices.refresh():
-            self._nodes_changed([node for name in names if (node := self.store.nodes.get(name)) is not None])
+            self.events.nodes_changed([node for name in names if (node := self.store.nodes.get(name)) is not None])
 
     @property
     def synced(self) -> bool:
@@ -377,11 +284,6 @@ async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:
             await call()
         except KubeError as error:
             log.warning("listing other pods failed", error=str(error))
-
-
-def _demand(job: JobView) -> tuple[object, ...]:
-    """Return what the allocation between jobs depends on; numbers in a status are not part of it."""
-    return (job.uid, job.generation, takes_part(job))
 
 
 def _lease(settings: Settings) -> LeaseSettings:

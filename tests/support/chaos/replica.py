@@ -104,10 +104,10 @@ class Replica:
         await app.wait_until_served()
         async with asyncio.TaskGroup() as tasks:
             for kind, plural, deliver in (
-                ("jobs", keys.PLURAL, app.job_event),
-                ("pods", "pods", app.pod_event),
-                ("plans", "configmaps", app.plan_event),
-                ("nodes", "nodes", app.node_event),
+                ("jobs", keys.PLURAL, app.events.job),
+                ("pods", "pods", app.events.pod),
+                ("plans", "configmaps", app.events.plan),
+                ("nodes", "nodes", app.events.node),
             ):
                 tasks.create_task(self._watch(app, kind, plural, deliver))
             tasks.create_task(app.run())

@@ -100,6 +100,21 @@ def job_pool_key(pool: WorkerPool, group: str) -> str:
     return JobPool(pool=group, name=pool.name, max_workers=0).key
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DemandByPool:
+    """A job's demand on each node group of its pools.
+
+    Attributes:
+        pools: one for each pool and node group.
+        current: workers there by the pools' keys, with those that are promised or come later.
+        fixed: workers on nodes outside all groups, which stay there.
+    """
+
+    pools: tuple[JobPool, ...]
+    current: Mapping[str, int]
+    fixed: int
+
+
 def demand_of(
     competitor: Competitor,
     groups_of: Mapping[str, Sequence[NodeGroup]],
@@ -119,43 +134,16 @@ def demand_of(
         layouts: rates of the job's best layouts, where its members are planned.
         weight: by its priority.
     """
-    job, spec, training, throughput = competitor.job, competitor.spec, competitor.spec.training, competitor.throughput
-    job_pools: list[JobPool] = []
-    current: dict[str, int] = {}
-    fixed = 0
-    starting = competitor.plan is None or not competitor.plan.members
-    for pool in spec.worker_pools:
-        groups = groups_of[pool.name]
-        there = competitor.placed_outside(pool, groups)
-        fixed += there
-        template = JobPool(
-            pool="",
-            name=pool.name,
-            min_workers=max(0, pool.min_replicas - there),
-            required=starting,  # training does not start without it, but it continues
-            max_workers=max(0, competitor.most(pool) - there),
-            ranks=members_per_worker(spec, pool, template_of(job, pool)),
-            price_per_hour=float(pool.price_per_hour or 0.0),
-            member=throughput.members.get(pool.name),
-        )
-        if not groups:
-            job_pools.append(replace(template, pool=f"nodes of {pool.name}"))
-        promised = _promised(competitor, pool)
-        for group in groups:
-            size = group.sizes[competitor.pool_key(pool)]
-            job_pools.append(replace(template, pool=group.name, accelerators=size))
-            here = sum(not competitor.is_idle(worker) for worker in competitor.placed_on(pool, group))
-            # What is only postponed counts as done: otherwise each half of a change would have to pay for a pause.
-            current[job_pools[-1].key] = max(0, here + promised + competitor.later(pool, group))
-            promised = 0
-    adaptive, newest = training.adaptive_batch, competitor.telemetry.newest
-    left = work_left(training, newest)
+    job, spec, throughput = competitor.job, competitor.spec, competitor.throughput
+    by_pool = _by_pool(competitor, groups_of)
+    adaptive, newest = spec.training.adaptive_batch, competitor.telemetry.newest
+    left = work_left(spec.training, newest)
     return JobDemand(
         key="/".join(job.key),
-        pools=tuple(job_pools),
-        min_workers=max(0, spec.elastic_policy.min_replicas - fixed),
-        max_workers=max(0, most_workers(spec) - fixed),
-        batch_samples=_batch(spec, job_pools),
+        pools=by_pool.pools,
+        min_workers=max(0, spec.elastic_policy.min_replicas - by_pool.fixed),
+        max_workers=max(0, most_workers(spec) - by_pool.fixed),
+        batch_samples=_batch(spec, by_pool.pools),
         largest_batch_samples=adaptive.most_samples if adaptive is not None else None,
         noise_samples=_coarse(newest.noise_scale_samples) if newest is not None else None,
         communication=throughput.communication,
@@ -163,7 +151,7 @@ def demand_of(
         exchange_seen=throughput.exchange_seen,
         variation=throughput.variation,
         hiccups=throughput.hiccups,
-        objective=competitor.spec.objective,
+        objective=spec.objective,
         remaining_samples=None if left is None else float(left.samples),
         deadline_s=spec.deadline.timestamp() - now_s if spec.deadline is not None else None,
         pace=throughput.pace,
@@ -173,11 +161,43 @@ def demand_of(
         tenant_weight=namespace_weight,
         arrived_s=job.created_s,
         waited_s=max(0.0, now_s - job.created_s),
-        current=current,
+        current=by_pool.current,
         granted=_granted(competitor, groups_of),
         measured_soon=_measured_soon(competitor, now_s=now_s),
         layouts=layouts,
     )
+
+
+def _by_pool(competitor: Competitor, groups_of: Mapping[str, Sequence[NodeGroup]]) -> _DemandByPool:
+    pools: list[JobPool] = []
+    current: dict[str, int] = {}
+    fixed = 0
+    starting = competitor.plan is None or not competitor.plan.members
+    for pool in competitor.spec.worker_pools:
+        groups = groups_of[pool.name]
+        there = competitor.placed_outside(pool, groups)
+        fixed += there
+        template = JobPool(
+            pool=f"nodes of {pool.name}",
+            name=pool.name,
+            min_workers=max(0, pool.min_replicas - there),
+            required=starting,  # training does not start without it, but it continues
+            max_workers=max(0, competitor.most(pool) - there),
+            ranks=members_per_worker(competitor.spec, pool, template_of(competitor.job, pool)),
+            price_per_hour=float(pool.price_per_hour or 0.0),
+            member=competitor.throughput.members.get(pool.name),
+        )
+        if not groups:
+            pools.append(template)
+        promised = _promised(competitor, pool)
+        for group in groups:
+            size = group.sizes[competitor.pool_key(pool)]
+            pools.append(replace(template, pool=group.name, accelerators=size))
+            here = sum(not competitor.is_idle(worker) for worker in competitor.placed_on(pool, group))
+            # What is only postponed counts as done: otherwise each half of a change would have to pay for a pause.
+            current[pools[-1].key] = max(0, here + promised + competitor.later(pool, group))
+            promised = 0
+    return _DemandByPool(pools=tuple(pools), current=current, fixed=fixed)
 
 
 def _granted(competitor: Competitor, groups_of: Mapping[str, Sequence[NodeGroup]]) -> dict[str, int]:

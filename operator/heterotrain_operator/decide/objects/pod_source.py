@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from heterotrain_operator.cluster_state.parse import RESTART_ANNOTATION, TEMPLATE_ANNOTATION
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSource:
@@ -22,3 +24,9 @@ class PodSource:
     settings: str = ""
     digest: str = ""
     restart: str = ""
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Annotations by which the pod tells later what it was made from."""
+        marks = {TEMPLATE_ANNOTATION: self.digest, RESTART_ANNOTATION: self.restart}
+        return {key: value for key, value in marks.items() if value}

@@ -184,46 +184,15 @@ def build_pod(
     metadata, spec = template.get("metadata") or {}, template["spec"]
     annotations = metadata.get("annotations") or {}
     name = keys.worker_name(job.key.name, index)
-    main_name = main_container(spec, annotations)
+    main = _container(spec, main_container(spec, annotations))
     ranks = num_proc_per_worker(pool, template)
-    spec["terminationGracePeriodSeconds"] = grace_s_of(spec)
+    _set_pod(spec, pool, name=name, avoid=avoid, scheduler_name=more.scheduler_name)
     settings = source.settings or settings_text(job, grace_s=grace_s_of(spec))
-
-    spec["restartPolicy"] = "Never"
-    if more.scheduler_name and not spec.get("schedulerName"):
-        spec["schedulerName"] = more.scheduler_name
-    if spec.get("hostNetwork"):  # by default such a pod asks the node's DNS, which has no Service of the cluster
-        spec.setdefault("dnsPolicy", _DNS_ON_HOST)
-    spec.setdefault("automountServiceAccountToken", False)
-    spec.setdefault("hostname", name)
-    spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **pool.node_selector}
-    spec["tolerations"] = _tolerations(spec, pool)
-    if avoid:
-        spec["affinity"] = _avoiding(spec.get("affinity") or {}, avoid)
-    # The last words of a script that writes no message: its traceback, or what an init container did not find.
-    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
-        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    main = _container(spec, main_name)
-    main["resources"] = _resources(main, pool)
     own = _environment(job, ranks=ranks, settings=settings, main=main)
     if with_secret:
         own.append({"name": env.SECRET_DIR, "value": env.DEFAULT_PLAN_DIR})
-    main["env"] = [*own, *(main.get("env") or [])]
-    main["ports"] = [*(main.get("ports") or []), *_ports(job.spec.network, ranks, spec)]
-    main["readinessProbe"] = {
-        "httpGet": {"path": keys.READY_PATH, "port": job.spec.network.metrics_port},
-        "periodSeconds": 1,
-        # Readiness only admits a worker; a busy device that answers late must not lose it.
-        "timeoutSeconds": 5,
-        "failureThreshold": 3,
-    }
-    mounts = main["volumeMounts"] = [*(main.get("volumeMounts") or [])]
-    volumes = spec["volumes"] = [*(spec.get("volumes") or [])]
-    volumes.append({"name": keys.CONTAINER_PLAN_VOLUME, **_plan_and_secret(job, with_secret=with_secret)})
-    mounts.append({"name": keys.CONTAINER_PLAN_VOLUME, "mountPath": env.DEFAULT_PLAN_DIR, "readOnly": True})
-    if all(mount.get("mountPath") != _SHM_PATH for mount in mounts):
-        volumes.append({"name": keys.CONTAINER_SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
-        mounts.append({"name": keys.CONTAINER_SHM_VOLUME, "mountPath": _SHM_PATH})
+    _set_main(main, spec, job.spec.network, resources=_resources(main, pool), environment=own, ranks=ranks)
+    _mount(main, spec, _plan_and_secret(job, with_secret=with_secret))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -242,11 +211,10 @@ def build_pod(
             "annotations": {
                 **{key: value for key, value in annotations.items() if key not in _OWN_ANNOTATIONS},
                 **more.annotations,
-                DEFAULT_CONTAINER: main_name,
+                DEFAULT_CONTAINER: main["name"],
                 RANKS_ANNOTATION: str(ranks),
                 keys.ANNOTATION_PLAN: plan_version,
-                **({TEMPLATE_ANNOTATION: source.digest} if source.digest else {}),
-                **({RESTART_ANNOTATION: source.restart} if source.restart else {}),
+                **source.annotations,
                 **({AVOIDS_ANNOTATION: ",".join(avoid)} if avoid else {}),
                 **_network_annotations(job.spec.network),
             },
@@ -254,6 +222,58 @@ def build_pod(
         },
         "spec": spec,
     }
+
+
+def _set_pod(spec: dict[str, Any], pool: WorkerPool, *, name: str, avoid: Sequence[str], scheduler_name: str) -> None:
+    """Set in a copy of the template what concerns the whole pod."""
+    spec["terminationGracePeriodSeconds"] = grace_s_of(spec)
+    spec["restartPolicy"] = "Never"
+    if scheduler_name and not spec.get("schedulerName"):
+        spec["schedulerName"] = scheduler_name
+    if spec.get("hostNetwork"):  # by default such a pod asks the node's DNS, which has no Service of the cluster
+        spec.setdefault("dnsPolicy", _DNS_ON_HOST)
+    spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("hostname", name)
+    spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **pool.node_selector}
+    spec["tolerations"] = _tolerations(spec, pool)
+    if avoid:
+        spec["affinity"] = _avoiding(spec.get("affinity") or {}, avoid)
+    # The last words of a script that writes no message: its traceback, or what an init container did not find.
+    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
+def _set_main(
+    main: dict[str, Any],
+    spec: Mapping[str, Any],
+    network: Network,
+    *,
+    resources: Mapping[str, Any],
+    environment: Sequence[Mapping[str, Any]],
+    ranks: int,
+) -> None:
+    """Set what the training container needs besides its mounts."""
+    main["resources"] = resources
+    main["env"] = [*environment, *(main.get("env") or [])]
+    main["ports"] = [*(main.get("ports") or []), *_ports(network, ranks, spec)]
+    main["readinessProbe"] = {
+        "httpGet": {"path": keys.READY_PATH, "port": network.metrics_port},
+        "periodSeconds": 1,
+        # Readiness only admits a worker; a busy device that answers late must not lose it.
+        "timeoutSeconds": 5,
+        "failureThreshold": 3,
+    }
+
+
+def _mount(main: dict[str, Any], spec: dict[str, Any], plan: Mapping[str, Any]) -> None:
+    """Mount the plan, with the secret if there is one, and shared memory where the template has none."""
+    mounts = main["volumeMounts"] = [*(main.get("volumeMounts") or [])]
+    volumes = spec["volumes"] = [*(spec.get("volumes") or [])]
+    volumes.append({"name": keys.CONTAINER_PLAN_VOLUME, **plan})
+    mounts.append({"name": keys.CONTAINER_PLAN_VOLUME, "mountPath": env.DEFAULT_PLAN_DIR, "readOnly": True})
+    if all(mount.get("mountPath") != _SHM_PATH for mount in mounts):
+        volumes.append({"name": keys.CONTAINER_SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": keys.CONTAINER_SHM_VOLUME, "mountPath": _SHM_PATH})
 
 
 def _ports(network: Network, ranks: int, spec: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -359,11 +379,7 @@ def _environment(job: ValidJob, *, ranks: int, settings: str, main: Mapping[str,
         fixed[env.RUNTIME] = Runtime.TORCHRUN
     if prices := {pool.name: pool.price_per_hour for pool in job.spec.worker_pools if pool.price_per_hour}:
         fixed[env.PRICES] = json.dumps(prices, sort_keys=True, separators=(",", ":"))
-    from_pod = {
-        env.WORKER: "metadata.name",
-        env.WORKER_UID: "metadata.uid",
-        env.WORKER_ADDRESS: "status.podIP",
-    }
+    from_pod = {env.WORKER: "metadata.name", env.WORKER_UID: "metadata.uid", env.WORKER_ADDRESS: "status.podIP"}
     return [
         *({"name": name, "value": value} for name, value in fixed.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in from_pod.items()),

@@ -90,6 +90,17 @@ class _NewEnds:
         workers = (*self.failed, *self.mismatched, *self.recut, *self.rest, *self.lost)
         return frozenset([*(worker.pod.uid for worker in workers), *(each.uid for each in self.gone)])
 
+    @property
+    def disrupted(self) -> dict[str, str]:
+        """Names of the lost workers, each with the reason."""
+        named = {worker.pod.name: worker.reason for worker in self.lost}
+        return named | {each.name: "its pod is gone" for each in self.gone}
+
+    @property
+    def pools(self) -> Counter[str]:
+        """By pool, how many workers were lost."""
+        return Counter([*(worker.pod.pool for worker in self.lost), *(each.pool for each in self.gone)])
+
     def uncounted(self) -> _NewEnds:
         """Return what counts where ends do not count."""
         return replace(self, failed=(), recut=(), rest=(), lost=(), gone=())
@@ -158,7 +169,6 @@ def account(
     # A later time is of a clock that was ahead: the next delay counts from now.
     last_s = min(now_s, seconds(status.last_failure_time))
     incidents = new_incidents(counted.failed, last_s, now_s=now_s)
-    disrupted = {w.pod.name: w.reason for w in counted.lost} | {e.name: "its pod is gone" for e in counted.gone}
     names = [each.name for each in ends.gone]
     row = (
         continued(row_in(status.internal.disruptions), ends.lost, names, step=step, now_s=now_s) if counting else Row()
@@ -169,11 +179,11 @@ def account(
     sentences = counted.sentences(answered)
     return Accounts(
         restarts=status.restarts + incidents,
-        disruptions=status.disruptions + len(disrupted),
+        disruptions=status.disruptions + len(counted.disrupted),
         accounted=frozenset((before | ends.uids) - returned) & kept,
         failed=counted.failed,
-        disrupted=disrupted,
-        lost=Counter([*(worker.pod.pool for worker in counted.lost), *(each.pool for each in counted.gone)]),
+        disrupted=counted.disrupted,
+        lost=counted.pools,
         last_failure=sentences[-1] if sentences else status.last_failure,
         last_failure_s=now_s if incidents else last_s,
         departed=ends.gone,

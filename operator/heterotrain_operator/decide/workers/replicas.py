@@ -84,73 +84,118 @@ def decide_replicas(
         free_slots_of: how many more workers of a pool fit on the nodes; called only for pools that may grow.
         now_s: now.
     """
-    # 1. Split the living workers by pool, and remove those of unknown pools and those above their pool's maximum.
-    alive = [worker for worker in workers if worker.alive]
-    names = {pool.name for pool in spec.worker_pools}
-    remove = [(worker, "its pool is not in the spec any more") for worker in alive if worker.pod.pool not in names]
-    leaving = {worker.pod.uid: worker for worker in alive if worker.pod.uid in grant.leave}
-    keep = _by_pool(spec, [worker for worker in alive if worker.pod.uid not in leaving])
-    for pool in spec.worker_pools:
-        surplus = keep[pool.name][pool.max_replicas :]
-        keep[pool.name] = keep[pool.name][: pool.max_replicas]
-        remove += [(worker, f"pool {pool.name} may have {pool.max_replicas}") for worker in surplus]
-
-    # 2. Remove workers above the job's maximum, starting with the least preferred pool.
-    most = most_workers(spec)
-    unschedulable = {name: _idle(own) for name, own in keep.items()}
-    schedulable = {name: [w for w in own if w not in unschedulable[name]] for name, own in keep.items()}
+    # 1. Remove the workers that have no place: those of unknown pools, and those above a maximum.
+    kept = _kept(spec, workers, leave=grant.leave)
     halted = {name: each for name, each in grant.exhausted.items() if each.why}
-    for pool in reversed(spec.worker_pools):
-        while sum(map(len, schedulable.values())) > most and len(schedulable[pool.name]) > pool.min_replicas:
-            remove.append((schedulable[pool.name].pop(), f"the job may have {most} workers"))
-
-    # 3. Count the workers that each pool should have: by the grant or, without limits, as many as fit.
     shortage = _Shortage()
-    if grant.undecided:
-        count = {pool.name: len(keep[pool.name]) for pool in spec.worker_pools}
-    elif grant.limits is None:
-        full = {name for name in keep if unschedulable[name] or name in halted}
-        count = _what_fits(spec, schedulable, full, free_slots_of=free_slots_of, shortage=shortage)
-        count |= {name: count[name] + 1 for name in halted if unschedulable.get(name)}
-    else:
-        placed = {name: sum(worker.placed for worker in own) for name, own in keep.items()}
-        count = {name: max(grant.limits.get(name, 0), placed[name]) for name in keep}
 
-    # 4. Add the minimums and one waiting worker per pool, where the job may wait for nodes.
+    # 2. Count the workers that each pool should have: by the grant or, without limits, as many as fit.
+    if grant.undecided:
+        count = {name: len(own) for name, own in kept.by_pool.items()}
+    elif grant.limits is None:
+        full = {name for name in kept.by_pool if kept.idle[name] or name in halted}
+        count = _what_fits(spec, kept.schedulable, full, free_slots_of=free_slots_of, shortage=shortage)
+        count |= {name: count[name] + 1 for name in halted if kept.idle.get(name)}
+    else:
+        placed = {name: sum(worker.placed for worker in own) for name, own in kept.by_pool.items()}
+        count = {name: max(grant.limits.get(name, 0), placed[name]) for name in kept.by_pool}
+
+    # 3. Add the minimums and one waiting worker per pool, where the job may wait for nodes.
     if not grant.undecided:
         may_wait = [pool for pool in spec.worker_pools if grant.may_wait_in(pool.name)]
-        _add_waiting(spec, may_wait, count, schedulable, unschedulable, now_s=now_s)
+        _add_waiting(spec, may_wait, count, kept.schedulable, kept.idle, now_s=now_s)
 
-    # 5. Create what is missing in each pool, and remove surplus workers that have no node.
+    # 4. Create what is missing in each pool, and remove surplus workers that have no node.
     create: list[WorkerPool] = []
-    again_s: float | None = None
+    remove = list(kept.remove)
+    waits_s: list[float] = []
     for pool in spec.worker_pools:
-        while grant.limits is not None and len(schedulable[pool.name]) > count[pool.name]:
-            remove.append((schedulable[pool.name].pop(), grant.reason))  # it has no node: placed workers sort first
-        gap = count[pool.name] - len(schedulable[pool.name])
-        create += [pool] * max(0, gap - len(unschedulable[pool.name]))
-        for worker in unschedulable[pool.name][max(0, gap) :]:
-            wait_s, why = _surplus_wait(worker, now_s=now_s)
-            if grant.limits is not None and pool.name not in grant.may_wait:
-                remove.append((worker, grant.reason))  # it could take capacity that is being freed for another job
-            elif not wait_s:
-                remove.append((worker, f"{why}: {worker.reason}"))
-            else:
-                again_s = wait_s if again_s is None else min(again_s, wait_s)
-        if unschedulable[pool.name]:
-            shortage.unschedulable(pool, free_slots_of(pool), unschedulable[pool.name][0])
-    shortage.halted({name: each.why for name, each in halted.items() if not unschedulable.get(name)})
+        name = pool.name
+        while grant.limits is not None and len(kept.schedulable[name]) > count[name]:
+            remove.append((kept.schedulable[name].pop(), grant.reason))  # it has no node: placed workers sort first
+        gap = count[name] - len(kept.schedulable[name])
+        create += [pool] * max(0, gap - len(kept.idle[name]))
+        gone, more_s = _surplus(kept.idle[name][max(0, gap) :], pool, grant, now_s=now_s)
+        remove += gone
+        waits_s += more_s
+        if kept.idle[name]:
+            shortage.unschedulable(pool, free_slots_of(pool), kept.idle[name][0])
+    shortage.halted({name: each.why for name, each in halted.items() if not kept.idle.get(name)})
 
-    # 6. Let workers go that the allocation takes away, unless the job would stop just before their replacements start.
-    if leaving and not _replaced_soon(spec, [w for w in alive if w.pod.uid not in leaving], create):
-        remove += [(worker, grant.reason) for worker in leaving.values()]
+    # 5. Let workers go that the allocation takes away, unless the job would stop just before their replacements start.
+    if kept.leaving and not _replaced_soon(spec, kept.staying, create):
+        remove += [(worker, grant.reason) for worker in kept.leaving]
     return ReplicaDecision(
         create=tuple(create),
         remove=tuple(remove),
         desired=count,
         reason="; ".join(filter(None, (grant.reason, shortage.sentence()))),
-        again_s=again_s,
+        again_s=min(waits_s, default=None),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """The living workers of a job, sorted by what becomes of them.
+
+    Attributes:
+        staying: those that the allocation leaves to the job.
+        leaving: the others.
+        by_pool: of those that stay, by pool and in the order in which they are kept, those that have a place.
+        idle: of these, those that find no node or cannot start on theirs.
+        schedulable: the rest of these, without those above the job's maximum.
+        remove: surplus workers, each with the reason.
+    """
+
+    staying: Sequence[Worker]
+    leaving: Sequence[Worker]
+    by_pool: Mapping[str, Sequence[Worker]]
+    idle: Mapping[str, list[Worker]]
+    schedulable: Mapping[str, list[Worker]]
+    remove: Sequence[tuple[Worker, str]]
+
+
+def _kept(spec: HeteroTrainJobSpec, workers: Sequence[Worker], *, leave: Collection[str]) -> _Kept:
+    """Return the living workers; those above the job's maximum go from the least preferred pool first."""
+    alive = [worker for worker in workers if worker.alive]
+    names = {pool.name for pool in spec.worker_pools}
+    remove = [(worker, "its pool is not in the spec any more") for worker in alive if worker.pod.pool not in names]
+    staying = [worker for worker in alive if worker.pod.uid not in leave]
+    by_pool = _by_pool(spec, staying)
+    for pool in spec.worker_pools:
+        surplus = by_pool[pool.name][pool.max_replicas :]
+        by_pool[pool.name] = by_pool[pool.name][: pool.max_replicas]
+        remove += [(worker, f"pool {pool.name} may have {pool.max_replicas}") for worker in surplus]
+    most = most_workers(spec)
+    idle = {name: _idle(own) for name, own in by_pool.items()}
+    schedulable = {name: [w for w in own if w not in idle[name]] for name, own in by_pool.items()}
+    for pool in reversed(spec.worker_pools):
+        while sum(map(len, schedulable.values())) > most and len(schedulable[pool.name]) > pool.min_replicas:
+            remove.append((schedulable[pool.name].pop(), f"the job may have {most} workers"))
+    return _Kept(
+        staying=staying,
+        leaving=[worker for worker in alive if worker.pod.uid in leave],
+        by_pool=by_pool,
+        idle=idle,
+        schedulable=schedulable,
+        remove=remove,
+    )
+
+
+def _surplus(
+    idle: Sequence[Worker], pool: WorkerPool, grant: JobGrant, *, now_s: float
+) -> tuple[list[tuple[Worker, str]], list[float]]:
+    """Return which surplus workers without use go now, each with the reason, and the seconds that the others have."""
+    gone, waits_s = [], []
+    for worker in idle:
+        wait_s, why = _surplus_wait(worker, now_s=now_s)
+        if grant.limits is not None and pool.name not in grant.may_wait:
+            gone.append((worker, grant.reason))  # it could take capacity that is being freed for another job
+        elif not wait_s:
+            gone.append((worker, f"{why}: {worker.reason}"))
+        else:
+            waits_s.append(wait_s)
+    return gone, waits_s
 
 
 def _by_pool(spec: HeteroTrainJobSpec, workers: Sequence[Worker]) -> dict[str, list[Worker]]:
