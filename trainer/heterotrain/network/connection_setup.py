@@ -24,8 +24,6 @@ from heterotrain.network.frames import to_frame
 from heterotrain.network.gloo.abort import OpenSocket
 from heterotrain.network.gloo.listeners import GuardedDevices
 from heterotrain.network.key_store import HostedKeyStore, RemoteKeyStore
-from heterotrain.network.mesh.connect import connect
-from heterotrain.network.mesh.mesh import Mesh
 from heterotrain.network.nccl import COLLECTIVE_S, nccl_group
 
 c10d: Any = dist
@@ -73,30 +71,6 @@ def connect_store(host: Rank, request: Mapping[str, Any], credentials: Credentia
         connection.close()
         raise
     return RemoteKeyStore(connection, limit_s=SETUP_S)
-
-
-def connect_ranks(store: Any, *, rank: int, world_size: int, address: str | None, credentials: Credentials) -> Mesh:
-    """Connect every two ranks for their own messages.
-
-    Args:
-        store: reached by all ranks.
-        rank: this rank.
-        world_size: number of ranks.
-        address: address at which the others reach this rank; ``None`` for that of gloo's interface.
-        credentials: of the job.
-
-    Raises:
-        OSError: a rank did not connect.
-    """
-    return connect(
-        store,
-        rank=rank,
-        world_size=world_size,
-        address=address,
-        within_s=SETUP_S,
-        limit_s=COLLECTIVE_S,
-        credentials=credentials,
-    )
 
 
 def make_group(backend: str, address: str) -> Callable[..., Any]:

@@ -51,7 +51,15 @@ class Connections:
     def __init__(
         self, *, rank: int, world_size: int, sockets: SocketFilter, hosted: HostedStore | None, clock: Clock
     ) -> None:
-        """See ``Group``."""
+        """Make connections that do not exist yet.
+
+        Args:
+            rank: this rank in the formation.
+            world_size: number of ranks.
+            sockets: distinguishes the group's sockets from others.
+            hosted: the store, on the rank that hosts it.
+            clock: measures waits.
+        """
         self.rank, self.world_size = rank, world_size
         self.waiting: Waiting | None = None
         self.flag = AbortFlag()

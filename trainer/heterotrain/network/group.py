@@ -20,15 +20,16 @@ from heterotrain.errors import PeerLost
 from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_attempt import Attempt
-from heterotrain.network.connection_setup import HostedStore, connect_ranks, gloo_device_address, make_group
+from heterotrain.network.connection_setup import SETUP_S, HostedStore, gloo_device_address, make_group
 from heterotrain.network.connections import Connections, Waiting
 from heterotrain.network.gloo.abort import OpenSocket, interface_of, open_sockets
 from heterotrain.network.gloo.default_group import publish, withdraw
 from heterotrain.network.gloo.member_group import MemberGroup
+from heterotrain.network.gloo.script_group import ScriptCollectives
 from heterotrain.network.key_store import close_store
-from heterotrain.network.nccl import abort, join_nccl, release
+from heterotrain.network.mesh.connect import connect as connect_mesh
+from heterotrain.network.nccl import COLLECTIVE_S, abort, join_nccl, release
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.network.script_collectives import ScriptCollectives
 from heterotrain.network.sums import FlatSums, FlatTopology, Reduction, Sums, Topology, owners_to_connect
 
 
@@ -48,15 +49,7 @@ class Group(Connections):
         hosted: HostedStore | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Make a group that is not connected yet.
-
-        Args:
-            rank: this rank in the formation.
-            world_size: number of ranks.
-            sockets: distinguishes the group's sockets from others.
-            hosted: the store, on the rank that hosts it.
-            clock: measures waits.
-        """
+        """Make a group that is not connected yet; see ``Connections``."""
         super().__init__(rank=rank, world_size=world_size, sockets=sockets, hosted=hosted, clock=clock)
         self.script = ScriptCollectives(self)
         self._topology: Topology = FlatTopology("gloo")
@@ -98,7 +91,15 @@ class Group(Connections):
 
         def connect_all() -> tuple[Any, Any, Sums]:
             found, rank, world_size = store(), self.rank, self.world_size
-            mesh = connect_ranks(found, rank=rank, world_size=world_size, address=own_address, credentials=credentials)
+            mesh = connect_mesh(
+                found,
+                rank=rank,
+                world_size=world_size,
+                address=own_address,
+                within_s=SETUP_S,
+                limit_s=COLLECTIVE_S,
+                credentials=credentials,
+            )
             sums = topology.connect(
                 found, rank=rank, world_size=world_size, address=self.gloo_address, is_over=self.is_over
             )

@@ -7,9 +7,10 @@ other.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,15 +22,16 @@ from heterotrain.network.gloo.bounded_wait import BoundedWait, settle
 from heterotrain.network.nccl import length_s
 
 
-class Reduction(Protocol):
+class Reduction(ABC):
     """A sum on its way.
 
     Attributes:
         is_timed: whether ``seconds`` knows how long the sum took, when it has ended.
     """
 
-    is_timed: bool
+    is_timed = False
 
+    @abstractmethod
     def wait(self) -> None:
         """Wait for the sum; on an accelerator, the current stream does.
 
@@ -37,23 +39,28 @@ class Reduction(Protocol):
             RuntimeError: it failed, or the formation has been cut.
         """
 
+    @abstractmethod
     def settle(self) -> None:
         """Wait until nothing uses the buffer any more, after a cut; on an accelerator, the current stream does."""
 
-    def seconds(self) -> float | None:
-        """Return how long the sum took by its own clock, waits for peers included; ``None`` if that is not known."""
-
+    @abstractmethod
     def get_future(self) -> Any:
         """Return what takes callbacks, as torch's works do."""
 
+    def seconds(self) -> float | None:
+        """Return how long the sum took by its own clock, waits for peers included; ``None`` if that is not known."""
+        return None
 
-class Sums(Protocol):
+
+class Sums(ABC):
     """The connections of some ranks over which they add up numbers."""
 
     @property
+    @abstractmethod
     def nccl_groups(self) -> list[Any]:
         """The groups of torch's whose operations NCCL runs."""
 
+    @abstractmethod
     def start(self, flat: torch.Tensor) -> Reduction:
         """Start to add up ``flat`` (one dimension, of the same length and format on all ranks), in place.
 
@@ -61,23 +68,24 @@ class Sums(Protocol):
             RuntimeError: the connections are broken.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most run in the training thread alone
         """End what runs beside the training thread, after a cut or the last operation."""
 
 
-class Topology(Protocol):
+class Topology(ABC):
     """How the ranks of a formation are connected for sums.
 
     Attributes:
         backend: of groups of owners, ``gloo`` or ``nccl``.
     """
 
-    @property
-    def backend(self) -> str: ...  # noqa: D102  # see the class
+    backend: str
 
+    @abstractmethod
     def uses_nccl(self, rank: int) -> bool:
         """Return whether NCCL runs sums on this rank."""
 
+    @abstractmethod
     def connect(self, store: Any, *, rank: int, world_size: int, address: str, is_over: Callable[[], bool]) -> Sums:
         """Connect the ranks; NCCL makes its connections in ``join_nccl``.
 
@@ -93,13 +101,9 @@ class Topology(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class FlatTopology:
-    """All ranks in one group of torch's.
-
-    Attributes:
-        backend: ``gloo`` or ``nccl``.
-    """
+@dataclass(frozen=True)
+class FlatTopology(Topology):
+    """All ranks in one group of torch's."""
 
     backend: str
 
@@ -112,12 +116,12 @@ class FlatTopology:
         return self.backend == "nccl"
 
     def connect(self, store: Any, *, rank: int, world_size: int, address: str, is_over: Callable[[], bool]) -> Sums:
-        """Connect all ranks; see ``Topology``."""
+        """Connect all ranks."""
         made = make_group(self.backend, address)(store, "gradients", rank=rank, world_size=world_size)
         return FlatSums(made, is_nccl=self.backend == "nccl", is_over=is_over)
 
 
-class FlatSums:
+class FlatSums(Sums):
     """Sums in one group of torch's."""
 
     def __init__(self, group: Any, *, is_nccl: bool, is_over: Callable[[], bool]) -> None:
@@ -137,34 +141,30 @@ class FlatSums:
         return [self.group] if self._is_nccl else []
 
     def start(self, flat: torch.Tensor) -> Reduction:
-        """Start to add up; see ``Sums``."""
+        """Start to add up."""
         work = self.group.allreduce([flat], c10d.AllreduceOptions())
-        return NcclSum(work) if self._is_nccl else GlooSum(work, is_over=self._is_over, belongs_to=self.group)
-
-    def close(self) -> None:
-        """Nothing runs beside the training thread."""
+        return operation(work, self.group, is_nccl=self._is_nccl, is_over=self._is_over)
 
 
-class GlooSum(BoundedWait):
-    """A sum by gloo."""
+def operation(work: dist.Work, group: Any, *, is_nccl: bool, is_over: Callable[[], bool]) -> Reduction:
+    """Return an operation of a group of torch's, NCCL's or gloo's, as a reduction."""
+    return NcclSum(work) if is_nccl else GlooSum(work, is_over=is_over, belongs_to=group)
 
-    is_timed = False
+
+class GlooSum(BoundedWait, Reduction):
+    """An operation of gloo."""
 
     def settle(self) -> None:
-        """Wait until gloo no longer uses the buffer; see ``Reduction``."""
+        """Wait until gloo no longer uses the buffer."""
         settle([self._work], self._group)
 
-    def seconds(self) -> float | None:
-        """Return nothing: gloo has no clock of its own."""
-        return None
-
     def get_future(self) -> Any:
-        """Return what takes callbacks; see ``Reduction``."""
+        """Return what takes callbacks."""
         return self._work.get_future()
 
 
-class NcclSum:
-    """A sum by NCCL. It needs no bounded wait: it can be aborted, and waits on the device."""
+class NcclSum(Reduction):
+    """An operation of NCCL. It needs no bounded wait: it can be aborted, and waits on the device."""
 
     is_timed = True
 
@@ -173,17 +173,17 @@ class NcclSum:
         self._work = work
 
     def wait(self) -> None:
-        """Let the current stream wait for it; see ``Reduction``."""
+        """Let the current stream wait for it."""
         self._work.wait()
-
-    def get_future(self) -> Any:
-        """Return what takes callbacks; see ``Reduction``."""
-        return self._work.get_future()
 
     def settle(self) -> None:
         """Let the current stream wait for it; the host does not: an aborted operation ends on the device."""
         with contextlib.suppress(RuntimeError):
             self._work.wait()
+
+    def get_future(self) -> Any:
+        """Return what takes callbacks."""
+        return self._work.get_future()
 
     def seconds(self) -> float | None:
         """Return the seconds on the device; ``None`` before the end, and without torch's clock for operations."""

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from heterotrain.errors import PeerLost, UsageError
+from heterotrain.network.gloo.script_group import NOT_HERE
 from heterotrain.network.group import Group
-from heterotrain.network.script_collectives import NOT_HERE
 from heterotrain.steps.formations import Formations
 
 

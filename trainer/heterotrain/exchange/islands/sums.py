@@ -16,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from heterotrain.network.gloo.bounded_wait import LOOK_S, BoundedWait, settle
+from heterotrain.network.gloo.bounded_wait import LOOK_S
+from heterotrain.network.sums import GlooSum, Reduction, Sums, operation
 
 _c10d: Any = dist
 HEAD = 0
@@ -32,12 +33,13 @@ JOIN_S = 2.0
 CUT = "the group was cut before its sum had left the island"
 
 
-class IslandSums:
+class IslandSums(Sums):
     """Sums over all ranks, for a rank in an island.
 
     Attributes:
         inner: the group of the island.
         outer: the group of the heads; ``None`` if this rank is not the head of its island.
+        is_over: returns whether the formation has been cut.
     """
 
     def __init__(self, inner: Any, outer: Any, *, is_nccl: bool, is_over: Callable[[], bool]) -> None:
@@ -51,7 +53,7 @@ class IslandSums:
         """
         self.inner, self.outer = inner, outer
         self._is_nccl = is_nccl
-        self._is_over = is_over
+        self.is_over = is_over
         self._lock = threading.Lock()
         self._is_closed = False
         self._queue: queue.SimpleQueue[IslandSum | None] = queue.SimpleQueue()
@@ -63,10 +65,10 @@ class IslandSums:
         return [self.inner] if self._is_nccl else []
 
     def start(self, flat: torch.Tensor) -> IslandSum:
-        """Start to add up; see ``network.sums.Sums``."""
+        """Start to add up."""
         options = _c10d.ReduceOptions()
         options.rootRank = HEAD
-        work = IslandSum(self, flat, self.inner.reduce([flat], options))
+        work = IslandSum(self, flat, self._inside(self.inner.reduce([flat], options)))
         if self.outer is not None:
             if self._relay is None:  # by the training thread, whose current device it takes
                 device = torch.cuda.current_device() if self._is_nccl else None
@@ -83,26 +85,7 @@ class IslandSums:
 
     # -- for the works -----------------------------------------------------------------------------------------------
 
-    def finish_inner(self, work: Any) -> None:
-        """Wait for an operation inside the island: with NCCL, the current stream does.
-
-        Raises:
-            RuntimeError: it failed, or the formation has been cut.
-        """
-        if self._is_nccl:
-            work.wait()
-        else:
-            BoundedWait(work, is_over=self._is_over, belongs_to=self.inner).wait()
-
-    def finish_outer(self, work: Any) -> None:
-        """Wait for an operation between heads.
-
-        Raises:
-            RuntimeError: it failed, or the formation has been cut.
-        """
-        BoundedWait(work, is_over=self._is_over, belongs_to=self.outer).wait()
-
-    def give_back(self, flat: torch.Tensor) -> Any:
+    def give_back(self, flat: torch.Tensor) -> Reduction:
         """Start to give the island its sum from the head.
 
         Raises:
@@ -110,27 +93,15 @@ class IslandSums:
         """
         options = _c10d.BroadcastOptions()
         options.rootRank = HEAD
-        return self.inner.broadcast([flat], options)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the formation has been cut."""
-        return self._is_over()
-
-    def settle(self, inner: Sequence[Any], outer: Sequence[Any]) -> None:
-        """Wait until operations of the cut groups no longer use their buffers; with NCCL, the current stream does."""
-        settle(outer, self.outer)
-        if not self._is_nccl:
-            settle(inner, self.inner)
-            return
-        for work in inner:
-            with contextlib.suppress(RuntimeError):
-                work.wait()
+        return self._inside(self.inner.broadcast([flat], options))
 
     def stop(self) -> None:
         """Start nothing between heads any more."""
         with self._lock:
             self._is_closed = True
+
+    def _inside(self, work: Any) -> Reduction:
+        return operation(work, self.inner, is_nccl=self._is_nccl, is_over=self.is_over)
 
     # -- the head's thread -------------------------------------------------------------------------------------------
 
@@ -139,15 +110,16 @@ class IslandSums:
             while (work := self._queue.get()) is not None:
                 work.relay(self._pass_on)
 
-    def _pass_on(self, work: IslandSum) -> Any:
-        self.finish_inner(work.up)
+    def _pass_on(self, work: IslandSum) -> Reduction:
+        work.up.wait()
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(CUT)
-            return self.outer.allreduce([work.flat], _c10d.AllreduceOptions())
+            across = self.outer.allreduce([work.flat], _c10d.AllreduceOptions())
+            return GlooSum(across, is_over=self.is_over, belongs_to=self.outer)
 
 
-class IslandSum:
+class IslandSum(Reduction):
     """A sum on its way.
 
     Attributes:
@@ -155,14 +127,12 @@ class IslandSum:
         up: the sum inside the island.
     """
 
-    is_timed = False
-
-    def __init__(self, group: IslandSums, flat: torch.Tensor, up: Any) -> None:
+    def __init__(self, group: IslandSums, flat: torch.Tensor, up: Reduction) -> None:
         """Wrap a sum inside an island that is running."""
         self.flat, self.up = flat, up
         self._group = group
-        self._across: Any = None
-        self._down: Any = None
+        self._across: Reduction | None = None
+        self._down: Reduction | None = None
         self._error: Exception | None = None
         self._is_relayed = threading.Event()
         self._callbacks: list[Callable[[object], object]] = []
@@ -178,15 +148,13 @@ class IslandSum:
         group = self._group
         if group.outer is not None:
             while not self._is_relayed.wait(LOOK_S):
-                if group.is_over:
+                if group.is_over():
                     raise RuntimeError(CUT)
             if self._error is not None:
                 raise self._error
-            group.finish_outer(self._across)
-        else:
-            group.finish_inner(self.up)
+        (self._across or self.up).wait()
         self._down = group.give_back(self.flat)
-        group.finish_inner(self._down)
+        self._down.wait()
         for callback in self._callbacks:
             callback(self)
 
@@ -196,14 +164,11 @@ class IslandSum:
         group.stop()
         if group.outer is not None:
             self._is_relayed.wait()  # the thread's own waits end after a cut
-        started = [work for work in (self.up, self._down) if work is not None]
-        group.settle(started, [] if self._across is None else [self._across])
+        for way in (self._across, self.up, self._down):
+            if way is not None:
+                way.settle()
 
-    def seconds(self) -> float | None:
-        """Return nothing: no clock knows all of its ways."""
-        return None
-
-    def relay(self, start: Callable[[IslandSum], Any]) -> None:
+    def relay(self, start: Callable[[IslandSum], Reduction]) -> None:
         """Take the sum between heads from ``start``, or its error; called by the head's thread."""
         try:
             self._across = start(self)

@@ -8,14 +8,14 @@ from typing import Any
 
 from heterotrain.exchange.islands.sums import IslandSums
 from heterotrain.network.connection_setup import make_group
-from heterotrain.network.sums import FlatSums, Sums
+from heterotrain.network.sums import FlatSums, Sums, Topology
 
 BETWEEN = "gloo"
 """The backend between islands: it connects all ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IslandTopology:
+@dataclass(frozen=True, kw_only=True)
+class IslandTopology(Topology):
     """The two levels of a formation.
 
     Attributes:
@@ -25,16 +25,12 @@ class IslandTopology:
 
     islands: tuple[tuple[int, ...], ...]
     inner: str = "nccl"
+    backend = BETWEEN  # owners may lie in several islands
 
     def __str__(self) -> str:
         """Return what carries the sums."""
         islands = " and ".join(", ".join(map(str, island)) for island in self.islands)
         return f"nccl among ranks {islands}, and by {BETWEEN} to all others"
-
-    @property
-    def backend(self) -> str:
-        """The backend of groups of owners, which may lie in several islands."""
-        return BETWEEN
 
     def uses_nccl(self, rank: int) -> bool:
         """Return whether a rank is in an island whose backend is NCCL."""
@@ -50,7 +46,7 @@ class IslandTopology:
         return tuple(rank for rank in range(world_size) if rank not in others)
 
     def connect(self, store: Any, *, rank: int, world_size: int, address: str, is_over: Callable[[], bool]) -> Sums:
-        """Connect the ranks; see ``network.sums.Topology``."""
+        """Connect the ranks."""
         heads, island = self.heads(world_size), self.island(rank)
         between = None
         if rank in heads:

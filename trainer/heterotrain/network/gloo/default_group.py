@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import _unregister_process_group as unregister
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.connection_attempt import short_message
 from heterotrain.network.connection_setup import c10d
-from heterotrain.network.gloo.script_group import NO_SUBGROUPS, Carrier, NoStore, ScriptGroup
+from heterotrain.network.gloo.script_group import NO_SUBGROUPS, NoStore, ScriptCollectives, ScriptGroup
 from heterotrain.network.nccl import COLLECTIVE_S
 
 BACKEND = "heterotrain"
@@ -45,11 +45,11 @@ def check_free() -> None:
         )
 
 
-def publish(carrier: Carrier, *, rank: int, world_size: int) -> None:
+def publish(carrier: ScriptCollectives, *, rank: int, world_size: int) -> None:
     """Make torch's default group. Nothing is exchanged.
 
     Args:
-        carrier: the connections of the new formation; there must be no default group.
+        carrier: runs the collectives in the new formation; there must be no default group.
         rank: this rank in the formation.
         world_size: number of ranks.
 

@@ -9,7 +9,6 @@ formation makes new ones.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -22,13 +21,11 @@ from heterotrain.network.connection_attempt import Attempt, short_message
 from heterotrain.network.connection_setup import make_group
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, is_open, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, ThreadedWait, bounded
-from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
+from heterotrain.network.gloo.script_group import REFUSED, Collectives, breaks_soon, carried_by, forwarded
 from heterotrain.network.nccl import abort, join_nccl, release
 
 NAME = "heterotrain-member"
 """Name under which torch finds the group; a process is in one member."""
-NEWS_S = 2.0
-"""Time until the loss of a peer shows after one of gloo's operations has failed with it; usually milliseconds."""
 
 
 class MemberGroup(Collectives):
@@ -181,27 +178,20 @@ class MemberGroup(Collectives):
                     (tensor,), sender, *_ = arguments
                     self._on_received(sender, tensor.nbytes, wait.ended_s - wait.began_s)
         except RuntimeError as error:
-            if not self._breaks_soon():
+            if not breaks_soon(self.is_over):
                 raise  # the script's own mistake
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
         finally:
             self._on_wait("")
         return work
 
-    def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> BoundedWait:
+    def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> ThreadedWait:
         """Begin to send a tensor in the CPU's memory to a rank of the member; ``finish_send`` waits for the end.
 
         Raises:
             PeerLost: the connections are cut.
         """
-        if self._cut or self._group is None:
-            raise PeerLost(self._cut)
-        try:
-            work = self._group.send([tensor], rank, tag)
-        except RuntimeError as error:
-            self.cut("a message inside the member failed")
-            raise PeerLost(f"{self._cut}: {short_message(error)}") from error
-        return ThreadedWait(work, is_over=self.is_over, belongs_to=self._group)
+        return self._start("send", tensor, rank, tag)
 
     def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> ThreadedWait:
         """Begin to receive a tensor into the CPU's memory; ``finish_receive`` waits for it.
@@ -209,10 +199,13 @@ class MemberGroup(Collectives):
         Raises:
             PeerLost: the connections are cut.
         """
+        return self._start("recv", tensor, rank, tag)
+
+    def _start(self, method: str, tensor: torch.Tensor, rank: int, tag: int) -> ThreadedWait:
         if self._cut or self._group is None:
             raise PeerLost(self._cut)
         try:
-            work = self._group.recv([tensor], rank, tag)
+            work = getattr(self._group, method)([tensor], rank, tag)
         except RuntimeError as error:
             self.cut("a message inside the member failed")
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
@@ -255,13 +248,6 @@ class MemberGroup(Collectives):
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
         finally:
             self._on_wait("")
-
-    def _breaks_soon(self) -> bool:
-        """Return whether the connections turn out to be broken, after an operation has failed."""
-        end_s = time.monotonic() + NEWS_S
-        while not self.is_over() and time.monotonic() < end_s:
-            time.sleep(0.005)
-        return self.is_over()
 
 
 for _name in REFUSED:  # messages between two ranks: the ranks of a member stay the same

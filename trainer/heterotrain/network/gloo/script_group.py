@@ -9,14 +9,21 @@ returns, even with ``async_op=True``.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost, UsageError
+from heterotrain.network.connection_attempt import Attempt, short_message
+from heterotrain.network.connection_setup import make_group
+from heterotrain.network.connections import Connections
+from heterotrain.network.gloo.abort import open_sockets
+from heterotrain.network.gloo.bounded_wait import bounded
+from heterotrain.network.mesh.exchange import Purpose
 
 _Store: Any = getattr(dist, "Store")  # noqa: B009  # its type information lacks it
 
@@ -42,15 +49,14 @@ NO_SUBGROUPS = (
     "torch.distributed.new_group is not available in a job, because such a group would not outlive the loss of a "
     "worker: use the default group"
 )
+NEWS_S = 2.0
+"""Time until the loss of a peer shows after one of gloo's operations has failed with it; usually milliseconds."""
+NOT_HERE = (
+    "can be used inside `with step:` before step.apply, and in hooks such as those of job.on_epoch_end: elsewhere the "
+    "loss of a worker would end the training, because nothing repeats the call"
+)
 CALL_BYTES = 160
 """Length of the announcement of a script's collective; a longer one is cut, the same on every rank."""
-
-
-class Carrier(Protocol):
-    """The script's collectives in a formation; ``network.script_collectives`` implements it."""
-
-    def run(self, name: str, details: str, start: Callable[[Any], dist.Work]) -> dist.Work:
-        """Run one collective of the script; see ``ScriptCollectives.run``."""
 
 
 class Collectives(dist.ProcessGroup):
@@ -68,11 +74,11 @@ class Collectives(dist.ProcessGroup):
 class ScriptGroup(Collectives):
     """The default group of one formation."""
 
-    def __init__(self, carrier: Carrier, *, rank: int, world_size: int) -> None:
+    def __init__(self, carrier: ScriptCollectives, *, rank: int, world_size: int) -> None:
         """Make the group; nothing is exchanged.
 
         Args:
-            carrier: the formation's connections; torch may keep this object longer than they exist.
+            carrier: runs the collectives; torch may keep this object longer than the formation's connections exist.
             rank: this rank in the formation.
             world_size: number of ranks.
         """
@@ -196,3 +202,85 @@ def check_alike(rows: Sequence[bytes], *, rank: int, call: str) -> None:
                 "every rank has to make the same calls, with tensors of the same shape, in the same order. "
                 "step.all_gather joins tensors whose first dimension differs by rank."
             )
+
+
+def breaks_soon(is_over: Callable[[], bool]) -> bool:
+    """Return whether a group turns out to be cut, after one of gloo's operations has failed."""
+    end_s = time.monotonic() + NEWS_S
+    while not is_over() and time.monotonic() < end_s:
+        time.sleep(0.005)
+    return is_over()
+
+
+class ScriptCollectives:
+    """Runs a script's collectives over connections of their own, made at the first one.
+
+    Attributes:
+        is_open: whether the script may exchange data now, because the loss of a peer would repeat what it does.
+        started: number of exchanges that the script has started in this formation.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        """Make nothing yet; ``connections`` are those of the formation."""
+        self.is_open = False
+        self.started = 0
+        self._connections = connections
+        self._group: Any = None
+
+    def begin(self, name: str) -> None:
+        """Note that the script is about to exchange data with the other ranks.
+
+        Raises:
+            PeerLost: the group is broken.
+            UsageError: nothing would repeat the exchange here if a peer was lost.
+        """
+        if not self.is_open:
+            raise UsageError(f"{name} {NOT_HERE}")
+        self._connections.check()
+        self.started += 1
+
+    def run(self, name: str, details: str, start: Callable[[Any], dist.Work]) -> dist.Work:
+        """Run one collective of the script on all ranks and return its work, which is complete.
+
+        Args:
+            name: function of ``torch.distributed``.
+            details: what has to be the same on every rank, such as shapes.
+            start: starts it in a process group.
+
+        Raises:
+            PeerLost: the group is broken; the step or hook is repeated.
+            UsageError: nothing would repeat the call here, or another rank calls something else.
+        """
+        connections = self._connections
+        call = f"torch.distributed.{name}" + (f" ({details})" if details else "")
+        self.begin(f"torch.distributed.{name}")
+        gathering = connections.gather(announcement(call), Purpose.SCRIPT)
+        connections.wait(gathering, call)
+        check_alike(gathering.rows, rank=connections.rank, call=call)
+        group = self._require_group()
+        with connections.named_wait(call):
+            try:
+                work = start(group)
+                bounded(name, work, is_over=connections.is_over, belongs_to=group).wait()
+            except RuntimeError as error:
+                if not breaks_soon(connections.is_over):
+                    raise  # the script's own mistake
+                raise PeerLost(connections.why_cut or short_message(error)) from error
+        return work
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._group = None
+
+    def _require_group(self) -> Any:
+        """Return the gloo group of the script's collectives; every rank makes it at the same call."""
+        if self._group is None:
+            connections = self._connections
+            rank, world_size = connections.rank, connections.world_size
+            store, before = connections.store, open_sockets()
+            make = make_group("gloo", connections.gloo_address)
+            attempt = Attempt(lambda: make(store, "script", rank=rank, world_size=world_size))
+            self._group = carried_by(attempt.result(connections.check), store, rank=rank, world_size=world_size)
+            connections.own_sockets(before)
+            connections.check()
+        return self._group
