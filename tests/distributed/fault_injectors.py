@@ -25,7 +25,7 @@ from heterotrain.parts.stages.neighbours import Neighbours
 from heterotrain.parts.unequal.part_messages import PartExchange
 from heterotrain.state import transfer
 from heterotrain.steps import formations
-from heterotrain.steps.loop import Loop
+from heterotrain.steps.agreement import Agreement
 from heterotrain.steps.step import Step
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import Refused, decode_plan
@@ -133,7 +133,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
     """Wrap the library's functions so that they call the injector; visits of ``FORMING_PLACES`` are counted."""
     launch, wait, enter = Exchange._launch, Reducer.wait, Step.__enter__
     vote, build, exchange, write = Election.vote, Group.build, transfer.exchange, CheckpointManager.write
-    wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Loop.confirm
+    wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Agreement.confirm
     send, part, hand_over = Neighbours.send, PartExchange.receive, formations.hand_over
     visits = dict.fromkeys((*FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE), 0)
     running = [-1]
@@ -163,7 +163,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
             fault.at("prepared", running[0])
         return started
 
-    def confirmed(self: Loop, *arguments: Any) -> Any:
+    def confirmed(self: Agreement, *arguments: Any) -> Any:
         found = confirm(self, *arguments)
         fault.at("confirmed", running[0])
         return found
@@ -207,6 +207,6 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
     formations.hand_over = handed_over
     PartExchange.receive = parted  # type: ignore[method-assign]  # a deliberate wrapper
     Neighbours.send = sent  # type: ignore[method-assign]  # a deliberate wrapper
-    PieceReducer.wait, Group.gather, Loop.confirm = waited_pieces, gathered, confirmed  # type: ignore[method-assign]  # a deliberate wrapper
+    PieceReducer.wait, Group.gather, Agreement.confirm = waited_pieces, gathered, confirmed  # type: ignore[method-assign]  # a deliberate wrapper
     Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # a deliberate wrapper
     transfer.exchange, CheckpointManager.write = exchanged, written  # type: ignore[method-assign]  # a deliberate wrapper

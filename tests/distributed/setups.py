@@ -18,7 +18,7 @@ from heterotrain.data.progress import micro_batches
 from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.exchange.interface import Exchange, Transfer
 from heterotrain.network.control import StepDecision
-from heterotrain.steps.loop import Loop
+from heterotrain.steps.agreement import Agreement
 from heterotrain.steps.step import Step
 from support.passes import perturb, put_back
 
@@ -124,9 +124,9 @@ class _Held(torch.autograd.Function):
 def _watch_steps() -> list[dict[str, Any]]:
     """Return a list that gets an entry for each committed step."""
     found: list[dict[str, Any]] = []
-    commit = Loop.commit
+    commit = Agreement.commit
 
-    def watched(self: Loop, step: Step, decision: StepDecision) -> None:
+    def watched(self: Agreement, step: Step, decision: StepDecision) -> None:
         loss_scale, before = step.numerics.loss_scale, step.numerics.state_dict()
         commit(self, step, decision)
         found.append({
@@ -134,7 +134,7 @@ def _watch_steps() -> list[dict[str, Any]]:
             "rate": step.numerics.learning_rate_scale, "numerics": before,
         })  # fmt: skip
 
-    Loop.commit = watched  # type: ignore[method-assign]  # a deliberate wrapper
+    Agreement.commit = watched  # type: ignore[method-assign]  # a deliberate wrapper
     return found
 
 

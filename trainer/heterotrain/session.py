@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.choices import OnDivergence, Parallelism
+from heterotrain_core.contract.choices import Parallelism
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
@@ -50,13 +50,12 @@ from heterotrain.preflight import in_job
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import TrainState
+from heterotrain.steps.assembly import loop_of
 from heterotrain.steps.attempt import seed_step
 from heterotrain.steps.hooks import EpochHook, Hooks, StepsHook
+from heterotrain.steps.job_parts import JobParts
 from heterotrain.steps.leadership import LeaderHook, Leadership
-from heterotrain.steps.loop import Loop
-from heterotrain.steps.observer import Observer
 from heterotrain.steps.phases import TrainingPhases
-from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
 from heterotrain.stop_signals import StopSignals
 from heterotrain.telemetry import gpu
@@ -64,7 +63,6 @@ from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.progress import ProgressDisplay
 from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.serving import serve
-from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
@@ -128,20 +126,14 @@ class Job:
             clock=clock,
         )
         self._phases = TrainingPhases(config)
-        self._loop = Loop(
+        job = JobParts(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
-            checkpoints=checkpoints, numerics=self._numerics, report=self._report,
-            termination_message=termination_message,
-            record=self._record,
-            hooks=self._hooks,
-            replicas=Replicas(
-                self._training, self._numerics, self._report,
-                admission.choice("onDivergence", config.on_divergence, OnDivergence),
-            ),
-            observer=Observer(self._report, self._training, self._numerics), micro_batch_samples=micro_batch_samples,
-            wrapped=self._wrapped, formed=self._leadership.formed, display=display,
-            tensorboard=TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None,
-            clock=clock,
+            checkpoints=checkpoints, numerics=self._numerics, report=self._report, wrapped=self._wrapped, clock=clock,
+        )  # fmt: skip
+        self._loop = loop_of(
+            job, hooks=self._hooks, leadership=self._leadership, record=self._record,
+            termination_message=termination_message, display=display, tensorboard_dir=tensorboard_dir,
+            micro_batch_samples=micro_batch_samples,
         )  # fmt: skip
         self._setup = ModelSetup(
             identity=identity, config=config, device=self.device, parallelism=parallelism, training=self._training,
@@ -231,7 +223,7 @@ class Job:
         if (part := self._wrapped.known) is not None:
             part.follow(optimizer)
         prefer_fused(optimizer)
-        optimizer.register_step_pre_hook(self._loop.check_update)
+        optimizer.register_step_pre_hook(self._loop.resources.check_update)
         return optimizer
 
     def scheduler(self, scheduler: Any) -> Any:
@@ -460,7 +452,7 @@ class Job:
         data = EvaluatedData(dataset, batch_samples=batch_samples, collate=collate, seed=self.config.seed)
         if data.is_stream:
             group = self._loop.exchanges.begin("job.part of a stream")
-            agree_on_stream(group, data, seed=self.config.seed, fail=self._loop.fail)
+            agree_on_stream(group, data, seed=self.config.seed, fail=self._loop.agreement.fail)
         return part_of(self._loop.active_group, data, device=self.device)
 
     @known_keywords
@@ -491,7 +483,7 @@ class Job:
         data = EvaluatedData(dataset, batch_samples=batch_samples, collate=collate, seed=self.config.seed)
         schedule = self._wrapped.part.schedule
         if schedule is None:
-            agree_on_stream(group, data, seed=self.config.seed, fail=self._loop.fail)
+            agree_on_stream(group, data, seed=self.config.seed, fail=self._loop.agreement.fail)
             parts = part_of(self._loop.active_group, data, device=self.device)
             with torch.no_grad():
                 own = sums(measured(model, batch, measure) for batch in parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from heterotrain_core.contract.codec import Refused, decode_plan
@@ -13,7 +13,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain.data.progress import Progress
 from heterotrain.errors import StateLost, UsageError
 from heterotrain.membership.plan_source import HeldPlan
-from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
+from heterotrain.network.control import Column, Rows
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
 from heterotrain.state.layout import checksum, sizes_of
@@ -35,17 +35,46 @@ class Checkpoints(Protocol):
         """Restore the best good checkpoint; ``False`` when there is none."""
 
 
-def share_newest_plan(group: Group, decision: StepDecision, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
+@dataclass(frozen=True, slots=True)
+class NewestPlan:
+    """The newest plan that any rank holds.
+
+    Attributes:
+        version: its generation and revision.
+        holder: lowest rank in the group that holds it.
+        size_bytes: its length.
+        all_hold: every rank holds it, so it need not be sent.
+    """
+
+    version: tuple[int, int]
+    holder: int
+    size_bytes: int
+    all_hold: bool
+
+
+def _newest(rows: Rows) -> NewestPlan:
+    versions = [(int(generation), int(revision)) for generation, revision, *_ in rows]
+    newest = max(versions)
+    holder = versions.index(newest)
+    all_hold = len(set(versions)) == 1 and len({row[3] for row in rows}) == 1
+    return NewestPlan(newest, holder, int(rows[holder][2]), all_hold)
+
+
+PLAN = Column("plan", _newest)
+"""The newest plan: its generation, revision, length in bytes and CRC-32."""
+
+
+def share_newest_plan(group: Group, newest: NewestPlan, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
     """Return the newest plan that any rank holds; its holder sends the bytes when a rank lacks it.
 
     Raises:
         PeerLost: the group broke meanwhile.
         UsageError: a peer sent something that is not a plan of this job.
     """
-    if decision.all_hold:
+    if newest.all_hold:
         return mine
-    text = mine.text.encode() if group.rank == decision.holder else None
-    received = group.broadcast_bytes(text, size_bytes=decision.plan_bytes, source=decision.holder).decode()
+    text = mine.text.encode() if group.rank == newest.holder else None
+    received = group.broadcast_bytes(text, size_bytes=newest.size_bytes, source=newest.holder).decode()
     plan = decode_plan(received, job_uid=job_uid)
     if isinstance(plan, Refused):
         raise UsageError(f"a peer sent a plan that this rank refuses: {plan.reason}")
@@ -58,12 +87,7 @@ def agree_on_plan(group: Group, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
     Raises:
         PeerLost: the group broke meanwhile.
     """
-    slot = Slot(
-        vote=True, steps=0, generation=mine.plan.generation, revision=mine.plan.revision,
-        plan_bytes=mine.size_bytes, plan_checksum=mine.checksum, leaving=False, weight=0.0,
-    )  # fmt: skip
-    decision = decide(group.gather_now(to_row(slot)[:HEADER]))
-    return share_newest_plan(group, decision, mine, job_uid=job_uid)
+    return share_newest_plan(group, PLAN.reduction(group.gather_now(mine.identity)), mine, job_uid=job_uid)
 
 
 def agree_on_state(

@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 
 from heterotrain_core.contract import keys
@@ -24,32 +24,18 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HeldPlan:
     """A plan that this rank holds, with the exact text from which it was decoded."""
 
     plan: Plan
     text: str
 
-    @property
-    def size_bytes(self) -> int:
-        """Length of the text in bytes."""
-        return _size_and_checksum(self.text)[0]
-
-    @property
-    def checksum(self) -> int:
-        """CRC-32 of the text."""
-        return _size_and_checksum(self.text)[1]
-
-
-@lru_cache(maxsize=4)
-def _size_and_checksum(text: str) -> tuple[int, int]:
-    """Return length in bytes and CRC-32 of a text.
-
-    The result is cached: every step sends both, and a plan may name a thousand members.
-    """
-    data = text.encode()
-    return len(data), zlib.crc32(data)
+    @cached_property
+    def identity(self) -> tuple[float, ...]:
+        """Generation, revision, length of the text in bytes and its CRC-32, as each rank sends them in every step."""
+        data = self.text.encode()
+        return (float(self.plan.generation), float(self.plan.revision), float(len(data)), float(zlib.crc32(data)))
 
 
 class PlanSource:

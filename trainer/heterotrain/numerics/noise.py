@@ -13,12 +13,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from heterotrain.exchange.flat.buckets import WholeBucket, squared_norm
 from heterotrain.exchange.interface import Gradients
-from heterotrain.network.control import Squares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Squares:
+    """Squared norms of one rank's gradients, from which the noise scale is estimated (``heterotrain_core``).
+
+    Attributes:
+        weighted: ``sum_j b_j |g_j|^2`` over groups, b_j in samples; NaN when unknown.
+        groups: number of groups.
+        total: ``|g|^2`` of the whole batch; NaN when unknown.
+    """
+
+    weighted: float = math.nan
+    groups: int = 0
+    total: float = math.nan
 
 
 class Measurement:

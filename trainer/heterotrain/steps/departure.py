@@ -8,13 +8,41 @@ layout. The other half of the grace period is left for the hand-over, or for a c
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from heterotrain.clock import Clock
 from heterotrain.membership.interface import ActiveGroup
+from heterotrain.network.control import Column, one
+from heterotrain.steps.ballot import Voting
 from heterotrain.steps.shutdown import Shutdown
 
 PATIENCE = 0.5
 """Part of the grace period in which a rank waits for a plan without it."""
+
+
+WAITS = 0.5
+"""Stands in place of 1 for a rank that has to leave, but still waits."""
+
+
+class Leaving(NamedTuple):
+    """Ranks in the group that have to leave.
+
+    Attributes:
+        now: those that leave after this step. Once one of them does, or all have to, none waits.
+        waiting: those that wait for a plan without them.
+    """
+
+    now: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+
+
+def _leaving(leaving: list[float]) -> Leaving:
+    asked = tuple([rank for rank, leaves in enumerate(leaving) if leaves > 0.0])
+    return Leaving(now=asked) if 1.0 in leaving or len(asked) == len(leaving) else Leaving(waiting=asked)
+
+
+LEAVING = Column("leaving", one(_leaving))
+"""Whether this rank's pod leaves after the step (1), has to but waits for a plan without it (``WAITS``), or stays."""
 
 
 class Departure:
@@ -35,14 +63,15 @@ class Departure:
         self._operated = operated
         self._since_s: float | None = None
 
-    def is_asked(self, active_group: ActiveGroup) -> bool:
-        """Return whether this rank's pod has to leave."""
-        asked = self._shutdown.leaving or active_group.place.worker in active_group.agreed.plan.drain
-        if not asked:
+    def vote(self, voting: Voting) -> tuple[float]:
+        """Return the number of ``LEAVING``; before hooks that may take long, a rank does not wait."""
+        active_group = voting.active_group
+        if not (self._shutdown.leaving or active_group.place.worker in active_group.agreed.plan.drain):
             self._since_s = None
-        elif self._since_s is None:
+            return (0.0,)
+        if self._since_s is None:
             self._since_s = self._clock()
-        return asked
+        return (WAITS if not voting.hooks_follow and self.waits(active_group, next_s=voting.next_s) else 1.0,)
 
     def waits(self, active_group: ActiveGroup, *, next_s: float) -> bool:
         """Return whether this rank, which was asked to leave, takes part in the step after the running one.

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from heterotrain_core.contract.config import TrainingConfig
 
-from heterotrain.network.control import AFTER, BEFORE, StepDecision
+from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.state.training import TrainState
+from heterotrain.steps.columns import AFTER, BEFORE, ENDS
 from heterotrain.steps.shutdown import Shutdown
 
 
@@ -17,10 +18,11 @@ class End:
 
     Attributes:
         all_end: whether all ranks end it with the last committed step.
+        is_over: whether this process has trained to the end, or failed together with all others.
     """
 
     def __init__(self, shutdown: Shutdown, training: TrainState, config: TrainingConfig) -> None:
-        self.all_end = False
+        self.all_end = self.is_over = False
         self._shutdown = shutdown
         self._training = training
         self._config = config
@@ -37,7 +39,8 @@ class End:
 
     def voted(self, decision: StepDecision, *, more: bool) -> None:
         """Note what all ranks have voted in a step; ``more``: another pass of it follows."""
-        self.all_end = decision.ends == BEFORE or (decision.ends == AFTER and decision.committed and not more)
+        ends = decision.agreed[ENDS]
+        self.all_end = ends == BEFORE or (ends == AFTER and decision.committed and not more)
 
     def agree(self, group: Group | None) -> None:
         """End the training on all ranks if a hook after an epoch has ended it on one; they call those hooks alike."""
@@ -47,7 +50,8 @@ class End:
 
     def note(self, *, alone: bool) -> None:
         """Note in the progress that the script has ended the training, if it has; ``alone``: there is no other rank."""
-        if self.all_end or (alone and self._shutdown.ends(self._training.progress.steps) == BEFORE):
+        ended = alone and self._shutdown.reason and self._shutdown.ends(self._training.progress.steps) == BEFORE
+        if self.all_end or ended:
             self._training.progress = replace(
                 self._training.progress, stopped=True, asked_epochs=self._config.epochs,
                 asked_steps=self._config.steps or 0,

@@ -13,20 +13,20 @@ from dataclasses import replace
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.plan import Layout, Rank
 
-from heterotrain.checkpoints.manager import CheckpointManager, WriteReason
+from heterotrain.checkpoints.manager import WriteReason
 from heterotrain.errors import PeerLost
 from heterotrain.membership.formation import FormationMembership, first_membership
-from heterotrain.membership.interface import ActiveGroup, Membership
+from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import may_adopt, roster_of, workers_of
 from heterotrain.network.control import StepDecision
 from heterotrain.network.heartbeat import PeerKey, key_of
-from heterotrain.parts.interface import Wrapped
 from heterotrain.state.hand_over import hand_over
-from heterotrain.state.training import TrainState
+from heterotrain.steps.columns import CHECKPOINT, CheckpointVote
+from heterotrain.steps.departure import LEAVING
+from heterotrain.steps.job_parts import JobParts
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.shutdown import Shutdown
-from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -39,26 +39,12 @@ class Formations:
         last_membership: the members of the previous formation; ``None`` before the first one has ended.
     """
 
-    def __init__(
-        self,
-        *,
-        membership: Membership,
-        shutdown: Shutdown,
-        training: TrainState,
-        checkpoints: CheckpointManager,
-        observer: Observer,
-        report: RankMetrics,
-        wrapped: Wrapped,
-    ) -> None:
+    def __init__(self, job: JobParts, *, shutdown: Shutdown, observer: Observer) -> None:
         self.active_group: ActiveGroup | None = None
         self.last_membership: FormationMembership | None = None
-        self._membership = membership
-        self._shutdown = shutdown
-        self._training = training
-        self._checkpoints = checkpoints
-        self._observer = observer
-        self._report = report
-        self._wrapped = wrapped
+        self._membership, self._training, self._checkpoints = job.membership, job.training, job.checkpoints
+        self._report, self._wrapped = job.report, job.wrapped
+        self._shutdown, self._observer = shutdown, observer
         self._checkpoint_request = ""
 
     @property
@@ -88,6 +74,7 @@ class Formations:
         active_group = self.active_group = self._membership.form(self.last_membership)
         if active_group is not None:
             self._report_formation(active_group)
+            self._membership.offer(active_group.agreed.text)
             self._note_request(active_group)
         return active_group
 
@@ -129,7 +116,7 @@ class Formations:
     def agreed(self, active_group: ActiveGroup, held: HeldPlan) -> None:
         """Record that all members hold this plan."""
         self._membership.offer(held.text)
-        if held is not active_group.agreed and held.plan.version > active_group.agreed.plan.version:
+        if held.plan.version > active_group.agreed.plan.version:
             active_group.agreed = held
             self._note_request(active_group)
 
@@ -145,21 +132,21 @@ class Formations:
     def follow(self, active_group: ActiveGroup, decision: StepDecision) -> None:
         """Act on the control vectors of a committed step: leaving members, checkpoints and new generations."""
         newer = active_group.agreed.plan.generation > active_group.roster.formation.generation
-        if not decision.leaving and not decision.checkpoint and not newer:
+        checkpoint, (asked, waiting) = decision.agreed[CHECKPOINT], decision.agreed[LEAVING]
+        if not asked and not checkpoint.is_due and not newer:
             return
         roster = active_group.roster
-        asked = decision.leaving
         if newer:  # those that have waited for a plan without them
-            asked += tuple(rank for rank in decision.waiting if not _is_named(roster.ranks[rank], active_group.agreed))
+            asked += tuple(rank for rank in waiting if not _is_named(roster.ranks[rank], active_group.agreed))
         pods = workers_of(roster.plan, tuple(roster.plan_ranks[rank] for rank in asked))
         leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.ranks[rank].worker in pods)
         all_leave = len(leaving) == len(roster.plan_ranks)
-        if decision.checkpoint and not all_leave:
-            self._checkpoints.write(WriteReason.VOTED, self._training, active_group, mark=decision.mark)
+        if checkpoint.is_due and not all_leave:
+            self._checkpoints.write(WriteReason.VOTED, self._training, active_group, mark=checkpoint.mark)
         if not leaving and (not newer or self._continues(active_group)):
             return
         if not all_leave:
-            self._hand_over(active_group, decision, leaving=leaving, newer=active_group.agreed if newer else None)
+            self._hand_over(active_group, checkpoint, leaving=leaving, newer=active_group.agreed if newer else None)
         joins = newer and len(active_group.agreed.plan.ranks) > len(roster.plan_ranks)
         self._disband(active_group, leaving=leaving, cause=names.CAUSE_JOIN if joins else names.CAUSE_LEAVE)
         if not leaving:
@@ -168,16 +155,16 @@ class Formations:
         if roster.plan_ranks[active_group.rank] in leaving:
             self._shutdown.leave_soon()
             if all_leave:
-                self._shutdown.write_on_shutdown(active_group, mark=decision.mark)
+                self._shutdown.write_on_shutdown(active_group, mark=checkpoint.mark)
 
     def _hand_over(
-        self, active_group: ActiveGroup, decision: StepDecision, *, leaving: frozenset[int], newer: HeldPlan | None
+        self, active_group: ActiveGroup, checkpoint: CheckpointVote, *, leaving: frozenset[int], newer: HeldPlan | None
     ) -> None:
         """Let the ranks that stay take over what they do not hold of a divided model, before the others are gone.
 
         Args:
             active_group: the formation, which ends after this.
-            decision: of the last step.
+            checkpoint: that of the last step.
             leaving: ranks of the plan in force that leave.
             newer: the next plan, if it is known; ranks that it does not name stay out of the next formation.
 
@@ -203,10 +190,10 @@ class Formations:
         if hand_over(group, self._training, staying=staying, wants=wants, room_bytes=part.room_bytes()):
             return
         _log.warning("the ranks that stay have no room for what the others hold: a checkpoint is written")
-        if decision.checkpoint:  # it is being written already
+        if checkpoint.is_due:  # it is being written already
             self._checkpoints.wait(self._shutdown.left_s)
         else:
-            self._shutdown.write_on_shutdown(active_group, mark=decision.mark)
+            self._shutdown.write_on_shutdown(active_group, mark=checkpoint.mark)
 
     def _continues(self, active_group: ActiveGroup) -> bool:
         """Adopt a newer generation with the members of this formation, and return whether that was possible.

@@ -22,11 +22,12 @@ from heterotrain_core.scaling_rules import Statistics
 from heterotrain.exchange.interface import Gradients
 from heterotrain.exchange.timeline import ReductionTimestamps
 from heterotrain.membership.interface import ActiveGroup
-from heterotrain.network.control import Squares, StepDecision
+from heterotrain.network.control import Column, Rows, StepDecision
 from heterotrain.numerics.method import Numerics
-from heterotrain.numerics.noise import Measurement, Preconditioner
+from heterotrain.numerics.noise import Measurement, Preconditioner, Squares
 from heterotrain.numerics.outlier_samples import RankSquares
 from heterotrain.state.training import TrainState
+from heterotrain.steps.ballot import Voting
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step_passes import StepPasses
 from heterotrain.steps.task import Task
@@ -46,6 +47,42 @@ LEARN_EVERY = 2
 FLUSH_S = 1.0
 """Longest time before a step's times are counted, unless a scrape asks for them earlier."""
 UNKNOWN = Squares()
+
+
+class Measured(NamedTuple):
+    """Measurements of all ranks in the step before.
+
+    Attributes:
+        plain: squared norms of each rank in the group; empty when a rank does not know its own. The total to use is
+            that of the lowest rank, because devices of different kinds may differ in its last digit.
+        preconditioned: the same norms as scaled by an adaptive optimizer.
+        every: all ranks measure every this many steps: the largest number among theirs.
+        buckets_s: minimum over ranks per bucket; a rank that arrives early measures mostly its wait.
+    """
+
+    plain: tuple[Squares, ...]
+    preconditioned: tuple[Squares, ...]
+    every: int
+    buckets_s: tuple[float, ...]
+
+
+def _squares(rows: Rows) -> tuple[Squares, ...]:
+    if not all(math.isfinite(row[0] + row[2]) for row in rows):
+        return ()
+    return tuple([Squares(weighted=row[0], groups=int(row[1]), total=row[2]) for row in rows])
+
+
+def _measured(rows: Rows) -> Measured:
+    buckets = [row[7:] for row in rows]
+    return Measured(
+        _squares(rows), _squares([row[3:6] for row in rows]), int(max(row[6] for row in rows)),
+        () if any(math.isnan(sum(row)) for row in buckets) else tuple(map(min, zip(*buckets, strict=True))),
+    )  # fmt: skip
+
+
+MEASURED = Column("measured", _measured)
+"""Squares of a rank's gradients (weighted, groups, total), plain and preconditioned; in one of how many steps it would
+measure, at least 1; and seconds of each bucket's transfer. All one step late; NaN when unknown."""
 
 
 class PendingStep(NamedTuple):
@@ -91,6 +128,18 @@ class Observer:
         self._flushed_s = 0.0
         self._last_commit: tuple[int, float | None] | None = None
         report.look_up(before=self.flush, gauges=self._gauges, counters=self._counters)
+
+    def vote(self, voting: Voting) -> tuple[float, ...]:
+        """Return the numbers of ``MEASURED``.
+
+        Layers may have been frozen since the last step, and there are other buckets now, as many on every rank.
+        """
+        buckets = len(voting.step.reducer.buckets)
+        plain, scaled, buckets_s = self.plain, self.preconditioned, self.buckets_s
+        return (
+            plain.weighted, plain.groups, plain.total, scaled.weighted, scaled.groups, scaled.total,
+            self.budget.measure_every, *(buckets_s if len(buckets_s) == buckets else (math.nan,) * buckets),
+        )  # fmt: skip
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
@@ -158,21 +207,22 @@ class Observer:
             now_s: ``time.perf_counter`` at the commit.
         """
         self._formed_steps += 1
-        self._every = decision.measure_every
+        measured = decision.agreed[MEASURED]
+        self._every = measured.every
         exchange = step.reducer.exchange
         self._gradient_bytes, exchange.bytes_sent = self._gradient_bytes + exchange.bytes_sent, 0
         _device_bytes()  # looked up in this thread, because CUDA's current device differs by thread
         self._last_commit = (active_group.roster.plan.global_batch_samples, decision.loss)
-        if decision.plain or decision.preconditioned:
-            self._average(decision)
+        if measured.plain or measured.preconditioned:
+            self._average(measured)
         self.plain = self.preconditioned = UNKNOWN
         if step.measurement is not None and not step.skipped:
             self._measured_samples, self._measured_weights = step.task.batch_samples, decision.weights
             self.plain, self.preconditioned = step.measurement.squares(
                 batch_samples=step.task.batch_samples, weight=decision.weight
             )
-        if decision.buckets_s:
-            self._report.buckets(decision.buckets_s)
+        if measured.buckets_s:
+            self._report.buckets(measured.buckets_s)
         self.buckets_s = step.reducer.transfers_s() if self.measures else ()
         if step.skipped:
             self._report.count(names.SKIPPED_STEPS)
@@ -225,10 +275,10 @@ class Observer:
 
     # -- internals ---------------------------------------------------------------------------------------------------
 
-    def _average(self, decision: StepDecision) -> None:
+    def _average(self, found: Measured) -> None:
         """Update the noise averages with the previous step's squares; tokens count as samples of average length."""
         per_weight = self._measured_samples / math.fsum(self._measured_weights)
-        for kind, squares in ((Statistics.PLAIN, decision.plain), (Statistics.PRECONDITIONED, decision.preconditioned)):
+        for kind, squares in ((Statistics.PLAIN, found.plain), (Statistics.PRECONDITIONED, found.preconditioned)):
             if squares:
                 ranks = [
                     RankSquares(weighted=own.weighted, groups=own.groups, samples=weight * per_weight)

@@ -22,6 +22,7 @@ from heterotrain_core.contract.choices import OnDivergence
 
 from heterotrain.errors import Diverged
 from heterotrain.membership.interface import ActiveGroup
+from heterotrain.network.control import Column, one
 from heterotrain.network.group import Group
 from heterotrain.network.texts import gather_texts
 from heterotrain.numerics.method import Numerics
@@ -41,6 +42,7 @@ from heterotrain.state.fingerprint import (
     to_float,
 )
 from heterotrain.state.training import TrainState
+from heterotrain.steps.ballot import Voting
 from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
@@ -51,6 +53,10 @@ MOST_NAMED = 256
 """Tensors of a slice that are compared one by one, to name those that differ."""
 TOLERANCE = 1.0
 """Largest difference of two projections, which are in units of the tolerated difference."""
+
+
+FINGERPRINTS = Column("fingerprint", one(tuple))
+"""Of a slice of a rank's state, as after the step before, by rank; NaN when none was taken."""
 
 
 @dataclass(slots=True)
@@ -122,6 +128,10 @@ class Replicas:
         self._pass.next += 1
         if self._pass.next == len(self._pass.slices):
             self._pass = None
+
+    def vote(self, _voting: Voting) -> tuple[float]:
+        """Return the number of ``FINGERPRINTS``."""
+        return (self.fingerprint,)
 
     def clear(self) -> None:
         """Drop the fingerprint that was sent with the step that is being committed."""

@@ -14,8 +14,9 @@ from heterotrain.checkpoints.manager import CheckpointManager, WriteReason
 from heterotrain.clock import Clock
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup, Membership
-from heterotrain.network.control import AFTER, BEFORE
 from heterotrain.state.training import TrainState
+from heterotrain.steps.ballot import Voting
+from heterotrain.steps.columns import AFTER, BEFORE
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
@@ -75,10 +76,14 @@ class Shutdown:
         self.reason, self.last_steps = reason or "the script has ended the training", steps
 
     def ends(self, steps: int) -> float:
-        """Return what this rank votes in a step that would follow so many committed ones (``network.control``)."""
+        """Return what this rank votes in a step that would follow so many committed ones (``columns``)."""
         if not self.reason or steps + 1 < self.last_steps:
             return 0.0
         return BEFORE if steps >= self.last_steps else AFTER
+
+    def vote(self, voting: Voting) -> tuple[float]:
+        """Return the number of ``ENDS``."""
+        return (self.ends(voting.step.task.number) if self.reason else 0.0,)
 
     def request(self, number: signal.Signals) -> None:
         """Record SIGTERM or SIGINT; safe inside a signal handler."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from traceback import clear_frames
 from types import TracebackType
 from typing import Self
@@ -18,11 +18,14 @@ import torch
 from heterotrain.errors import EndedBefore, PeerLost, RepeatStep, UsageError, drop_frames
 from heterotrain.numerics.out_of_memory import out_of_memory
 from heterotrain.state.admission import plain_numbers
+from heterotrain.steps.agreement import Agreement
 from heterotrain.steps.clock import Phase
+from heterotrain.steps.resources import StepResources
 from heterotrain.steps.result import StepResult
+from heterotrain.steps.script_exchanges import ScriptExchanges
 from heterotrain.steps.states import StepState, Transaction
 from heterotrain.steps.step_passes import StepPasses
-from heterotrain.steps.transaction import StepContext, Updates, commit
+from heterotrain.steps.transaction import Updates, commit
 from heterotrain.steps.usage import check_apply
 
 _log = logging.getLogger(__name__)
@@ -36,7 +39,9 @@ class Step(StepPasses):
         is_retry: whether this is another attempt at a step that this rank has tried before.
     """
 
-    context: StepContext
+    context: StepResources
+    agreement: Agreement = field(kw_only=True)
+    exchanges: ScriptExchanges = field(kw_only=True)
     is_retry: bool = False
     _transaction: Generator[None, Updates, StepResult] | None = None
     _exchanges_before: int = 0
@@ -90,7 +95,7 @@ class Step(StepPasses):
 
     def __enter__(self) -> Self:
         self.is_open = True
-        self.context.open_exchanges(are_open=True)
+        self.exchanges.open(are_open=True)
         self._exchanges_before = 0 if self.group is None else self.group.script.started
         self.numerics.batch_norm_context.enter(
             self.group, micro_batches=len(self._counts.sizes),
@@ -105,7 +110,7 @@ class Step(StepPasses):
         self._counts.leave_forward()
         self.is_open = False
         if not self.committed:
-            self.context.open_exchanges(are_open=False)
+            self.exchanges.open(are_open=False)
         self.numerics.batch_norm_context.leave()
         if error is None:
             if not self.committed:
@@ -149,7 +154,7 @@ class Step(StepPasses):
         with self:
             self._begin()
             self._reduce_nothing()
-            self.context.vote(self, ok=False)
+            self.agreement.vote(self, ok=False)
             raise EndedBefore
 
     def _vote_to_repeat(self) -> PeerLost | None:
@@ -164,7 +169,7 @@ class Step(StepPasses):
                 self.reducer.flush()
             else:  # the peers wait in this pass; this rank would begin again with the first one
                 self._reduce_nothing()
-            self.context.vote(self, ok=False)
+            self.agreement.vote(self, ok=False)
         except PeerLost as lost:
             drop_frames(lost)
             return lost
@@ -186,7 +191,7 @@ class Step(StepPasses):
             if not self._counts.handed_out:
                 self._reduce_nothing()
             self._look_ahead()
-            self._transaction = commit(self, self.context)
+            self._transaction = commit(self, self.agreement)
             next(self._transaction)
         return self._transaction
 

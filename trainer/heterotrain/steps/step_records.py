@@ -14,16 +14,14 @@ from heterotrain.checkpoints.record import RunRecord
 from heterotrain.errors import UsageError
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.control import StepDecision
-from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.non_finite import Action
-from heterotrain.state.training import TrainState
 from heterotrain.steps.attempt import Attempts
 from heterotrain.steps.batch_loader import BatchLoader
+from heterotrain.steps.job_parts import JobParts
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step_passes import StepPasses
 from heterotrain.telemetry.progress import Position, ProgressDisplay
-from heterotrain.telemetry.report import RankMetrics
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
 
 _log = logging.getLogger(__name__)
@@ -38,23 +36,16 @@ class StepRecords:
     """
 
     def __init__(
-        self, *, training: TrainState, numerics: Numerics, observer: Observer, report: RankMetrics, record: RunRecord,
-        replicas: Replicas, attempts: Attempts, epochs: int, steps: int | None, prices_per_hour: Mapping[str, float],
+        self, job: JobParts, *, observer: Observer, record: RunRecord, replicas: Replicas, attempts: Attempts,
         display: ProgressDisplay, tensorboard: TensorBoardWriter | None = None,
     ) -> None:  # fmt: skip
         self.schedulers: list[Any] = []
-        self._tensorboard = tensorboard
         self.progress_display = display
-        self._training = training
-        self._numerics = numerics
-        self._observer = observer
-        self._report = report
-        self._record = record
-        self._replicas = replicas
-        self._attempts = attempts
-        self._epochs = epochs
-        self._steps = steps
-        self._prices_per_hour = prices_per_hour
+        self._training, self._numerics, self._report = job.training, job.numerics, job.report
+        self._epochs, self._steps = job.config.epochs, job.config.steps
+        self._prices_per_hour = job.identity.prices_per_hour
+        self._observer, self._record, self._replicas, self._attempts = observer, record, replicas, attempts
+        self._tensorboard = tensorboard
         self._non_finite_steps = self._empty_steps = 0
         self._counts: list[int | None] = []
 

@@ -43,59 +43,27 @@ optimizer's first step, and a script that asks. ``commit`` reads the gate itself
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple
 
 import torch
 
 from heterotrain.errors import EndedBefore, NonFinite, RepeatStep
 from heterotrain.exchange.gate import Gate
-from heterotrain.network.control import BEFORE, StepDecision
+from heterotrain.network.control import StepDecision
 from heterotrain.numerics.fused import can_stay_behind
-from heterotrain.numerics.non_finite import Action
-from heterotrain.parts.interface import SecondPhase
 from heterotrain.state.prepared import Confirmation
+from heterotrain.steps.agreement import Agreement
 from heterotrain.steps.clipping import ClipLimits, clip
 from heterotrain.steps.clock import Phase
+from heterotrain.steps.columns import BEFORE, ENDS, MORE, SUMMED
 from heterotrain.steps.finite_gradient import read_gate, reason_to_skip
 from heterotrain.steps.result import GradientNorm, StepResult
 from heterotrain.steps.states import StepState, Transaction
-from heterotrain.steps.step_passes import PassContext, StepPasses
+from heterotrain.steps.step_passes import StepPasses
 from heterotrain.steps.summed_loss import check_alike
-from heterotrain.steps.task import Task
 from heterotrain.steps.usage import refuse_other_pass
-
-
-class StepContext(PassContext, Protocol):
-    """What a step needs of the loop around it (``steps.loop``)."""
-
-    def look_ahead(self, task: Task) -> bool:
-        """Load samples of the next step while the device computes; return whether any were loaded."""
-
-    def vote(self, step: StepPasses, *, ok: bool) -> StepDecision:
-        """Exchange the control vectors and wait for the buckets; raises ``PeerLost``."""
-
-    def confirm(
-        self, step: StepPasses, second: SecondPhase, decision: StepDecision,
-        finish: Callable[[Confirmation], None] | None,
-    ) -> Confirmation:  # fmt: skip
-        """Run the second phase; ``finish`` may end the step later if its result is unknown. Raises ``PeerLost``."""
-
-    def commit(self, step: StepPasses, decision: StepDecision) -> None:
-        """Record a step that all ranks finished."""
-
-    def fail(self, error: Exception) -> NoReturn:
-        """Raise an error that all ranks have found in the same step, when all of them have."""
-
-    def non_finite(self, what: str, action: Action) -> None:
-        """Report a step whose loss or gradient is not finite."""
-
-    def open_exchanges(self, *, are_open: bool) -> None:
-        """Allow or refuse exchanges of the script with other ranks."""
-
-    def leave_pass(self, reason: str) -> None:
-        """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""
 
 
 class Updates(NamedTuple):
@@ -119,12 +87,12 @@ class Sums(NamedTuple):
     squared: float | None = None
 
 
-def commit(step: StepPasses, loop: StepContext) -> Generator[None, Updates, StepResult]:
+def commit(step: StepPasses, together: Agreement) -> Generator[None, Updates, StepResult]:
     """Commit a step, or end one of its passes; see the module.
 
     Args:
         step: this rank has computed its part of it.
-        loop: around it.
+        together: what the ranks of the formation do together.
 
     Yields:
         Once, when the parameters have the gradient of the global batch; takes the arguments of ``step.apply``.
@@ -146,17 +114,20 @@ def commit(step: StepPasses, loop: StepContext) -> Generator[None, Updates, Step
     began = clock.now()
     exchange.check_untouched()
     step.transaction = Transaction(StepState.SENT, before)
-    decision = loop.vote(step, ok=True)
+    decision = together.vote(step, ok=True)
     clock.spent(Phase.SYNC, began)
-    if not decision.same_pass:
+    agreed = decision.agreed
+    if not agreed[MORE]:
         refuse_other_pass(task.number)
-    if decision.summed:
-        check_alike(decision.summed, step=task.number)
+    if agreed[SUMMED]:
+        check_alike(agreed[SUMMED], step=task.number)
+    if agreed[ENDS] == BEFORE:
+        raise EndedBefore
     if not decision.committed:
-        raise EndedBefore if decision.ends == BEFORE else RepeatStep("another rank could not finish its part")
+        raise RepeatStep("another rank could not finish its part")
     if step.more:
         step.attempts.keep_weights()
-    sums = _examined(step, loop, decision, before)
+    sums = _examined(step, together, decision, before)
     exchange.remember()
     if (hooks := exchange.script_hooks).resting:
         if sums.skip_reason:
@@ -173,16 +144,15 @@ def commit(step: StepPasses, loop: StepContext) -> Generator[None, Updates, Step
     try:
         if second is not None:
             began = clock.now()
-            finish = (
-                None if step.more else partial(_finish_late, step, loop, decision=decision, updates=updates, sums=sums)
-            )
-            sums = _accepted(step, loop, decision, sums, loop.confirm(step, second, decision, finish))
+            late = partial(_finish_late, step, together, decision=decision, updates=updates, sums=sums)
+            confirmation = together.confirm(step, second, decision, None if step.more else late)
+            sums = _accepted(step, together, decision, sums, confirmation)
             clock.spent(Phase.SYNC, began)
     finally:
         reserve.clear()
     applied = None
     if sums.gate is not None:
-        sums, applied = _apply_behind(sums.gate, step, loop, decision, updates)
+        sums, applied = _apply_behind(sums.gate, step, together, decision, updates)
     norm, rates = applied or _apply(step, updates, sums)
 
     # APPLIED to COMMITTED: record the step with everything that belongs to it
@@ -190,19 +160,18 @@ def commit(step: StepPasses, loop: StepContext) -> Generator[None, Updates, Step
         step.transaction = Transaction(StepState.BETWEEN, sums.skip_reason)
     else:
         step.transaction = Transaction(StepState.COMMITTED, sums.skip_reason)
-        loop.open_exchanges(are_open=False)  # a step that is committed is not repeated
-        loop.commit(step, decision)
+        together.commit(step, decision)
     return StepResult(
         loss=math.nan if decision.loss is None else decision.loss, learning_rates=rates, samples=task.batch_samples,
         weight=decision.weight, skip_reason=sums.skip_reason, _norm=norm,
     )  # fmt: skip
 
 
-def _examined(step: StepPasses, loop: StepContext, decision: StepDecision, skip_reason: str) -> Sums:
+def _examined(step: StepPasses, together: Agreement, decision: StepDecision, skip_reason: str) -> Sums:
     """Scale the gradient and have it tested: on an accelerator, where ``_apply_behind`` reads the result."""
     exchange, measurement, gate = step.reducer, step.measurement, None
     if decision.non_finite and not skip_reason:  # a step is skipped as a whole
-        skip_reason = _judged(step, loop, decision)
+        skip_reason = _judged(step, together, decision)
     if not skip_reason:
         factor = step.task.batch_samples / decision.weight if decision.weight > 0 else 0.0
         factor /= step.numerics.loss_scale
@@ -211,7 +180,7 @@ def _examined(step: StepPasses, loop: StepContext, decision: StepDecision, skip_
         gate = None if decision.non_finite else exchange.gate()
     sums = Sums(gate, skip_reason)
     if gate is None or step.more or step.passes or exchange.script_hooks.resting:
-        sums, _ = _look(step, loop, decision, sums)
+        sums, _ = _look(step, together, decision, sums)
     if measurement is not None and gate is not None:
         measurement.reduced(gate.squared)
     elif measurement is not None and not sums.skip_reason:
@@ -219,7 +188,7 @@ def _examined(step: StepPasses, loop: StepContext, decision: StepDecision, skip_
     return sums
 
 
-def _look(step: StepPasses, loop: StepContext, decision: StepDecision, sums: Sums) -> tuple[Sums, bool]:
+def _look(step: StepPasses, together: Agreement, decision: StepDecision, sums: Sums) -> tuple[Sums, bool]:
     """Wait until the sums are known to be whole; return what they are, and whether there was a gate, and it was open.
 
     Raises:
@@ -234,24 +203,24 @@ def _look(step: StepPasses, loop: StepContext, decision: StepDecision, sums: Sum
     # Ranks of a divided model know their own parts only; they compare them in the second phase.
     is_tested = is_open or bool(skip_reason) or bool(decision.non_finite)
     if not (is_tested or step.part.second_phase is not None or step.reducer.is_finite()):
-        skip_reason = _judged(step, loop, decision)
+        skip_reason = _judged(step, together, decision)
     return Sums(None, skip_reason, squared), is_open
 
 
-def _judged(step: StepPasses, loop: StepContext, decision: StepDecision) -> str:
+def _judged(step: StepPasses, together: Agreement, decision: StepDecision) -> str:
     """Return why this step, which is not finite, is skipped; empty if it is applied nevertheless.
 
     Raises:
         NonFinite: the job is to fail then.
     """
     try:
-        return reason_to_skip(step.numerics, step.reducer, decision, step=step.number, note=loop.non_finite)
+        return reason_to_skip(step.numerics, step.reducer, decision, step=step.number, note=together.non_finite)
     except NonFinite as error:
-        loop.fail(error)
+        together.fail(error)
 
 
 def _accepted(
-    step: StepPasses, loop: StepContext, decision: StepDecision, sums: Sums, confirmation: Confirmation
+    step: StepPasses, together: Agreement, decision: StepDecision, sums: Sums, confirmation: Confirmation
 ) -> Sums:
     """Return the sums with what all ranks together know of the gradient of a divided model.
 
@@ -260,7 +229,7 @@ def _accepted(
     """
     if confirmation.is_finite or sums.skip_reason:
         return sums
-    return sums._replace(skip_reason=_judged(step, loop, decision))
+    return sums._replace(skip_reason=_judged(step, together, decision))
 
 
 def _apply(step: StepPasses, updates: Updates, sums: Sums) -> tuple[GradientNorm, tuple[float, ...]]:
@@ -283,7 +252,7 @@ def _apply(step: StepPasses, updates: Updates, sums: Sums) -> tuple[GradientNorm
 
 
 def _apply_behind(
-    gate: Gate, step: StepPasses, loop: StepContext, decision: StepDecision, updates: Updates
+    gate: Gate, step: StepPasses, together: Agreement, decision: StepDecision, updates: Updates
 ) -> tuple[Sums, tuple[GradientNorm, tuple[float, ...]] | None]:
     """Queue the update behind the sums, then wait for the gate between them: the device goes on meanwhile.
 
@@ -293,7 +262,7 @@ def _apply_behind(
     exchange.check_kept()
     changed = clip_norm is not None and exchange.take_back()
     if changed or clip_value is not None or not can_stay_behind(updates.optimizers):
-        return _look(step, loop, decision, Sums(gate, ""))[0], None
+        return _look(step, together, decision, Sums(gate, ""))[0], None
     began, is_known = step.clock.now(), gate.is_current
     step.transaction = Transaction(StepState.APPLIED)
     if clip_norm is not None:
@@ -301,7 +270,7 @@ def _apply_behind(
     samples = step.task.global_batch_samples
     rates = step.numerics.update(updates.optimizers, global_batch_samples=samples, gate=gate)
     step.clock.spent(Phase.UPDATE, began)
-    sums, was_open = _look(step, loop, decision, Sums(gate, ""))
+    sums, was_open = _look(step, together, decision, Sums(gate, ""))
     if not was_open:
         step.transaction = Transaction(StepState.VOTED, sums.skip_reason)
         return sums, None
@@ -312,7 +281,7 @@ def _apply_behind(
 
 def _finish_late(
     step: StepPasses,
-    loop: StepContext,
+    together: Agreement,
     confirmation: Confirmation,
     *,
     decision: StepDecision,
@@ -320,6 +289,6 @@ def _finish_late(
     sums: Sums,
 ) -> None:
     """Apply the step with the sums that this rank has kept, now that it is known that every rank could."""
-    sums = _accepted(step, loop, decision, sums, confirmation)
+    sums = _accepted(step, together, decision, sums, confirmation)
     _apply(step, updates, sums)
     step.transaction = Transaction(StepState.COMMITTED, sums.skip_reason)

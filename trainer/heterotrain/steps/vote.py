@@ -1,75 +1,69 @@
-"""The vote on a step: exchange control vectors, wait for the buckets, and agree on the newest plan."""
+"""The vote on a step: exchange rows, wait for the buckets, and agree on the newest plan."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
 from heterotrain.checkpoints.same_data import ADVICE
 from heterotrain.errors import UsageError
 from heterotrain.exchange.host_copy import HostCopy
-from heterotrain.exchange.interface import Gradients
-from heterotrain.forward_state.state import ForwardState
-from heterotrain.membership.agreement import share_newest_plan
-from heterotrain.membership.interface import ActiveGroup
+from heterotrain.membership.agreement import PLAN, share_newest_plan
 from heterotrain.membership.plan_source import HeldPlan
-from heterotrain.network.control import CHANGED, SAMPLES, SIGNATURE, STEPS, VOTE, Slot, StepDecision, decide, to_row
+from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
-from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
+from heterotrain.steps.ballot import Ballot, Voting
+from heterotrain.steps.columns import CHANGED, SAMPLES, SIGNATURE, UNUSED
 
 
-def exchange_votes(
-    active_group: ActiveGroup,
-    reducer: Gradients,
-    state: ForwardState,
-    slot: Slot,
-    held: HeldPlan,
-    *,
-    job_uid: str,
-) -> tuple[StepDecision, HeldPlan]:
+def exchange_votes(ballot: Ballot, voting: Voting, *, ok: bool, job_uid: str) -> tuple[StepDecision, HeldPlan]:
     """Return the decision of all ranks, and the newest plan that any of them holds; an accelerator may still add up.
 
     Args:
-        active_group: the formation; a process without peers votes alone.
-        reducer: its buckets are in flight; when this returns, they have arrived, or the current stream waits for them.
-        state: what layers have changed in forward; its sum has arrived as well.
-        slot: this rank's slot of the control vector.
-        held: the plan whose version and checksum are in the slot.
+        ballot: the columns of all features.
+        voting: the step, whose buckets are in flight. When this returns, they have arrived, or the current stream waits
+            for them. The sum of what layers have changed in forward has arrived as well.
+        ok: whether this rank has computed its part.
         job_uid: only plans of this job are accepted from peers.
 
     Raises:
         PeerLost: the group broke meanwhile.
         UsageError: this rank trains other parameters than another one, or ranks have read other numbers of samples.
     """
-    row = to_row(slot)
-    if active_group.group is None or active_group.group.world_size == 1:
+    step, group, tally = voting.step, voting.active_group.group, ballot.tally
+    reducer, state = step.reducer, step.numerics.forward_state
+    row = ballot.row(voting, ok=ok, loss_sum=read_loss(step.loss_sum, group))
+    if group is None or group.world_size == 1:
         reducer.wait()
         if state.is_active:
-            if slot.changed:
+            if state.has_news:
                 state.agree(None)
             state.start(None)
-        decision = decide([row], parameters=slot.parameters)
-        reducer.drop_unused(decision.unused)
-        return decision, held
-    gathering = active_group.group.gather(pack_floats(row), Purpose.VOTE)
+        decision = tally.decide([row])
+        reducer.drop_unused(decision.agreed[UNUSED])
+        return decision, voting.held
+    gathering = group.gather(row, Purpose.VOTE)
     if reducer.exchange.is_held:
-        active_group.group.wait(gathering, "the vote on the step")
-        _check_same_parameters([unpack_floats(other) for other in gathering.rows], active_group.rank)
+        group.wait(gathering, "the vote on the step")
+        _check_same_parameters([row[0] for row in tally.values(SIGNATURE, gathering.rows)], group.rank)
         reducer.exchange.release()
     if state.is_active:  # the sum's length follows from the votes
-        active_group.group.wait(gathering, "the vote on the step")
-        if any(unpack_floats(other)[CHANGED] for other in gathering.rows):
-            state.agree(active_group.group)
-        state.start(active_group.group)
+        group.wait(gathering, "the vote on the step")
+        if any(row[0] for row in tally.values(CHANGED, gathering.rows)):
+            state.agree(group)
+        state.start(group)
     reducer.wait()
     if state.is_active:
-        state.wait(active_group.group)
-    active_group.group.wait(gathering, "the vote on the step")
-    rows = [unpack_floats(other) for other in gathering.rows]
-    _check_same_samples(rows, slot.steps)
-    decision = decide(rows, parameters=slot.parameters)
-    reducer.drop_unused(decision.unused)
-    return decision, share_newest_plan(active_group.group, decision, held, job_uid=job_uid)
+        state.wait(group)
+    group.wait(gathering, "the vote on the step")
+    decision = tally.decide(gathering.rows)
+    if decision.agreed[SAMPLES] and decision.committed:
+        refuse_other_samples(decision.agreed[SAMPLES], step.number)
+    reducer.drop_unused(decision.agreed[UNUSED])
+    return decision, share_newest_plan(group, decision.agreed[PLAN], voting.held, job_uid=job_uid)
 
 
 def read_loss(loss_sum: torch.Tensor | HostCopy | float, group: Group | None) -> float:
@@ -80,9 +74,9 @@ def read_loss(loss_sum: torch.Tensor | HostCopy | float, group: Group | None) ->
         return float(loss_sum)
 
 
-def _check_same_parameters(rows_WF: list[list[float]], rank: int) -> None:  # noqa: N803  # shape in the name
-    """Refuse to add up gradients of different parameters; slots of different lengths were refused on arrival."""
-    others = [other for other, row in enumerate(rows_WF) if row[SIGNATURE] != rows_WF[rank][SIGNATURE]]
+def _check_same_parameters(signatures: Sequence[float], rank: int) -> None:
+    """Refuse to add up gradients of different parameters; rows of different lengths were refused on arrival."""
+    others = [other for other, signature in enumerate(signatures) if signature != signatures[rank]]
     if others:
         raise UsageError(
             f"rank {rank} trains other parameters than rank {others[0]}, or has them in another memory format: freeze, "
@@ -92,13 +86,19 @@ def _check_same_parameters(rows_WF: list[list[float]], rank: int) -> None:  # no
         )
 
 
-def _check_same_samples(rows_WF: list[list[float]], step: int) -> None:  # noqa: N803  # shape in the name
-    """Refuse a step to which ranks have read different numbers of samples, as of streams of different lengths."""
-    first = rows_WF[0]
-    for rank, row in enumerate(rows_WF):
-        if row[SAMPLES] != first[SAMPLES] and row[STEPS] == first[STEPS] and row[VOTE] and first[VOTE]:
-            read = [f"{int(each[SAMPLES])}" + " and the epoch's end" * (each[SAMPLES] % 1 > 0) for each in (first, row)]
-            raise UsageError(
-                f"ranks have read different numbers of samples: for step {step} rank 0 has {read[0]}, and rank {rank} "
-                f"has {read[1]}. {ADVICE}"
-            )
+def refuse_other_samples(samples: Sequence[float], step: int) -> NoReturn:
+    """Refuse a step to which ranks have read different numbers of samples, as of streams of different lengths.
+
+    Args:
+        samples: by rank, as in ``SAMPLES``.
+        step: its number.
+
+    Raises:
+        UsageError: always.
+    """
+    rank = next(rank for rank, own in enumerate(samples) if own != samples[0])
+    read = [f"{int(own)}" + " and the epoch's end" * (own % 1 > 0) for own in (samples[0], samples[rank])]
+    raise UsageError(
+        f"ranks have read different numbers of samples: for step {step} rank 0 has {read[0]}, and rank {rank} has "
+        f"{read[1]}. {ADVICE}"
+    )

@@ -1,128 +1,120 @@
-"""All ranks derive the same decision from the control vector."""
+"""All ranks derive the same decision from the rows of a vote."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import reduce
 from operator import and_
-from typing import Any
 
 import pytest
-from heterotrain.network.control import AFTER, BEFORE, HEADER, Slot, Squares, StepDecision, decide, to_row
+from heterotrain.membership.agreement import PLAN, NewestPlan
+from heterotrain.network.control import Column, Rows, StepDecision, Tally, one
+from heterotrain.numerics.noise import Squares
+from heterotrain.steps.columns import AFTER, BEFORE, CHECKPOINT, ENDS, MORE, UNUSED, words
+from heterotrain.steps.observer import MEASURED
 from hypothesis import given
 from hypothesis import strategies as st
 
-
-def a_slot(**fields: Any) -> Slot:
-    """Return the slot of an undisturbed rank."""
-    plain = {
-        "vote": True, "steps": 5, "generation": 2, "revision": 7, "plan_bytes": 100, "plan_checksum": 4_000_000_000,
-        "leaving": False, "weight": 4.0, "loss_sum": 8.0,
-        "plain": Squares(weighted=1.0, groups=2, total=0.5), "buckets_s": (0.1, 0.2),
-    }  # fmt: skip
-    return Slot(**(plain | fields))
+COUNTED: list[Rows] = []
+"""What the column below was asked to reduce."""
 
 
-def of(*slots: Slot) -> StepDecision:
-    """Return the decision of these slots."""
-    return decide([to_row(slot) for slot in slots])
+def _spread(rows: Rows) -> float:
+    COUNTED.append(rows)
+    return max(row[1] for row in rows) - min(row[1] for row in rows)
 
 
-def test_undisturbed() -> None:
-    """The step is committed; weights and losses are added up."""
-    assert of(a_slot(), a_slot(weight=2.0, loss_sum=1.0)) == StepDecision(
-        committed=True, newest=(2, 7), holder=0, plan_bytes=100, all_hold=True, leaving=(), weight=6.0, loss=1.5,
-        weights=(4.0, 2.0), plain=(Squares(weighted=1.0, groups=2, total=0.5),) * 2, preconditioned=(),
-        fingerprints=(math.nan, math.nan),
-        buckets_s=(0.1, 0.2),
-    )  # fmt: skip
-    assert len(to_row(a_slot())) == HEADER + 2
+MOST, SPREAD = Column("most", one(max)), Column("spread", _spread)
 
 
-def test_squares_are_known_of_all_ranks_or_of_none() -> None:
-    """Ranks differ in their squares; a rank without samples has no group; one that did not measure ends it."""
-    first, second = Squares(weighted=1.0, groups=2, total=0.5), Squares(weighted=3.0, groups=1, total=0.5)
-    none, unknown = Squares(weighted=0.0, groups=0, total=0.5), Squares()
-    slots = [a_slot(plain=squares) for squares in (first, second, none)]
-    assert of(*slots).plain == (first, second, none)
-    assert of(*slots, a_slot(plain=unknown)).plain == ()
+def rows_of(*votes: tuple[bool, int, float, float], values: tuple[float, ...] = ()) -> tuple[Tally, list[bytes]]:
+    """Return the tally of the last rank, and all rows; ``values`` of ``MOST`` by rank."""
+    rows = []
+    for number, vote in enumerate(votes):
+        tally = Tally((MOST, SPREAD))
+        rows.append(tally.row(*vote, [(values[number] if values else 0.0,), (7.0, float(number))]))
+    return tally, rows
 
 
-def test_all_measure_as_rarely_as_the_rarest_requested() -> None:
-    """Squared norms belong to the same step on every rank, or exist on none."""
-    assert of(a_slot(measure_every=2), a_slot(measure_every=16), a_slot()).measure_every == 16
+def of(*votes: tuple[bool, int, float, float]) -> StepDecision:
+    """Return the decision of (ok, steps, weight, loss_sum), by rank."""
+    tally, rows = rows_of(*votes)
+    return tally.decide(rows)
 
 
-def test_one_vote_against_repeats_the_step() -> None:
-    """A step is committed by all ranks or by none."""
-    assert not of(a_slot(), a_slot(vote=False)).committed
+@pytest.mark.parametrize(("other", "committed"), [((True, 5), True), ((False, 5), False), ((True, 6), False)])
+def test_all_ranks_commit_the_same_step_or_none_does(other: tuple[bool, int], committed: bool) -> None:  # expected
+    found = of((True, 5, 4.0, 8.0), (*other, 2.0, 1.0))
+    assert (found.committed, found.weights, found.weight, found.loss) == (committed, (4.0, 2.0), 6.0, 1.5)
 
 
-def test_ranks_at_different_steps_do_not_commit() -> None:
-    """Their gradients belong to different batches."""
-    assert not of(a_slot(), a_slot(steps=6)).committed
+def test_columns_are_reduced_by_rank_and_only_when_one_has_changed() -> None:
+    """Also one of another rank; the step's own numbers are counted each time."""
+    COUNTED.clear()
+    votes = ((True, 5, 4.0, 8.0), (True, 5, 2.0, 1.0))
+    tally, rows = rows_of(*votes, values=(3.0, 9.0))
+    found = tally.decide(rows)
+    assert (found.agreed[MOST], found.agreed[SPREAD]) == (9.0, 1.0)
+    assert COUNTED == [[[7.0, 0.0], [7.0, 1.0]]]
+    assert tally.values(MOST, rows) == [[3.0], [9.0]]
+    _, later = rows_of((True, 6, 4.0, 8.0), (True, 6, 2.0, math.nan), values=(3.0, 9.0))
+    again = tally.decide(later)
+    assert (again.agreed[MOST], again.non_finite, len(COUNTED)) == (9.0, (1,), 1)
+    _, changed = rows_of(*votes, values=(12.0, 9.0))
+    assert (tally.decide(changed).agreed[MOST], len(COUNTED)) == (12.0, 2)
 
 
-def test_one_rank_ends_the_training_of_all() -> None:
-    """After the step, which is committed; or before it, so that it is not."""
-    after, before = of(a_slot(), a_slot(ends=AFTER)), of(a_slot(ends=BEFORE, vote=False), a_slot(ends=AFTER))
-    assert (after.committed, after.ends) == (True, AFTER)
-    assert (before.committed, before.ends) == (False, BEFORE)
-    assert not of(a_slot(), a_slot(ends=BEFORE)).committed
-    assert of(a_slot()).ends == 0.0
+@pytest.mark.parametrize(
+    ("own", "loss", "non_finite"),
+    [
+        ((0.0, 0.0), 2.0, ()),
+        ((0.0, math.nan), 2.0, ()),
+        ((1.0, math.nan), None, (1,)),
+        ((1.0, math.inf), None, (1,)),
+        ((4.0, 1.8e308), None, (1,)),
+    ],
+)
+def test_a_rank_without_weight_has_no_loss_and_one_that_is_not_finite_is_named(
+    own: tuple[float, float], loss: float | None, non_finite: tuple[int, ...]
+) -> None:
+    found = of((True, 5, 4.0, 8.0), (True, 5, *own))
+    assert (found.loss, found.non_finite) == (loss, non_finite)
+
+
+def test_infinities_of_both_signs_and_sums_beyond_float64_are_no_crash() -> None:
+    assert of((True, 5, 4.0, math.inf), (True, 5, 4.0, -math.inf)).non_finite == (0, 1)
+    assert of((True, 5, 4.0, 1e308), (True, 5, 4.0, 1e308)).non_finite == (0, 1)
+    assert of((True, 5, 0.0, 0.0)).loss is None
+
+
+def test_squares_are_known_of_all_ranks_or_of_none_and_the_rarest_interval_counts() -> None:
+    """A rank without samples has no group; one that did not measure ends it. Buckets are minima over ranks."""
+    ranks = [(1.0, 2, 0.5), (3.0, 1, 0.5), (0.0, 0, 0.5)]
+    rows = [
+        (*squares, math.nan, 0, math.nan, every, 0.1 * every, 0.2)
+        for squares, every in zip(ranks, (2, 16, 1), strict=True)
+    ]
+    found = MEASURED.reduction(rows)
+    assert found.plain == tuple(Squares(weighted=w, groups=g, total=t) for w, g, t in ranks)
+    assert (found.preconditioned, found.every, found.buckets_s) == ((), 16, (0.1, 0.2))
+    unknown = MEASURED.reduction([*rows, (math.nan, 0, math.nan, math.nan, 0, math.nan, 1, math.nan, math.nan)])
+    assert (unknown.plain, unknown.buckets_s) == ((), ())
 
 
 def test_the_newest_plan_has_a_holder() -> None:
-    """The lowest rank with the highest (generation, revision) sends it when a rank lacks it."""
-    found = of(
-        a_slot(),
-        a_slot(revision=8, plan_bytes=120),
-        a_slot(revision=8, plan_bytes=120),
-        a_slot(generation=1, revision=9),
-    )
-    assert (found.newest, found.holder, found.plan_bytes, found.all_hold) == ((2, 8), 1, 120, False)
+    """The lowest rank with the highest version sends it when a rank lacks it, or has other bytes of that version."""
+    old, new = (2.0, 7.0, 100.0, 4e9), (2.0, 8.0, 120.0, 5e9)
+    assert PLAN.reduction([old, new, new, (1.0, 9.0, 90.0, 1.0)]) == NewestPlan((2, 8), 1, 120, all_hold=False)
+    assert PLAN.reduction([old, old]).all_hold
+    assert not PLAN.reduction([old, (2.0, 7.0, 100.0, 1.0)]).all_hold
 
 
-def test_equal_versions_with_different_bytes_are_sent_again() -> None:
-    """A different checksum is a disagreement, even with the same version."""
-    assert not of(a_slot(), a_slot(plan_checksum=1)).all_hold
-
-
-def test_who_leaves() -> None:
-    """By rank in the group."""
-    assert of(a_slot(), a_slot(leaving=True), a_slot(leaving=True)).leaving == (1, 2)
-
-
-def test_who_waits_for_a_plan_without_it() -> None:
-    """Nobody waits for those who go: once one rank leaves, or all have to, all that have to do."""
-    found = of(a_slot(), a_slot(waiting=True), a_slot(waiting=True))
-    assert (found.leaving, found.waiting) == ((), (1, 2))
-    found = of(a_slot(), a_slot(waiting=True), a_slot(leaving=True))
-    assert (found.leaving, found.waiting) == ((1, 2), ())
-    assert of(a_slot(waiting=True), a_slot(waiting=True)).leaving == (0, 1)
-    assert of(a_slot(leaving=True, waiting=True), a_slot()).leaving == (0,)
-
-
-def test_buckets_are_minima_over_ranks() -> None:
-    """An early rank's time is mostly waiting; if one rank's times are unknown, so is the result."""
-    assert of(a_slot(), a_slot(buckets_s=(0.3, 0.05))).buckets_s == (0.1, 0.05)
-    assert of(a_slot(), a_slot(buckets_s=(math.nan, math.nan))).buckets_s == ()
-
-
-@pytest.mark.parametrize(("weight", "loss_sum", "expected"), [(0.0, 0.0, 2.0), (1.0, math.nan, None)])
-def test_loss_of_ranks_without_samples(weight: float, loss_sum: float, expected: float | None) -> None:
-    """A rank without samples does not affect the loss; a NaN loss is not hidden."""
-    assert of(a_slot(), replace(a_slot(), weight=weight, loss_sum=loss_sum)).loss == expected
-
-
-def test_losses_that_are_not_finite_name_their_ranks() -> None:
-    """A rank without weight has no loss; infinities of both signs and sums beyond float64 are no crash."""
-    found = of(a_slot(), a_slot(loss_sum=math.nan), a_slot(loss_sum=math.inf), a_slot(weight=0.0, loss_sum=math.nan))
-    assert (found.loss, found.non_finite) == (None, (1, 2))
-    assert of(a_slot(loss_sum=math.inf), a_slot(loss_sum=-math.inf)).non_finite == (0, 1)
-    assert of(a_slot(loss_sum=1e308), a_slot(loss_sum=1e308)).non_finite == (0, 1)
-    assert of(a_slot(weight=0.0, loss_sum=0.0)).loss is None
+def test_one_rank_ends_the_training_of_all_and_one_proposes_a_checkpoint() -> None:
+    assert ENDS.reduction([(0.0,), (AFTER,)]) == AFTER
+    assert ENDS.reduction([(BEFORE,), (AFTER,)]) == BEFORE
+    assert CHECKPOINT.reduction([(0.0, 77.0), (1.0, 0.0)]) == (True, 77)
+    assert not CHECKPOINT.reduction([(0.0, 77.0), (0.0, 0.0)]).is_due
+    assert [MORE.reduction([(1.0,), (other,)]) for other in (1.0, 0.0)] == [True, False]
 
 
 @given(st.data())
@@ -130,6 +122,4 @@ def test_parameters_that_no_rank_has_used(data: st.DataObject) -> None:
     """The intersection of the ranks' sets, for any number of parameters."""
     parameters = data.draw(st.integers(0, 200))
     sets = data.draw(st.lists(st.integers(0, (1 << parameters) - 1), min_size=1, max_size=4))
-    rows = [to_row(a_slot(unused=unused, parameters=parameters)) for unused in sets]
-    found = decide(rows, parameters=parameters)
-    assert (found.unused, found.buckets_s) == (reduce(and_, sets), (0.1, 0.2))
+    assert UNUSED.reduction([words(unused, parameters) for unused in sets]) == reduce(and_, sets)

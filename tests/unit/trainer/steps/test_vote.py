@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from heterotrain.errors import UsageError
 from heterotrain.exchange.host_copy import HostCopy
-from heterotrain.network.control import HEADER, SAMPLES, STEPS, VOTE
 from heterotrain.network.group import Group
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.steps import vote
-from heterotrain.steps.vote import read_loss
+from heterotrain.steps.columns import SAMPLES
+from heterotrain.steps.vote import read_loss, refuse_other_samples
 
 
 class Late(HostCopy):
@@ -34,23 +33,16 @@ def test_waiting_for_the_loss_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "steps", "votes", "said"),
+    ("samples", "said"),
     [
-        ((16.0, 16.0, 16.5), (4, 4, 4), (1, 1, 1), "for step 4 rank 0 has 16, and rank 2 has 16 and the epoch's end"),
-        ((16.0, 10.0), (4, 4), (1, 1), "rank 0 has 16, and rank 1 has 10"),
-        ((16.5, 16.5), (4, 4), (1, 1), ""),
-        ((16.0, 10.0), (4, 5), (1, 1), ""),
-        ((16.0, 10.0), (4, 4), (1, 0), ""),
+        ((16.0, 16.0, 16.5), "for step 4 rank 0 has 16, and rank 2 has 16 and the epoch's end"),
+        ((16.0, 10.0), "rank 0 has 16, and rank 1 has 10"),
+        ((16.5, 16.5), ""),
     ],
 )
-def test_ranks_that_have_read_other_numbers_of_samples_are_refused(
-    samples: tuple[float, ...], steps: tuple[int, ...], votes: tuple[int, ...], said: str
-) -> None:
-    rows = [[0.0] * HEADER for _ in samples]
-    for row, *values in zip(rows, votes, steps, samples, strict=True):
-        row[VOTE], row[STEPS], row[SAMPLES] = values
-    if not said:
-        vote._check_same_samples(rows, 4)
-        return
-    with pytest.raises(UsageError, match=said):
-        vote._check_same_samples(rows, 4)
+def test_ranks_that_have_read_other_numbers_of_samples_are_refused(samples: tuple[float, ...], said: str) -> None:
+    found = SAMPLES.reduction([(own,) for own in samples])
+    assert bool(found) == bool(said)
+    if found:
+        with pytest.raises(UsageError, match=said):
+            refuse_other_samples(found, 4)
