@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from heterotrain_core.contract import metrics as names
@@ -21,6 +20,7 @@ from heterotrain.clock import Clock
 from heterotrain.data import batches
 from heterotrain.data.loader_process import WorkerInit, Workers
 from heterotrain.data.main_guard import check_main_guard, main_line
+from heterotrain.data.slices import Source
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, UsageError
 from heterotrain.evaluated_data import Evaluated, EvaluatedData
@@ -38,24 +38,23 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.job_setup import membership_of
 from heterotrain.keywords import known_keywords
 from heterotrain.membership.devices import take_device
-from heterotrain.model_setup import ModelSetup, WrapOptions
+from heterotrain.model_setup import ModelSetup
 from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.link_speeds import LinkSpeeds
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
-from heterotrain.numerics.fused import prefer_fused
 from heterotrain.numerics.method import Numerics
 from heterotrain.parts.interface import Method, Wrapped
 from heterotrain.preflight import in_job
+from heterotrain.registered_objects import RegisteredObjects
 from heterotrain.state import admission
-from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import TrainState
 from heterotrain.steps.assembly import loop_of
 from heterotrain.steps.attempt import seed_step
-from heterotrain.steps.hooks import EpochHook, Hooks, StepsHook
+from heterotrain.steps.hooks import Hooks
 from heterotrain.steps.job_parts import JobParts
-from heterotrain.steps.leadership import LeaderHook, Leadership
-from heterotrain.steps.phases import TrainingPhases
+from heterotrain.steps.leadership import Leadership
+from heterotrain.steps.phases import TrainingPhase, TrainingPhases
 from heterotrain.steps.step import Step
 from heterotrain.stop_signals import StopSignals
 from heterotrain.telemetry import gpu
@@ -66,10 +65,9 @@ from heterotrain.telemetry.serving import serve
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
-_S = TypeVar("_S", bound=Stateful)
 
 
-class Job:
+class Job(RegisteredObjects):
     """One training job, seen from this rank. Made by ``heterotrain.init``."""
 
     _is_ready = False
@@ -99,18 +97,7 @@ class Job:
         self._report = RankMetrics(identity)
         self._report.look_up(links=speeds.links)
         self._hooks = Hooks(self._training, self._report, self._leadership, epochs=config.epochs)
-        termination_message = TerminationMessage(
-            identity.termination_path,
-            where=self._where,
-            metrics=self._report.reported,
-            checkpoint=self._report.checkpoint,
-            on_failure=self._abandon,
-        )
-        termination_message.install()
-        self._termination_message = termination_message
-        self._server = serve(self._report, identity)
-        gpu.watch(self.device, self._report)
-        in_job.start(identity, self.device, config.checkpoint_uri, self._report)
+        self._termination_message = self._watch()
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report, record=self._record_file, clock=clock)
         parallelism = admission.choice("parallelism", config.parallelism, Parallelism)
@@ -132,7 +119,7 @@ class Job:
         )  # fmt: skip
         self._loop = loop_of(
             job, hooks=self._hooks, leadership=self._leadership, record=self._record,
-            termination_message=termination_message, display=display, tensorboard_dir=tensorboard_dir,
+            termination_message=self._termination_message, display=display, tensorboard_dir=tensorboard_dir,
             micro_batch_samples=micro_batch_samples,
         )  # fmt: skip
         self._setup = ModelSetup(
@@ -146,182 +133,20 @@ class Job:
         torch.manual_seed(config.seed)
         seed_step(config.seed, self.device)  # numpy and Python, too: every rank divides its data sets alike
 
-    @known_keywords
-    def wrap(
-        self,
-        model: torch.nn.Module | Callable[[], torch.nn.Module],
-        *,
-        units: str | None = None,
-        checkpoint_units: bool = False,
-        compile_units: bool = False,
-        keep_gathered: bool = False,
-        offload: bool = False,
-        weights: str | os.PathLike[str] | None = None,
-    ) -> torch.nn.Module:
-        """Move the model to the device and return it; from now on its gradients are those of the global batch.
-
-        BatchNorm layers stay the same objects, but take their statistics over the global batch, unless ``init`` got
-        ``batch_norm="local"``.
-
-        With parallelism Sharded, the ranks of a worker divide the model among themselves. Parameters are then new
-        objects, so make the optimizer from the returned model. It can be run inside ``with step:`` and in hooks only,
-        by all ranks alike.
-
-        A function is called on the meta device, and each layer's ``reset_parameters`` gives it initial values, drawn
-        by the job's seed and the layer's name. The model has to be a sequence of units: a ``torch.nn.Sequential``, or
-        with ``units``.
-
-        Args:
-            model: the model, the same on every rank, or a function that builds it.
-            units: name of the model's list of layers, such as ``blocks`` or ``transformer.h``: a divided model is
-                gathered one of these layers at a time. In ``step.compute``, each of them draws its own random numbers,
-                the same for any division of the units among devices.
-            checkpoint_units: compute the activations of each unit again in the backward pass, which saves memory.
-            compile_units: compile the forward pass of each unit (``torch.compile``).
-            keep_gathered: keep the parameters of a divided unit between its forward and backward pass, which saves
-                messages and costs memory.
-            offload: keep a divided model's parameters, gradients and optimizer state in the host's memory. Where a rank
-                holds the whole model, this has no effect, and a warning says so; the same for ``keep_gathered``, also
-                in stages. A model that is cut into stages cannot be offloaded.
-            weights: path or URI of initial values for a model that a function builds: a safetensors file, an index of
-                several, a folder with either, or a ``state_dict`` of ``torch.save`` on a local disk. Names are those of
-                the model. Each rank reads only what it holds. A checkpoint of the job takes precedence.
-
-        Raises:
-            UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, the model
-                has an unknown kind of BatchNorm layer, there is no such list, a layer has no initial values, the
-                weights do not fit the model, or stages would be offloaded.
-        """
-        options = WrapOptions(
-            checkpoint_units=checkpoint_units, compile_units=compile_units, keep_gathered=keep_gathered,
-            offload=offload, weights=None if weights is None else os.fspath(weights),
-        )  # fmt: skip
-        return self._setup.wrap(model, units, options)
-
-    def optimizer(
-        self, optimizer: torch.optim.Optimizer | Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]
-    ) -> torch.optim.Optimizer:
-        """Return the optimizer; from now on its state is sent to joining ranks and saved in checkpoints.
-
-        SGD, Adam and AdamW of torch get ``fused=True`` on CUDA where the script chooses neither ``fused`` nor
-        ``foreach`` and every parameter allows it: the GPU then need not wait for the host before the update.
-
-        Args:
-            optimizer: the optimizer, or a function that makes it from the parameters that this rank holds.
-
-        Raises:
-            UsageError: this is not an optimizer, it needs a closure, or the learning-rate rule is adascale and does not
-                support this kind of optimizer; or a function came before ``job.wrap``.
-        """
-        if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
-            if self._training.model is None:
-                raise UsageError("call job.wrap(model) before job.optimizer: its function needs the model's parameters")
-            optimizer = optimizer(self._training.model.parameters())
-        admission.check_optimizer(optimizer)
-        self._numerics.check(optimizer)
-        self._training.optimizers.append(optimizer)
-        if (part := self._wrapped.known) is not None:
-            part.follow(optimizer)
-        prefer_fused(optimizer)
-        optimizer.register_step_pre_hook(self._loop.resources.check_update)
-        return optimizer
-
-    def scheduler(self, scheduler: Any) -> Any:
-        """Return the learning-rate scheduler; the job steps it once for each committed step and keeps its state.
-
-        Raises:
-            UsageError: this is not a scheduler, or it needs a metric for each step.
-        """
-        admission.check_scheduler(scheduler)
-        self._loop.records.schedulers.append(scheduler)
-        return self.register(f"scheduler-{len(self._loop.records.schedulers)}", scheduler)
-
-    def register(self, name: str, stateful: _S) -> _S:
-        """Return the object; from now on its ``state_dict`` is sent to joining ranks and saved in checkpoints.
-
-        Raises:
-            UsageError: the object has no ``state_dict``, or the name is taken.
-        """
-        admission.check_stateful("job.register", stateful)
-        if name in self._training.extras:
-            raise UsageError(f"job.register already has an object named {name!r}: use a different name for each object")
-        self._training.extras[name] = stateful
-        return stateful
-
-    def buffers(
-        self, name: str, rule: str | Callable[[torch.nn.Module], torch.Tensor | None], *, decay: float = 1.0
-    ) -> None:
-        """Say how a buffer or frozen parameter that changes in forward passes is combined over ranks and micro-batches.
-
-        Every micro-batch of a step starts from the same values. After the step, the rule makes one value of those that
-        the micro-batches leave. Layers of torch have their rules already: running statistics, observers and fake
-        quantizers, spectral norm. Call this after ``job.wrap``, the same on every rank.
-
-        Args:
-            name: name in the model, or a pattern such as ``quantizer.*``; a later call takes precedence.
-            rule: ``mean`` (weighted by samples), ``sum`` (of what each micro-batch adds), ``min``, ``max``, ``leader``
-                (the value after the batch's first micro-batch), or ``own``, which each rank keeps for itself. Or a
-                function that computes the value from the layer, whose other buffers are combined by then.
-            decay: with ``sum``, the factor on the earlier value in each forward pass, such as 0.99 for moving sums.
-
-        Raises:
-            UsageError: the model has no such buffer or frozen parameter, or there is no such rule.
-        """
-        self._numerics.forward_state.declare(name, rule, decay=decay)
-
-    def on_epoch_end(self, hook: EpochHook) -> EpochHook:
-        """Call ``hook(epoch)`` on every rank after each epoch and report its return value. Usable as a decorator.
-
-        ``epoch`` is the index of the epoch that has just ended, counted from 0. The model is in ``eval`` mode and
-        gradients are off. If the loss of a peer interrupts a hook, it is called again.
-        """
-        admission.check_hook("job.on_epoch_end", hook, "epoch")
-        self._hooks.after_epochs.append(hook)
-        return hook
-
-    def every_steps(self, steps: int) -> Callable[[StepsHook], StepsHook]:
-        """Return a decorator: call ``hook(committed)`` on every rank after each ``steps`` committed steps.
-
-        Otherwise the hook is as in ``on_epoch_end``: it may call ``job.sum`` and ``job.part``, its return value is
-        reported, and it is called again if the loss of a peer interrupts it. ``committed`` counts steps since the job
-        began, in a resumed job as well. Where an epoch ends with the step, these hooks come first.
-
-        Raises:
-            UsageError: ``steps`` is not a whole number of at least 1.
-        """
-        if callable(steps):
-            raise UsageError("job.every_steps needs the number of steps: write @job.every_steps(500)")
-        every = admission.whole_number("job.every_steps: steps", steps, least=1)
-
-        def add(hook: StepsHook) -> StepsHook:
-            admission.check_hook("job.every_steps", hook, "steps")
-            self._hooks.after_steps.append((every, hook))
-            return hook
-
-        return add
-
-    def on_restore(self, hook: Callable[[int], object]) -> Callable[[int], object]:
-        """Call ``hook(epoch)`` on a rank that takes over a state, right before; a decorator.
-
-        A rank that joins or resumes has run the script up to ``job.steps`` only. Frozen parameters and parameter groups
-        follow the state by themselves. A script that gives the model other layers or shapes while it trains has to do
-        the same here: ``epoch`` is the number of epochs whose ``on_epoch_end`` hooks have run, so hooks are the place
-        for such a change. It may be called again, and on a rank that has made the change already.
-        """
-        admission.check_hook("job.on_restore", hook, "epoch")
-        self._training.on_restore.append(hook)
-        return hook
-
-    def on_leader_change(self, hook: LeaderHook) -> LeaderHook:
-        """Call ``hook(True)`` when this rank becomes the leader, ``hook(False)`` when it is not any more; a decorator.
-
-        The first call comes before the first step, on the leader only. The state of the training is in place. The place
-        for ``wandb.init``, with the same run id on every rank, so that a new leader continues the run. A hook runs on
-        one rank, so it must not call anything that all ranks have to call, such as ``job.sum``.
-        """
-        admission.check_hook("job.on_leader_change", hook, "leads")
-        self._leadership.hooks.append(hook)
-        return hook
+    def _watch(self) -> TerminationMessage:
+        """Serve telemetry, watch the device, and return what says at the end how the process has ended."""
+        message = TerminationMessage(
+            self.identity.termination_path,
+            where=self._where,
+            metrics=self._report.reported,
+            checkpoint=self._report.checkpoint,
+            on_failure=self._abandon,
+        )
+        message.install()
+        self._server = serve(self._report, self.identity)
+        gpu.watch(self.device, self._report)
+        in_job.start(self.identity, self.device, self.config.checkpoint_uri, self._report)
+        return message
 
     @known_keywords
     def steps(
@@ -362,36 +187,14 @@ class Job:
         Raises:
             UsageError: there is nothing to train, or the data cannot be read this way.
         """
-        admission.check_default_device()
-        if self._training.model is None or not self._training.optimizers:
-            raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
-        if self._loop.active_group is None:
-            check_free()
-        processes = Workers(
-            count=admission.whole_number("workers", workers, least=0),
-            prefetch_factor=admission.whole_number("prefetch_factor", prefetch_factor, least=1),
-            init_fn=worker_init_fn,
-        )
-        if processes.count:
-            check_main_guard([self._line, main_line()])
-        admission.check_belongs(self._training.model, self._training.optimizers)
-        admission.check_schedules(self._training.optimizers, self._training.extras.values())
-        if readers not in ("one", "all"):
-            raise UsageError(f'readers must be "one" or "all", not {readers!r}')
+        processes = self._processes(workers, prefetch_factor, worker_init_fn)
         source = source_of(
-            dataset, collate=collate, shuffle=shuffle, seed=self.config.seed, one_reader=readers == "one"
+            dataset, collate=collate, shuffle=shuffle, seed=self.config.seed, one_reader=_is_one(readers)
         )
-        phase = self._phases.begin(epochs=epochs, steps=steps)
-        self._record.data, self._record.phase = fingerprint(source), phase.number
-        if self._training.earlier is None:  # else the state is that of a phase to come
-            self._phases.check_data((source.order, self._record.data), self._training.progress)
-        self._training.order = source.order
-        self._stop_signals.begin()
+        phase = self._begin_phase(source, epochs, steps)
         try:
             yield from self._loop.steps(source, workers=processes, lockstep=lockstep, phase=phase)
-        except (
-            GeneratorExit
-        ):  # the script left the loop, often by an exception; under torchrun it may still communicate
+        except GeneratorExit:  # the script left the loop, often by an error; under torchrun it may still communicate
             if self.identity.mode is Mode.OPERATED:
                 self._abandon("the script left job.steps before the end of the training")
             self._loop.leave_early()
@@ -406,6 +209,42 @@ class Job:
         finally:
             if not self._loop.is_between_phases:
                 self._stop_signals.end()
+
+    def _processes(self, workers: int, prefetch_factor: int, init_fn: WorkerInit | None) -> Workers:
+        """Check that training may begin, and return the processes that load samples ahead; see ``steps``.
+
+        Raises:
+            UsageError: the script has not registered what is needed, or registered what does not fit together.
+        """
+        admission.check_default_device()
+        if self._training.model is None or not self._training.optimizers:
+            raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
+        if self._loop.active_group is None:
+            check_free()
+        processes = Workers(
+            count=admission.whole_number("workers", workers, least=0),
+            prefetch_factor=admission.whole_number("prefetch_factor", prefetch_factor, least=1),
+            init_fn=init_fn,
+        )
+        if processes.count:
+            check_main_guard([self._line, main_line()])
+        admission.check_belongs(self._training.model, self._training.optimizers)
+        admission.check_schedules(self._training.optimizers, self._training.extras.values())
+        return processes
+
+    def _begin_phase(self, source: Source, epochs: int | None, steps: int | None) -> TrainingPhase:
+        """Return a new phase of so many epochs or steps.
+
+        Raises:
+            UsageError: this is not the number of a phase, or other data come in the middle of an epoch.
+        """
+        phase = self._phases.begin(epochs=epochs, steps=steps)
+        self._record.data, self._record.phase = fingerprint(source), phase.number
+        if self._training.earlier is None:  # else the state is that of a phase to come
+            self._phases.check_data((source.order, self._record.data), self._training.progress)
+        self._training.order = source.order
+        self._stop_signals.begin()
+        return phase
 
     def report(self, **values: float) -> None:
         """Export values (numbers, or tensors with one element) as metrics; the lowest rank also logs them.
@@ -537,3 +376,14 @@ class Job:
             "epoch": epoch,
             "step": step,
         }
+
+
+def _is_one(readers: str) -> bool:
+    """Return whether one rank reads a stream for all.
+
+    Raises:
+        UsageError: this is neither ``one`` nor ``all``.
+    """
+    if readers not in ("one", "all"):
+        raise UsageError(f'readers must be "one" or "all", not {readers!r}')
+    return readers == "one"

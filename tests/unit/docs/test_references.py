@@ -37,7 +37,10 @@ def test_every_field_has_an_entry_that_explains_it() -> None:
 
 @pytest.mark.parametrize(
     ("classes", "usual"),
-    [({"session.py": "Job"}, "job"), ({"steps/step.py": "Step", "steps/step_passes.py": "StepPasses"}, "step")],
+    [
+        ({"session.py": "Job", "registered_objects.py": "RegisteredObjects"}, "job"),
+        ({"steps/step.py": "Step", "steps/step_passes.py": "StepPasses"}, "step"),
+    ],
 )
 def test_every_public_method_is_shown_somewhere(classes: dict[str, str], usual: str) -> None:
     methods = {each for file, class_name in classes.items() for each in public(file, class_name)}
