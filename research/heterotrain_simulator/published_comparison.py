@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember, TableTime
 from heterotrain_core.units import UnitProfile, UnitSeconds
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from heterotrain_planner.layout.result import Cover, Template
 from heterotrain_planner.layout.sharded import sharded_template, sharded_templates
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 
 from heterotrain_simulator import published
 from heterotrain_simulator.grouping import Grouping, Zone, group
@@ -356,8 +356,12 @@ def _pipelines() -> Iterator[Row]:
     for counts in ({"a100-40": 4, "a6000": 4, "a10g": 4, "t4": 4}, {"a100-40": 2, "a10g": 4, "t4": 8}):
         for batch in (256, 1024):
             problem = llama(counts, batch_samples=batch)
-            book = book_of(problem)
-            found = cover(book, further=sharded_templates(problem)) if isinstance(book, Book) else book
+            templates = template_table(problem)
+            found = (
+                cover(templates, further=sharded_templates(problem))
+                if isinstance(templates, TemplateTable)
+                else templates
+            )
             if not isinstance(found, Cover):
                 raise TypeError(found.reason)
             best = [(planner.name, best_step(problem, planner, published.NOMINAL_TFLOPS)) for planner in PLANNERS]

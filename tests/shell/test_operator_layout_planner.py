@@ -10,9 +10,9 @@ from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.engine import layout_planner
 from heterotrain_operator.engine.layout_planner import MOST_JOBS, LayoutPlanner
 from heterotrain_operator.threads import Threads
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.problem import DeviceKind, Problem
 from heterotrain_planner.layout.result import Cover, NoLayout
+from heterotrain_planner.layout.template_table import TemplateTable
 from support.executors import ByHand, at_once
 from support.waiting import until
 
@@ -54,13 +54,13 @@ async def test_an_answer_comes_later_and_stays() -> None:
 async def test_after_a_loss_the_templates_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer devices are a look-up; more devices, or another model, need a new search."""
     searches: list[list[int]] = []
-    real = layout_planner.book_of
+    real = layout_planner.template_table
 
-    def counting(problem: Problem) -> Book | NoLayout:
+    def counting(problem: Problem) -> TemplateTable | NoLayout:
         searches.append([kind.count for kind in problem.kinds])
         return real(problem)
 
-    monkeypatch.setattr(layout_planner, "book_of", counting)
+    monkeypatch.setattr(layout_planner, "template_table", counting)
     queued: list[JobKey] = []
     planner = LayoutPlanner(queued.append, at_once())
     await answered(planner, queued, a_problem(2, 2))
@@ -77,9 +77,9 @@ async def test_the_loss_of_a_node_is_answered_in_advance(monkeypatch: pytest.Mon
     solved: list[list[int]] = []
     real = layout_planner.solve
 
-    def noted(book: Book | None, problem: Problem) -> tuple[Book | None, Cover | NoLayout]:
+    def noted(templates: TemplateTable | None, problem: Problem) -> tuple[TemplateTable | None, Cover | NoLayout]:
         solved.append([kind.count for kind in problem.kinds])
-        return real(book, problem)
+        return real(templates, problem)
 
     def nodes_of_two(*counts: int) -> Problem:
         problem = a_problem(*counts)
@@ -112,9 +112,9 @@ async def test_the_loop_serves_others_during_a_search_and_only_the_newest_questi
     executor, asked = ByHand(), []
     real = layout_planner.solve
 
-    def slow(book: Book | None, problem: Problem) -> tuple[Book | None, Cover | NoLayout]:
+    def slow(templates: TemplateTable | None, problem: Problem) -> tuple[TemplateTable | None, Cover | NoLayout]:
         asked.append([kind.count for kind in problem.kinds])
-        return real(book, problem)
+        return real(templates, problem)
 
     monkeypatch.setattr(layout_planner, "solve", slow)
     queued: list[JobKey] = []

@@ -8,10 +8,10 @@ from typing import Any
 
 from heterotrain_core.contract.plan import Binding, LayoutKind, Member
 from heterotrain_planner.layout.best import best_cover, best_members
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.problem import Problem, invalid
 from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, Template
 from heterotrain_planner.layout.sharded import sharded_templates
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from heterotrain_planner.perf.model import compute_s
 
 from heterotrain_cli.errors import InputError
@@ -79,9 +79,9 @@ def forecast_layout(problem: Problem, *, mode: str = AUTO) -> LayoutForecast:
     """
     if clause := invalid(problem):
         raise InputError(clause)
-    book = book_of(problem)
-    by_mode = _by_mode(book, problem)
-    found = _auto(book, problem, by_mode) if mode == AUTO else by_mode[mode]
+    templates = template_table(problem)
+    by_mode = _by_mode(templates, problem)
+    found = _auto(templates, problem, by_mode) if mode == AUTO else by_mode[mode]
     more = [
         OneMore(kind=kind.name, samples_per_s=_rate(best(_with_one_more(problem, index), mode)))
         for index, kind in enumerate(problem.kinds)
@@ -92,31 +92,33 @@ def forecast_layout(problem: Problem, *, mode: str = AUTO) -> LayoutForecast:
 
 def best(problem: Problem, mode: str) -> Cover | NoLayout:
     """Return the fastest members of a mode, or why there are none."""
-    book = book_of(problem)
-    return _auto(book, problem, _by_mode(book, problem)) if mode == AUTO else _best(book, problem, mode)
+    templates = template_table(problem)
+    return _auto(templates, problem, _by_mode(templates, problem)) if mode == AUTO else _best(templates, problem, mode)
 
 
-def _by_mode(book: Book | NoLayout, problem: Problem) -> dict[str, Cover | NoLayout]:
-    return {mode: _best(book, problem, mode) for mode in MODES if mode != AUTO}
+def _by_mode(templates: TemplateTable | NoLayout, problem: Problem) -> dict[str, Cover | NoLayout]:
+    return {mode: _best(templates, problem, mode) for mode in MODES if mode != AUTO}
 
 
-def _auto(book: Book | NoLayout, problem: Problem, by_mode: Mapping[str, Cover | NoLayout]) -> Cover | NoLayout:
-    found = [*by_mode.values(), best_members(book, replace(problem, may_shard=True, reduces_late=True))]
+def _auto(
+    templates: TemplateTable | NoLayout, problem: Problem, by_mode: Mapping[str, Cover | NoLayout]
+) -> Cover | NoLayout:
+    found = [*by_mode.values(), best_members(templates, replace(problem, may_shard=True, reduces_late=True))]
     covers = [each for each in found if isinstance(each, Cover)]
     # Without any, the reason names the devices that pipelines would need.
     return max(covers, key=lambda cover: cover.samples_per_s, default=by_mode["pipeline"])
 
 
-def _best(book: Book | NoLayout, problem: Problem, mode: str) -> Cover | NoLayout:
+def _best(templates: TemplateTable | NoLayout, problem: Problem, mode: str) -> Cover | NoLayout:
     if mode == ACROSS_WORKERS:
-        return best_members(book, replace(problem, may_cut=False, may_shard=True, reduces_late=True))
-    if isinstance(book, NoLayout):
-        return book
+        return best_members(templates, replace(problem, may_cut=False, may_shard=True, reduces_late=True))
+    if isinstance(templates, NoLayout):
+        return templates
     if mode == SHARDED:
         shards = tuple(each for each in sharded_templates(problem) if _is_one_worker(problem, each))
-        return best_cover(book, frozenset({LayoutKind.REPLICATED, LayoutKind.SHARDED}), further=shards)
+        return best_cover(templates, frozenset({LayoutKind.REPLICATED, LayoutKind.SHARDED}), further=shards)
     stages = {LayoutKind.PIPELINE} if mode == "pipeline" else set()
-    return best_cover(book, frozenset({LayoutKind.REPLICATED} | stages))
+    return best_cover(templates, frozenset({LayoutKind.REPLICATED} | stages))
 
 
 def _is_one_worker(problem: Problem, template: Template) -> bool:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from heterotrain_core.units import UnitProfile, UnitSeconds
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 
 SPEEDS = (1.0, 1.8, 3.2, 4.5)
 """Seconds of a unit, relative to the fastest kind."""
@@ -97,12 +97,12 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for counts, units, fast_within in CASES:
         problem = a_problem(counts, units, fast_within=fast_within)
-        book, book_s = timed(lambda p=problem: book_of(p))  # type: ignore[misc]  # bound now
-        if not isinstance(book, Book):
-            raise SystemExit(book.reason)
-        best, cover_s = timed(lambda b=book: cover(b))  # type: ignore[misc]  # bound now
+        templates, book_s = timed(lambda p=problem: template_table(p))  # type: ignore[misc]  # bound now
+        if not isinstance(templates, TemplateTable):
+            raise SystemExit(templates.reason)
+        best, cover_s = timed(lambda b=templates: cover(b))  # type: ignore[misc]  # bound now
         left = (counts[0] - 1, *counts[1:])
-        again, loss_s = timed(lambda b=book, d=left: cover(b, devices=d))  # type: ignore[misc]  # bound now
+        again, loss_s = timed(lambda b=templates, d=left: cover(b, devices=d))  # type: ignore[misc]  # bound now
         if not isinstance(best, Cover) or not isinstance(again, Cover):
             raise SystemExit("a case has no cover")
         links = "faster within a kind" if fast_within else "all equal"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 from heterotrain_planner.layout.best import best_members
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, NoLayout
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.plan.stages import CoverOf
@@ -41,12 +41,12 @@ class _Known:
 
     Attributes:
         model: hash of the problem without the devices' numbers.
-        book: its templates for at most some devices; ``None`` before the first search.
+        templates: its templates for at most some devices; ``None`` before the first search.
         answers: by the number of devices of each kind.
     """
 
     model: str
-    book: Book | None = None
+    templates: TemplateTable | None = None
     answers: OrderedDict[tuple[int, ...], Answer] = field(default_factory=OrderedDict)
 
 
@@ -117,7 +117,7 @@ class LayoutPlanner:
     async def _search(self, key: JobKey, known: _Known, problem: Problem) -> None:
         """Find an answer in a thread and keep it."""
         try:
-            known.book, answer = await self._threads.run(solve, known.book, problem)
+            known.templates, answer = await self._threads.run(solve, known.templates, problem)
         except Exception as error:  # a bug in one job's search must not end the operator
             log.exception("the search for layouts failed by a bug", job=key.name, namespace=key.namespace)
             answer = NoLayout(reason=f"the search for layouts failed by a bug: {error!r}")
@@ -137,29 +137,31 @@ def _after_losses(problem: Problem) -> list[Problem]:
     return found[:MOST_AHEAD]
 
 
-def solve(book: Book | None, problem: Problem) -> tuple[Book | None, Answer]:
+def solve(templates: TemplateTable | None, problem: Problem) -> tuple[TemplateTable | None, Answer]:
     """Return the best members, and the templates for the next question.
 
     Args:
-        book: templates for the same model, or ``None``; new ones are made where it has too few devices of a kind.
+        templates: those for the same model, or ``None``; new ones are made where it has too few devices of a kind.
         problem: the question.
     """
     wanted = [kind.count for kind in problem.kinds]
-    if book is None or any(kind.count < count for kind, count in zip(book.problem.kinds, wanted, strict=True)):
-        found = book_of(_with_most(problem, book))
+    if templates is None or any(
+        kind.count < count for kind, count in zip(templates.problem.kinds, wanted, strict=True)
+    ):
+        found = template_table(_with_most(problem, templates))
         if isinstance(found, NoLayout):
-            found = book_of(problem)  # its reason names the devices that there are
+            found = template_table(problem)  # its reason names the devices that there are
         if isinstance(found, NoLayout):
-            return book, best_members(found, problem)
-        book = found
-    return book, best_members(book, problem)
+            return templates, best_members(found, problem)
+        templates = found
+    return templates, best_members(templates, problem)
 
 
-def _with_most(problem: Problem, book: Book | None) -> Problem:
-    """Return the problem with at least the devices of an earlier book: some of them may come back."""
-    if book is None:
+def _with_most(problem: Problem, templates: TemplateTable | None) -> Problem:
+    """Return the problem with at least the devices of an earlier templates: some of them may come back."""
+    if templates is None:
         return problem
-    pairs = zip(problem.kinds, book.problem.kinds, strict=True)
+    pairs = zip(problem.kinds, templates.problem.kinds, strict=True)
     return replace(problem, kinds=tuple(replace(kind, count=max(kind.count, old.count)) for kind, old in pairs))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from heterotrain_planner.allocate.candidate import Candidate, need_of
 from heterotrain_planner.allocate.capacity import Occupancy, PoolCapacity
-from heterotrain_planner.allocate.menus import Menu, PoolRows
+from heterotrain_planner.allocate.job_options import JobOptions, PoolRows
 from heterotrain_planner.programme import Floats, Ints
 
 AT_ONCE = 16
@@ -118,22 +118,22 @@ class Admission:
         self, chosen: Mapping[int, Counts], group: Sequence[int], *, required: bool
     ) -> dict[int, Counts] | None:
         """Return options of the chosen jobs and of those of the group that are admitted, earlier ones first."""
-        menus, start, together = [], [], [*chosen, *group]
+        offers, start, together = [], [], [*chosen, *group]
         for position, i in enumerate(together):
             counts_OP = self._least[i]
             if i in chosen and not (counts_OP == chosen[i]).all(axis=1).any():
                 counts_OP = np.vstack([counts_OP, chosen[i]])
             weight = 0.0 if i in chosen else 2.0 ** (len(together) - 1 - position)
-            menus.append(
-                Menu(self._candidates[i].job, counts_OP, np.full(len(counts_OP), weight), i in chosen or required)
+            offers.append(
+                JobOptions(self._candidates[i].job, counts_OP, np.full(len(counts_OP), weight), i in chosen or required)
             )
             start.append(int((counts_OP == chosen[i]).all(axis=1).argmax()) if i in chosen else None)
-        found = self.rows.pick(menus, start=None if required else start, gap=0.5, most_nodes=_MOST_NODES)
+        found = self.rows.pick(offers, start=None if required else start, gap=0.5, most_nodes=_MOST_NODES)
         if found is None:
             return None
         return {
-            i: tuple(menu.counts_OP[option].tolist())
-            for i, menu, option in zip(together, menus, found.options, strict=True)
+            i: tuple(offer.counts_OP[option].tolist())
+            for i, offer, option in zip(together, offers, found.options, strict=True)
             if option is not None
         }
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from heterotrain_planner.allocate.candidate import Candidate
-from heterotrain_planner.allocate.menus import Menu, PoolRows
+from heterotrain_planner.allocate.job_options import JobOptions, PoolRows
 from heterotrain_planner.allocate.value import LEAST_GAIN
 from heterotrain_planner.programme import Floats, Ints
 
@@ -100,9 +100,9 @@ def _slack(losses: Sequence[Floats], most: int) -> float:
 def _picked(
     candidates: Sequence[Candidate], rows: PoolRows, kept: Sequence[Ints], best: SharedNodes, gap: float
 ) -> SharedNodes:
-    menus = [_menu(candidate, own) for candidate, own in zip(candidates, kept, strict=True)]
+    offers = [_offer(candidate, own) for candidate, own in zip(candidates, kept, strict=True)]
     start = [int(np.searchsorted(own, option)) for own, option in zip(kept, best.options, strict=True)]
-    found = rows.pick(menus, start=start, gap=gap, most_nodes=_MOST_NODES)
+    found = rows.pick(offers, start=start, gap=gap, most_nodes=_MOST_NODES)
     if found is None or found.value <= best.value + _ROUNDING:
         bound = best.bound if found is None else max(found.bound, best.value)
         return best._replace(bound=bound, certain=best.certain and (found is None or found.certain))
@@ -110,9 +110,9 @@ def _picked(
     return SharedNodes(options, found.value, found.bound, found.certain)
 
 
-def _menu(candidate: Candidate, own: Ints) -> Menu:
+def _offer(candidate: Candidate, own: Ints) -> JobOptions:
     counts_OP, score_O = candidate.arrays
-    return Menu(candidate.job, counts_OP[own], score_O[own], required=True)
+    return JobOptions(candidate.job, counts_OP[own], score_O[own], required=True)
 
 
 def _priced(candidates: Sequence[Candidate], rows: PoolRows, start: Sequence[int]) -> tuple[float, list[Floats]]:
@@ -122,7 +122,7 @@ def _priced(candidates: Sequence[Candidate], rows: PoolRows, start: Sequence[int
     bound, losses = np.inf, []
     for _ in range(_ROUNDS_OF_PRICES):
         columns = [np.array(sorted(own)) for own in active]
-        price_R = rows.prices([_menu(candidate, own) for candidate, own in zip(candidates, columns, strict=True)])
+        price_R = rows.prices([_offer(candidate, own) for candidate, own in zip(candidates, columns, strict=True)])
         nets = [
             candidate.arrays[1] - candidate.arrays[0] @ (own_PR @ price_R)
             for candidate, own_PR in zip(candidates, worker_PR, strict=True)

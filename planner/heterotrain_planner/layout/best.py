@@ -12,14 +12,14 @@ from dataclasses import replace
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.contract.plan import Binding, LayoutKind, Prediction
 
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.cover import cover, result_of
-from heterotrain_planner.layout.level import Level, LevelMenu, menu_of
+from heterotrain_planner.layout.level import Level, TemplateOptions, template_options
 from heterotrain_planner.layout.local_search import LocalSearch
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, NoLayout, Template
 from heterotrain_planner.layout.rough_cover import FEW_DEVICES
 from heterotrain_planner.layout.sharded import sharded_templates
+from heterotrain_planner.layout.template_table import TemplateTable
 from heterotrain_planner.layout.update import update_seconds
 from heterotrain_planner.layout.worked_out import curve_of
 
@@ -35,7 +35,7 @@ _CHOICES = (
 
 
 def best_cover(
-    book: Book,
+    templates: TemplateTable,
     kinds: frozenset[LayoutKind],
     *,
     devices: Sequence[int] | None = None,
@@ -47,13 +47,13 @@ def best_cover(
     and fewer win a tie.
 
     Args:
-        book: templates of the job.
+        templates: those of the job.
         kinds: layouts that members may have; replicated ones always belong to them.
         devices: as in ``cover``.
         further: templates of sharded members, where these are allowed.
     """
     found = [
-        cover(book, devices=devices, kinds=each, further=further if LayoutKind.SHARDED in each else ())
+        cover(templates, devices=devices, kinds=each, further=further if LayoutKind.SHARDED in each else ())
         for each in _CHOICES
         if each <= kinds
     ]
@@ -61,14 +61,20 @@ def best_cover(
     if not covers:
         return found[-1]
     best = max(covers, key=lambda each: each.samples_per_s * (1 - TIE * found.index(each)))
-    left = [kind.count for kind in book.problem.kinds]
+    left = [kind.count for kind in templates.problem.kinds]
     left = left if devices is None else [max(0, min(pair)) for pair in zip(devices, left, strict=True)]
-    return _improved(book, left, menu_of(book, further, kinds, 1), covers, best) if sum(left) <= FEW_DEVICES else best
+    return (
+        _improved(templates, left, template_options(templates, further, kinds, 1), covers, best)
+        if sum(left) <= FEW_DEVICES
+        else best
+    )
 
 
-def _improved(book: Book, left: Sequence[int], menu: LevelMenu, known: Sequence[Cover], best: Cover) -> Cover:
+def _improved(
+    templates: TemplateTable, left: Sequence[int], options: TemplateOptions, known: Sequence[Cover], best: Cover
+) -> Cover:
     """Return members with a shorter step that a local search finds, or the best known ones."""
-    search = LocalSearch(book, menu, left)
+    search = LocalSearch(templates, options, left)
     found = search.best([search.choices(each) for each in known], best.step_s)
     if found is None:
         return best
@@ -76,9 +82,9 @@ def _improved(book: Book, left: Sequence[int], menu: LevelMenu, known: Sequence[
     taken = [(search.worked_out(member, count), count) for member, count in zip(members, counts, strict=True)]
     if owner_groups([choice.layout.planned for choice, _ in taken]) > MOST_OWNER_GROUPS:
         return best
-    padding = sum(choice.micro_batch_samples * count for choice, count in taken) - book.problem.batch_samples
+    padding = sum(choice.micro_batch_samples * count for choice, count in taken) - templates.problem.batch_samples
     level = Level(level_s=best.bound_s, bound_s=best.bound_s, amounts={})
-    cover = result_of(book, left, level, taken, padding)
+    cover = result_of(templates, left, level, taken, padding)
     bound_s = min(best.bound_s, cover.step_s)
     return replace(cover, bound_s=bound_s, gap_ratio=cover.step_s / bound_s - 1, share_gap_ratio=best.share_gap_ratio)
 
@@ -95,17 +101,19 @@ def shards_of(problem: Problem) -> tuple[Template, ...]:
     return sharded_templates(problem, equal_shards=False) if problem.may_shard else ()
 
 
-def best_members(book: Book | NoLayout, problem: Problem) -> Cover | NoLayout:
+def best_members(templates: TemplateTable | NoLayout, problem: Problem) -> Cover | NoLayout:
     """Return the fastest members of a problem's devices, of the layouts that it allows, or why there are none.
 
     Args:
-        book: templates of pipelines of at least these devices, or why there is none: a sharded member may fit then.
+        templates: of pipelines of at least these devices, or why there is none: a sharded member may fit then.
         problem: the question.
     """
     further = shards_of(problem)
-    if isinstance(book, NoLayout):
-        return _one_member(problem, further, book)
-    return best_cover(book, allowed_kinds(problem), devices=[kind.count for kind in problem.kinds], further=further)
+    if isinstance(templates, NoLayout):
+        return _one_member(problem, further, templates)
+    return best_cover(
+        templates, allowed_kinds(problem), devices=[kind.count for kind in problem.kinds], further=further
+    )
 
 
 def _one_member(problem: Problem, templates: Sequence[Template], reason: NoLayout) -> Cover | NoLayout:

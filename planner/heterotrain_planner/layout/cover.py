@@ -17,11 +17,10 @@ from heterotrain_core.contract.plan import Binding, LayoutKind, Prediction
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
 
-from heterotrain_planner.layout.alike import alike_members
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.costs import Ints
+from heterotrain_planner.layout.equal_members import equal_members
 from heterotrain_planner.layout.exchange import exchange_seconds
-from heterotrain_planner.layout.level import FINE, Level, LevelMenu, Search, menu_of
+from heterotrain_planner.layout.level import FINE, Level, Search, TemplateOptions, template_options
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, Template
 from heterotrain_planner.layout.rough_cover import (
@@ -35,6 +34,7 @@ from heterotrain_planner.layout.rough_cover import (
     rough_covers,
 )
 from heterotrain_planner.layout.step_bound import least_step
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from heterotrain_planner.layout.update import least_update, update_seconds
 from heterotrain_planner.layout.worked_out import WorkedOut, work_out
 
@@ -50,7 +50,7 @@ _MOST_SPLITS = 64
 
 
 def cover(
-    book: Book,
+    templates: TemplateTable,
     *,
     devices: Sequence[int] | None = None,
     kinds: frozenset[LayoutKind] = EVERY_KIND,
@@ -64,53 +64,55 @@ def cover(
     predicted step wins.
 
     Args:
-        book: templates of the job.
-        devices: by kind, at most those of the book; ``None`` for all of them.
+        templates: those of the job.
+        devices: by kind, at most those of the table; ``None`` for all of them.
         kinds: layouts that members may have.
         further: templates that are not pipelines, such as sharded members.
     """
-    counts = [kind.count for kind in book.problem.kinds]
+    counts = [kind.count for kind in templates.problem.kinds]
     left = counts if devices is None else [max(0, min(pair)) for pair in zip(devices, counts, strict=True)]
-    first = rough_cover(book, left, menu_of(book, further, kinds, 1))
+    first = rough_cover(templates, left, template_options(templates, further, kinds, 1))
     if first is None:
-        return _too_few(book, left, kinds, further)
+        return _too_few(templates, left, kinds, further)
     few = sum(left) <= FEW_DEVICES
     near_ratio = NEAR_OF_FEW if few else NEAR
     exchange_s = first.step_s - first.level.level_s
-    tried = rough_covers(book, left, kinds, further, first=first, near_ratio=near_ratio)
+    tried = rough_covers(templates, left, kinds, further, first=first, near_ratio=near_ratio)
     each_once = {frozenset(each.level.amounts.items()): each for each in tried}
     wholes = sorted(each_once.values(), key=lambda each: each.step_s)
     most_finalists = MOST_OF_FEW if few else MOST_FINALISTS
     near = [each for each in wholes[:most_finalists] if each.step_s <= near_ratio * wholes[0].step_s]
-    results = [_worked_out(book, left, each, first) for each in near]
+    results = [_worked_out(templates, left, each, first) for each in near]
     for each in wholes[len(near) :]:  # where the best choices need too many groups of owners
         if not all(isinstance(result, NoLayout) for result in results):
             break
-        results.append(_worked_out(book, left, each, first))
+        results.append(_worked_out(templates, left, each, first))
     covers = [each for each in results if isinstance(each, Cover)]
     found = min(covers, key=lambda each: each.step_s) if covers else results[0]
     if exchange_s > NOTICED_EXCHANGE * first.step_s or isinstance(found, NoLayout):
-        found = _alike(book, left, first, found)
-    return found if isinstance(found, NoLayout) else _bounded(book, left, first.menu, found)
+        found = _alike(templates, left, first, found)
+    return found if isinstance(found, NoLayout) else _bounded(templates, left, first.options, found)
 
 
-def _bounded(book: Book, left: Sequence[int], menu: LevelMenu, found: Cover) -> Cover:
+def _bounded(templates: TemplateTable, left: Sequence[int], options: TemplateOptions, found: Cover) -> Cover:
     """Return a cover whose bound and gap are those of its shares with those of its whole step."""
     shares_s = found.bound_s * (1 + found.share_gap_ratio)
     least_update_s = least_update(
-        book.problem, left, most_devices=int(menu.need_JK.sum(axis=1).max()) if menu.need_JK.size else 1
+        templates.problem, left, most_devices=int(options.need_JK.sum(axis=1).max()) if options.need_JK.size else 1
     )
-    known_s = shares_s + found.exchange_s + max(update_seconds(book.problem, each) for each in found.layouts)
+    known_s = shares_s + found.exchange_s + max(update_seconds(templates.problem, each) for each in found.layouts)
     bound_s = least_update_s + least_step(
-        menu, book.problem, left, known_s=known_s - least_update_s, share_s=found.bound_s
+        options, templates.problem, left, known_s=known_s - least_update_s, share_s=found.bound_s
     )
     return replace(found, bound_s=bound_s, gap_ratio=known_s / bound_s - 1)
 
 
-def _alike(book: Book, left: Sequence[int], rough: RoughCover, known: Cover | NoLayout) -> Cover | NoLayout:
+def _alike(
+    templates: TemplateTable, left: Sequence[int], rough: RoughCover, known: Cover | NoLayout
+) -> Cover | NoLayout:
     """Return equal members with one cut where their step is shorter than that of known members."""
     step_s = known.step_s if isinstance(known, Cover) else math.inf
-    found = alike_members(book, rough.menu, np.array(left, dtype=np.int64), step_s)
+    found = equal_members(templates, rough.options, np.array(left, dtype=np.int64), step_s)
     if found is None:
         return known
     if owner_groups([found.choice.layout.planned] * len(found.micro_batches)) > MOST_OWNER_GROUPS:
@@ -118,30 +120,35 @@ def _alike(book: Book, left: Sequence[int], rough: RoughCover, known: Cover | No
     amounts = {found.column: len(found.micro_batches)}
     level = Level(level_s=found.level_s, bound_s=min(found.level_s, rough.level.bound_s), amounts=amounts)
     taken = [(found.choice, count) for count in found.micro_batches]
-    return result_of(book, left, level, taken, found.padding_samples)
+    return result_of(templates, left, level, taken, found.padding_samples)
 
 
-def _worked_out(book: Book, left: Sequence[int], rough: RoughCover, first: RoughCover) -> Cover | NoLayout:
+def _worked_out(
+    templates: TemplateTable, left: Sequence[int], rough: RoughCover, first: RoughCover
+) -> Cover | NoLayout:
     """Return the cover with cuts, simulated schedules and shares; ``first`` has the bound of all templates."""
     level = rough.level
     fine = rough.search.whole(rough.least_s, FINE, level)
     # A lower level may be one of more members, whose exchange outweighs it.
-    if fine is not None and fine.level_s + exchange_and_update(book.problem, rough.menu, fine.amounts) <= rough.step_s:
+    if (
+        fine is not None
+        and fine.level_s + exchange_and_update(templates.problem, rough.options, fine.amounts) <= rough.step_s
+    ):
         level = fine
     if rough is not first:
         level = replace(level, bound_s=min(level.bound_s, first.level.bound_s))
     amounts = level.amounts
-    row_J = rough.menu.samples(level.level_s)[1]
-    count_BJ = rough.menu.micro_batches(level.level_s)
+    row_J = rough.options.samples(level.level_s)[1]
+    count_BJ = rough.options.micro_batches(level.level_s)
     choices = {
-        column: work_out(book, rough.menu, int(row_J[column]), column, int(count_BJ[row_J[column], column]))
+        column: work_out(templates, rough.options, int(row_J[column]), column, int(count_BJ[row_J[column], column]))
         for column in amounts
     }
-    divided = divide(book.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
+    divided = divide(templates.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
     if isinstance(divided, NoLayout):
         return divided
     kept, micro_batches, padding = divided
-    choices = _exchanging_less(book.problem, choices, kept, micro_batches)
+    choices = _exchanging_less(templates.problem, choices, kept, micro_batches)
     groups = owner_groups([choices[column].layout.planned for column in kept])
     if groups > MOST_OWNER_GROUPS:
         return NoLayout(
@@ -149,7 +156,7 @@ def _worked_out(book: Book, left: Sequence[int], rough: RoughCover, first: Rough
             f"most {MOST_OWNER_GROUPS} can exchange gradients: allow other layouts, or use fewer devices"
         )
     taken = [(choices[column], count) for column, count in zip(kept, micro_batches, strict=True)]
-    return result_of(book, left, level, taken, padding)
+    return result_of(templates, left, level, taken, padding)
 
 
 def _exchanging_less(
@@ -175,30 +182,34 @@ def _exchanging_less(
     return best
 
 
-def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template]) -> NoLayout:
+def _too_few(
+    templates: TemplateTable, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template]
+) -> NoLayout:
     """Return why these devices form too few members."""
-    menu = menu_of(book, further, kinds, 1)
-    members, used_K = Search(menu, np.array(left, dtype=np.int64), 0).most_members()
-    problem = book.problem
+    options = template_options(templates, further, kinds, 1)
+    members, used_K = Search(options, np.array(left, dtype=np.int64), 0).most_members()
+    problem = templates.problem
     if members:
         return NoLayout(
             reason=f"these devices form {members} {'member' if members == 1 else 'members'} and least_members is "
-            f"{problem.least_members}; {_lacking(problem, menu, np.array(left) - used_K)}: add devices, or accept "
+            f"{problem.least_members}; {_lacking(problem, options, np.array(left) - used_K)}: add devices, or accept "
             "fewer members"
         )
     counted = tuple(replace(kind, count=count) for kind, count in zip(problem.kinds, left, strict=True))
-    if not (np.isfinite(book.fill_BU).any(axis=0) & (book.family.counts_UK <= np.array(left)).all(axis=1)).any():
-        fewer = book_of(replace(problem, kinds=counted))
+    if not (
+        np.isfinite(templates.fill_BU).any(axis=0) & (templates.family.counts_UK <= np.array(left)).all(axis=1)
+    ).any():
+        fewer = template_table(replace(problem, kinds=counted))
         if isinstance(fewer, NoLayout):
             return fewer
     names = " or ".join(sorted(kind.value.lower() for kind in kinds))
     return NoLayout(reason=f"the model fits on these devices, but no {names} layout does: allow other layouts")
 
 
-def _lacking(problem: Problem, menu: LevelMenu, unused_K: Ints) -> str:
+def _lacking(problem: Problem, options: TemplateOptions, unused_K: Ints) -> str:
     """Return which devices a further member lacks, the fewest, in a clause."""
-    possible = np.flatnonzero(np.isfinite(menu.first_BJ).any(axis=0))
-    lacking_JK = np.maximum(0, menu.need_JK[possible] - unused_K)
+    possible = np.flatnonzero(np.isfinite(options.first_BJ).any(axis=0))
+    lacking_JK = np.maximum(0, options.need_JK[possible] - unused_K)
     if not len(possible) or not (fewest := int(lacking_JK.sum(axis=1).min())):
         return "a further member lacks samples of the batch"
     least_K = lacking_JK[int(np.argmax(lacking_JK.sum(axis=1) == fewest))].tolist()
@@ -241,10 +252,10 @@ def divide(
 
 
 def result_of(
-    book: Book, left: Sequence[int], found: Level, taken: Sequence[tuple[WorkedOut, int]], padding: int
+    templates: TemplateTable, left: Sequence[int], found: Level, taken: Sequence[tuple[WorkedOut, int]], padding: int
 ) -> Cover:
     """Return the cover of members with these templates and numbers of micro-batches, with the bound of its shares."""
-    problem = book.problem
+    problem = templates.problem
     padded = max(range(len(taken)), key=lambda i: (taken[i][0].micro_batch_samples, taken[i][1]))
     seconds = {(id(choice), count): choice.seconds(count) for choice, count in taken}
     members = tuple(
@@ -269,7 +280,7 @@ def result_of(
         unused={name: count for name, count in unused.items() if count},
         prediction=Prediction(
             step_s=step_s,
-            efficiency=min(1.0, problem.batch_samples / step_s / book.flow_per_s(left)),
+            efficiency=min(1.0, problem.batch_samples / step_s / templates.flow_per_s(left)),
             efficiency_ceiling=1.0,
             bindings=bindings,
         ),

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from heterotrain_core.contract.plan import LayoutKind
 
+from heterotrain_planner.layout.best_pipelines import Least, best_pipelines, trace
 from heterotrain_planner.layout.costs import Costs
 from heterotrain_planner.layout.family import Multisets, parts_of
 from heterotrain_planner.layout.problem import Problem
-from heterotrain_planner.layout.reach import Least, reach, trace
 from heterotrain_planner.layout.result import DeviceLayout, PlannedStage
 
 CLOSE = 5e-4
@@ -136,7 +136,7 @@ class _LevelSearch:
         return found
 
     def _within(self, level_s: float, least: Least) -> Cut | None:
-        found = reach(self._costs, self._family, least=least, level_s=level_s, keep=True)
+        found = best_pipelines(self._costs, self._family, least=least, level_s=level_s, keep=True)
         if not math.isfinite(found.slowest_U[-1]):
             return None
         stages = tuple(trace(self._costs, self._family, found, least=least, level_s=level_s))
@@ -157,7 +157,7 @@ class _LevelSearch:
 def slowest_with_room(costs: Costs, devices: Sequence[int]) -> float:
     """Return the seconds of the slowest stage of the best pipeline if memory were no limit."""
     family = parts_of(devices)
-    found = reach(replace(costs, memory_K=np.full_like(costs.memory_K, np.inf)), family)
+    found = best_pipelines(replace(costs, memory_K=np.full_like(costs.memory_K, np.inf)), family)
     return float(found.slowest_U[-1])
 
 

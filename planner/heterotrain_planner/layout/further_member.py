@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from heterotrain_core.contract.plan import LayoutKind
 
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Ints
-from heterotrain_planner.layout.level import LevelMenu, Search, menu_of
+from heterotrain_planner.layout.level import Search, TemplateOptions, template_options
 from heterotrain_planner.layout.result import Template
+from heterotrain_planner.layout.template_table import TemplateTable
 
 MOST_TRIED = 200
 """Additions of one size that are tried; where there are more, only those of single templates count."""
 
 
 def lacking_devices(
-    book: Book,
+    templates: TemplateTable,
     devices: Sequence[int],
     most: Sequence[int],
     *,
@@ -34,37 +34,37 @@ def lacking_devices(
     template lacks.
 
     Args:
-        book: templates of the job.
+        templates: those of the job.
         devices: by kind, those that there are.
-        most: by kind, as many as there can be; devices beyond those of the book are not used.
+        most: by kind, as many as there can be; devices beyond those of the table are not used.
         kinds: layouts that members may have.
         further: as in ``cover``.
 
     Returns:
         Nothing where no further devices within ``most`` allow another member.
     """
-    counts = [kind.count for kind in book.problem.kinds]
+    counts = [kind.count for kind in templates.problem.kinds]
     have_K = np.array([min(pair) for pair in zip(devices, counts, strict=True)], dtype=np.int64)
     room_K = np.maximum(0, np.array([min(pair) for pair in zip(most, counts, strict=True)], dtype=np.int64) - have_K)
-    menu = menu_of(book, further, kinds, 1)
-    members, used_K = Search(menu, have_K, 0).most_members()
-    known = _by_templates(menu, have_K - used_K, room_K)
+    options = template_options(templates, further, kinds, 1)
+    members, used_K = Search(options, have_K, 0).most_members()
+    known = _by_templates(options, have_K - used_K, room_K)
     if not known or not sum(known[0]):  # nothing helps, or it is not devices that a further member lacks
         return ()
     for size in range(1, sum(known[0]) + 1):
         tried = list(itertools.islice(_additions(room_K.tolist(), size), MOST_TRIED + 1))
         if len(tried) > MOST_TRIED:
             break
-        found = [each for each in tried if Search(menu, have_K + np.array(each), 0).most_members()[0] > members]
+        found = [each for each in tried if Search(options, have_K + np.array(each), 0).most_members()[0] > members]
         if found:
             return tuple(found)
     return known
 
 
-def _by_templates(menu: LevelMenu, unused_K: Ints, room_K: Ints) -> tuple[tuple[int, ...], ...]:
+def _by_templates(options: TemplateOptions, unused_K: Ints, room_K: Ints) -> tuple[tuple[int, ...], ...]:
     """Return the smallest additions that make one more template possible beside the members that there are."""
-    possible = np.isfinite(menu.first_BJ).any(axis=0)
-    lacking_JK = np.maximum(0, menu.need_JK - unused_K)
+    possible = np.isfinite(options.first_BJ).any(axis=0)
+    lacking_JK = np.maximum(0, options.need_JK - unused_K)
     possible &= (lacking_JK <= room_K).all(axis=1)
     if not possible.any():
         return ()

@@ -1,4 +1,4 @@
-"""The least time in which members out of a book's templates take a whole global batch.
+"""The least time in which members out of a table's templates take a whole global batch.
 
 Within a time T, a template takes ``n = 1 + ⌊(T − first) / next⌋`` micro-batches. So the members of a step that takes T
 are an integer programme: the most samples that the devices can take within T. Its value grows with T, and T is found
@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from heterotrain_core.contract.plan import LayoutKind
 
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Floats, Ints
 from heterotrain_planner.layout.integer import Chosen, choose
 from heterotrain_planner.layout.result import Template
 from heterotrain_planner.layout.simplex import Optimum, maximise
+from heterotrain_planner.layout.template_table import TemplateTable
 
 TOLERANCE = 1e-5
 """Relative width at which the search for the bound ends."""
@@ -53,7 +53,7 @@ MOST_MEMBERS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LevelMenu:
+class TemplateOptions:
     """The templates that a cover may use.
 
     Attributes:
@@ -62,7 +62,7 @@ class LevelMenu:
         samples_BJ: of a micro-batch.
         most_BJ: micro-batches that a member may have: as many as its memory is planned for, or those of the batch.
         batch_samples: the global batch.
-        multisets: how many of the columns are the multisets of the book, in its order.
+        pipelines: how many of the columns are the multisets of the table, in its order.
         further: the other columns.
     """
 
@@ -72,10 +72,10 @@ class LevelMenu:
     samples_BJ: Ints
     most_BJ: Ints
     batch_samples: int
-    multisets: int
+    pipelines: int
     further: tuple[Template, ...]
 
-    def of_kinds(self, kinds: Sequence[bool]) -> LevelMenu:
+    def of_kinds(self, kinds: Sequence[bool]) -> TemplateOptions:
         """Return the same without templates that lack one of these kinds or have another one."""
         alike_J = ((self.need_JK > 0) == np.array(kinds)).all(axis=1)
         return replace(self, first_BJ=np.where(alike_J, self.first_BJ, np.inf))
@@ -121,9 +121,11 @@ class Level:
     amounts: Mapping[int, int]
 
 
-def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind], least_stages: int) -> LevelMenu:
+def template_options(
+    templates: TemplateTable, further: Sequence[Template], kinds: frozenset[LayoutKind], least_stages: int
+) -> TemplateOptions:
     """Return the templates of some kinds of layouts; pipelines have at least so many stages."""
-    sizes = book.family.counts_UK.sum(axis=1)
+    sizes = templates.family.counts_UK.sum(axis=1)
     allowed = np.zeros(len(sizes), dtype=bool)
     if LayoutKind.REPLICATED in kinds:
         allowed |= sizes == 1
@@ -131,22 +133,22 @@ def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind
         allowed |= sizes > 1
     allowed &= sizes >= least_stages
     more = [each for each in further if each.layout.kind in kinds]
-    batches = len(book.costs)
+    batches = len(templates.costs)
 
     def columns(values: Floats | Ints, own: Sequence[float], nothing: float) -> Floats:
-        """Put the values of further templates behind the book's, each in the row of the first size."""
+        """Put the values of further templates behind the table's, each in the row of the first size."""
         rows = np.full((batches, len(own)), nothing)
         rows[0] = own
         return np.hstack([np.asarray(values, dtype=float), rows])
 
-    sample_B = np.array([each.micro_batch_samples for each in book.costs])
-    most_B = np.array([each.micro_batches for each in book.costs])
-    shape = book.fill_BU.shape
-    batch = book.problem.batch_samples
-    return LevelMenu(
-        need_JK=np.vstack([book.family.counts_UK, *(np.array([each.devices], dtype=np.int64) for each in more)]),
-        first_BJ=columns(np.where(allowed, book.fill_BU, np.inf), [each.first_s for each in more], np.inf),
-        next_BJ=columns(book.slowest_BU, [each.next_s for each in more], np.inf),
+    sample_B = np.array([each.micro_batch_samples for each in templates.costs])
+    most_B = np.array([each.micro_batches for each in templates.costs])
+    shape = templates.fill_BU.shape
+    batch = templates.problem.batch_samples
+    return TemplateOptions(
+        need_JK=np.vstack([templates.family.counts_UK, *(np.array([each.devices], dtype=np.int64) for each in more)]),
+        first_BJ=columns(np.where(allowed, templates.fill_BU, np.inf), [each.first_s for each in more], np.inf),
+        next_BJ=columns(templates.slowest_BU, [each.next_s for each in more], np.inf),
         samples_BJ=columns(
             np.broadcast_to(sample_B[:, None], shape), [each.micro_batch_samples for each in more], 1
         ).astype(np.int64),
@@ -154,7 +156,7 @@ def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind
             np.broadcast_to(most_B[:, None], shape), [-(-batch // each.micro_batch_samples) for each in more], 1
         ).astype(np.int64),
         batch_samples=batch,
-        multisets=shape[1],
+        pipelines=shape[1],
         further=tuple(more),
     )
 
@@ -163,32 +165,38 @@ class Search:
     """Looks for the least time in which members take a whole batch, first in parts, then whole.
 
     Args:
-        menu: the templates.
+        options: the templates.
         devices_K: to form members of.
         least_members: that there have to be.
         most_members: that there may be.
     """
 
-    def __init__(self, menu: LevelMenu, devices_K: Ints, least_members: int, most_members: int = MOST_MEMBERS) -> None:
-        self._menu, self._least = menu, least_members
-        self._fits = np.flatnonzero((menu.need_JK <= devices_K).all(axis=1) & np.isfinite(menu.first_BJ).any(axis=0))
-        self._limits = menu.limits(devices_K)
+    def __init__(
+        self, options: TemplateOptions, devices_K: Ints, least_members: int, most_members: int = MOST_MEMBERS
+    ) -> None:
+        self._options, self._least = options, least_members
+        self._fits = np.flatnonzero(
+            (options.need_JK <= devices_K).all(axis=1) & np.isfinite(options.first_BJ).any(axis=0)
+        )
+        self._limits = options.limits(devices_K)
         self._limits[-1] = most_members
         self._longest_s = float(
-            np.max(np.where(np.isfinite(menu.first_BJ), menu.first_BJ + menu.next_BJ * menu.batch_samples, 0))
+            np.max(
+                np.where(np.isfinite(options.first_BJ), options.first_BJ + options.next_BJ * options.batch_samples, 0)
+            )
         )
         self._basis: tuple[int, ...] = ()
 
     def most_members(self) -> tuple[int, Ints]:
         """Return how many members the devices can form, and the devices that these need, ``_K``."""
         if not len(self._fits):
-            return 0, np.zeros(self._menu.need_JK.shape[1], dtype=np.int64)
-        possible = np.isfinite(self._menu.first_BJ)
-        smallest_J = np.where(possible, self._menu.samples_BJ, np.iinfo(np.int64).max // 2).min(axis=0)
-        most = choose(np.ones(len(self._fits)), self._menu.needs(smallest_J)[self._fits], self._limits)
+            return 0, np.zeros(self._options.need_JK.shape[1], dtype=np.int64)
+        possible = np.isfinite(self._options.first_BJ)
+        smallest_J = np.where(possible, self._options.samples_BJ, np.iinfo(np.int64).max // 2).min(axis=0)
+        most = choose(np.ones(len(self._fits)), self._options.needs(smallest_J)[self._fits], self._limits)
         used_K = sum(
-            (number * self._menu.need_JK[self._fits[j]] for j, number in most.amounts.items()),
-            np.zeros(self._menu.need_JK.shape[1], dtype=np.int64),
+            (number * self._options.need_JK[self._fits[j]] for j, number in most.amounts.items()),
+            np.zeros(self._options.need_JK.shape[1], dtype=np.int64),
         )
         return max(0, int(most.value)), used_K
 
@@ -200,7 +208,7 @@ class Search:
         """
         if not len(self._fits):
             return None
-        shortest_s = float(np.min(self._menu.first_BJ[:, self._fits]))
+        shortest_s = float(np.min(self._options.first_BJ[:, self._fits]))
         bound_s = _too_short(shortest_s, self._longest_s, guess_s, lambda at_s: self._relaxed(at_s) is not None)
         # Just above the bound, there are members; if not, there are none at all.
         there = self._relaxed(bound_s * (1 + 2 * TOLERANCE)) or self._relaxed(self._longest_s)
@@ -235,17 +243,17 @@ class Search:
                 best = Level(level_s=at_s, bound_s=bound_s, amounts=amounts)
                 continue
             low_s = at_s
-            if found.bound < self._menu.batch_samples * (1 - _PROOF):
+            if found.bound < self._options.batch_samples * (1 - _PROOF):
                 bound_s = max(bound_s, at_s)
             # Time grows as the missing samples ask, or doubles where there are too few members so far.
-            more = self._menu.batch_samples / found.value if found.value > 0 else 2.0
+            more = self._options.batch_samples / found.value if found.value > 0 else 2.0
             at_s *= max(1 + LEAST_STEP, min(2.0, more))
         return None if best is None else replace(best, bound_s=min(bound_s, best.level_s))
 
     def _offers(self, at_s: float) -> tuple[Floats, Ints]:
         """Return samples and needs of the templates that fit."""
-        samples_J, choice_J = self._menu.samples(at_s)
-        needs = self._menu.needs(np.take_along_axis(self._menu.samples_BJ, choice_J[None], axis=0)[0])
+        samples_J, choice_J = self._options.samples(at_s)
+        needs = self._options.needs(np.take_along_axis(self._options.samples_BJ, choice_J[None], axis=0)[0])
         return samples_J[self._fits], needs[self._fits]
 
     def _relaxed(self, at_s: float) -> Optimum | None:
@@ -257,13 +265,13 @@ class Search:
         if found is None:
             return None
         self._basis = found.basis
-        return found if found.value >= self._menu.batch_samples * (1 - _PROOF) else None
+        return found if found.value >= self._options.batch_samples * (1 - _PROOF) else None
 
     def _chosen(self, at_s: float, nodes: int) -> tuple[Chosen, dict[int, int]]:
         """Return the best whole members within a time, and their amounts if they take the batch."""
         value_J, needs = self._offers(at_s)
         used = np.flatnonzero(value_J > 0)
-        wanted = float(self._menu.batch_samples)
+        wanted = float(self._options.batch_samples)
         found = choose(value_J[used], needs[used], self._limits, least=self._least, wanted=wanted, most_nodes=nodes)
         taken = found.amounts if found.value >= wanted * (1 - _PROOF) else {}
         return found, {int(self._fits[used[key]]): number for key, number in taken.items() if number}

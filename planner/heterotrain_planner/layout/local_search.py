@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from heterotrain_planner.layout.alike import least_slowest
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.cut import finalists, slowest_with_room
+from heterotrain_planner.layout.equal_members import least_slowest
 from heterotrain_planner.layout.exchange import rough_exchange
-from heterotrain_planner.layout.level import LevelMenu
+from heterotrain_planner.layout.level import TemplateOptions
 from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.template_table import TemplateTable
 from heterotrain_planner.layout.whole_step import Choice, Pipeline, WholeStep
 from heterotrain_planner.layout.worked_out import WorkedOut, curve_of
 
@@ -47,17 +47,17 @@ class LocalSearch:
     """Looks for members with the shortest step.
 
     Args:
-        book: of the model.
-        menu: the templates that members may have.
+        templates: of the model.
+        options: the templates that members may have.
         devices: by kind, that may be used.
     """
 
-    def __init__(self, book: Book, menu: LevelMenu, devices: Sequence[int]) -> None:
-        self._book, self._menu, self._devices = book, menu, tuple(devices)
-        self.step = WholeStep(book)
+    def __init__(self, templates: TemplateTable, options: TemplateOptions, devices: Sequence[int]) -> None:
+        self._book, self._options, self._devices = templates, options, tuple(devices)
+        self.step = WholeStep(templates)
         self._left = MOST_STEPS
         self._cuts: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], ...]] = {}
-        self._most_stages = int(book.family.counts_UK.sum(axis=1).max()) if menu_has_pipelines(menu) else 1
+        self._most_stages = int(templates.family.counts_UK.sum(axis=1).max()) if menu_has_pipelines(options) else 1
 
     def best(self, known: Sequence[Members], shorter_than_s: float) -> tuple[float, Members, tuple[int, ...]] | None:
         """Return the shortest step with its members and their micro-batches; ``None`` for none below a given one.
@@ -80,7 +80,7 @@ class LocalSearch:
         found: list[Choice] = []
         for member, layout in zip(cover.members, cover.layouts, strict=True):
             if layout.shards:
-                found.append(next(each for each in self._menu.further if each.layout == layout))
+                found.append(next(each for each in self._options.further if each.layout == layout))
                 continue
             size = self._book.problem.micro_batches.index(member.micro_batch_samples)
             units = [0, *(stage.last_unit + 1 for stage in layout.stages)]
@@ -133,17 +133,17 @@ class LocalSearch:
 
     def _starts(self) -> list[Members]:
         """Return the ways of forming members that are best by the formula, each cut for about its share."""
-        menu, problem = self._menu, self._book.problem
-        possible = np.isfinite(menu.first_BJ).any(axis=0) & (menu.need_JK <= np.array(self._devices)).all(axis=1)
+        options, problem = self._options, self._book.problem
+        possible = np.isfinite(options.first_BJ).any(axis=0) & (options.need_JK <= np.array(self._devices)).all(axis=1)
         columns: dict[tuple[int, ...], list[int]] = {}
         for column in np.flatnonzero(possible).tolist():
-            columns.setdefault(tuple(menu.need_JK[column].tolist()), []).append(column)
+            columns.setdefault(tuple(options.need_JK[column].tolist()), []).append(column)
         ways = list(itertools.islice(_partitions(self._devices, sorted(columns)), MOST_PARTITIONS + 1))
         if len(ways) > MOST_PARTITIONS or not columns:
             return []
-        first = menu.first_BJ[np.isfinite(menu.first_BJ)]
-        times_T = np.geomspace(first.min(), (first.max() + menu.batch_samples * _most(menu)), _TIMES)
-        samples_TJ = np.array([menu.samples(float(at_s))[0] for at_s in times_T])
+        first = options.first_BJ[np.isfinite(options.first_BJ)]
+        times_T = np.geomspace(first.min(), (first.max() + options.batch_samples * _most(options)), _TIMES)
+        samples_TJ = np.array([options.samples(float(at_s))[0] for at_s in times_T])
         found = []
         for way in ways:
             own_TM = np.stack([samples_TJ[:, columns[need]].max(axis=1) for need in way], axis=1)
@@ -159,14 +159,14 @@ class LocalSearch:
         self, way: Sequence[tuple[int, ...]], columns: dict[tuple[int, ...], list[int]], samples_J: object, at_s: float
     ) -> Members:
         """Return the members of these devices with the cuts that are best for their shares within a time."""
-        menu = self._menu
-        _, row_J = menu.samples(at_s)
-        count_BJ = menu.micro_batches(at_s)
+        options = self._options
+        _, row_J = options.samples(at_s)
+        count_BJ = options.micro_batches(at_s)
         members: list[Choice] = []
         for need in way:
             column = max(columns[need], key=lambda j: float(np.asarray(samples_J)[j]))
-            if column >= menu.multisets:
-                members.append(menu.further[column - menu.multisets])
+            if column >= options.pipelines:
+                members.append(options.further[column - options.pipelines])
                 continue
             row = int(row_J[column])
             costs = self._book.costs[row]
@@ -239,7 +239,7 @@ class LocalSearch:
         if not less:
             number = Counter(free)
             need = tuple(number[kind] for kind in range(len(self._devices)))
-            for template in self._menu.further:
+            for template in self._options.further:
                 if all(a <= b for a, b in zip(template.devices, need, strict=True)):
                     yield (*members, template)
             for kind in [kind for kind in number if number[kind] > 1 and self._most_stages > 1]:
@@ -282,14 +282,14 @@ class LocalSearch:
         return self._cuts[kinds, size]
 
 
-def menu_has_pipelines(menu: LevelMenu) -> bool:
-    """Return whether a menu has members of several stages."""
-    own = np.isfinite(menu.first_BJ[:, : menu.multisets]).any(axis=0)
-    return bool((menu.need_JK[: menu.multisets][own].sum(axis=1) > 1).any())
+def menu_has_pipelines(options: TemplateOptions) -> bool:
+    """Return whether some options have members of several stages."""
+    own = np.isfinite(options.first_BJ[:, : options.pipelines]).any(axis=0)
+    return bool((options.need_JK[: options.pipelines][own].sum(axis=1) > 1).any())
 
 
-def _most(menu: LevelMenu) -> float:
-    return float(menu.next_BJ[np.isfinite(menu.next_BJ)].max())
+def _most(options: TemplateOptions) -> float:
+    return float(options.next_BJ[np.isfinite(options.next_BJ)].max())
 
 
 def _shifted(members: Members) -> Iterator[Members]:

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 import numpy as np
 from heterotrain_core.contract.plan import LayoutKind
 
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Floats, Ints
 from heterotrain_planner.layout.exchange import rough_exchange
-from heterotrain_planner.layout.level import LevelMenu, menu_of
+from heterotrain_planner.layout.level import TemplateOptions, template_options
 from heterotrain_planner.layout.result import Template
+from heterotrain_planner.layout.template_table import TemplateTable
 
 MOST_WORK = 200_000_000
 """Numbers of devices, times and templates of one table, multiplied: about half a second. Beyond it, devices are counted
@@ -48,40 +48,42 @@ class LayoutRates:
     """Samples per second of a job's best members by the number of devices, exchange included.
 
     Args:
-        book: templates of the job, for the most devices that are asked for.
+        templates: those of the job, for the most devices that are asked for.
         kinds: layouts that members may have.
         further: as in ``cover``.
     """
 
-    def __init__(self, book: Book, kinds: frozenset[LayoutKind], further: Sequence[Template] = ()) -> None:
-        self._problem = book.problem
+    def __init__(
+        self, templates: TemplateTable, kinds: frozenset[LayoutKind], further: Sequence[Template] = ()
+    ) -> None:
+        self._problem = templates.problem
         self._exchanges: dict[frozenset[tuple[tuple[int, ...], int]], float] = {}
         """Seconds of the exchange by the numbers of members with the same devices."""
-        menu = menu_of(book, further, kinds, 1)
-        possible = np.isfinite(menu.first_BJ).any(axis=0)
+        options = template_options(templates, further, kinds, 1)
+        possible = np.isfinite(options.first_BJ).any(axis=0)
         self._rate_N: Floats
-        self._counts = np.array([kind.count for kind in book.problem.kinds], dtype=np.int64)
+        self._counts = np.array([kind.count for kind in templates.problem.kinds], dtype=np.int64)
         self._steps = np.ones(len(self._counts), dtype=np.int64)
         if not possible.any():
             self._rate_N = np.zeros(int(np.prod(self._counts + 1)))
             return
-        times_T = _times(menu)
-        least = min(book.problem.least_members, MOST_LEAST_MEMBERS)
+        times_T = _times(options)
+        least = min(templates.problem.least_members, MOST_LEAST_MEMBERS)
         each = len(times_T) * int(possible.sum()) * (least + 1)
         while (np.prod(self._sizes(), dtype=float) > min(MOST_CELLS, MOST_WORK / each)) and (
             self._steps <= self._counts
         ).any():
             self._steps[np.argmax(self._counts // self._steps)] *= 2
         columns = np.flatnonzero(possible)
-        self._rate_N = self._table(menu, columns, times_T, least, least)
+        self._rate_N = self._table(options, columns, times_T, least, least)
         noticed = max(self._exchanges.values(), default=0.0) > _NOTICED_EXCHANGE * times_T[0]
         if not noticed or np.prod(self._sizes(), dtype=float) * each * _CLOSER > MOST_WORK:
             return
         # The most samples may come with a long exchange: fewer members, or members of the same kinds, may be faster.
-        kinds_J = menu.need_JK[columns] > 0
+        kinds_J = options.need_JK[columns] > 0
         alike = [columns[(kinds_J == kinds).all(axis=1)] for kinds in np.unique(kinds_J, axis=0)]
         for own in [columns, *alike] if len(alike) > 1 else [columns]:
-            found_N = self._table(menu, own, times_T, least, max(least, _FEW_MEMBERS))
+            found_N = self._table(options, own, times_T, least, max(least, _FEW_MEMBERS))
             self._rate_N = np.maximum(self._rate_N, found_N)
 
     def of(self, names: Sequence[str], counts_ON: Ints) -> Floats:
@@ -108,18 +110,18 @@ class LayoutRates:
     def _sizes(self) -> tuple[int, ...]:
         return tuple((self._counts // self._steps + 1).tolist())
 
-    def _table(self, menu: LevelMenu, columns: Ints, times_T: Floats, least: int, exact: int) -> Floats:
+    def _table(self, options: TemplateOptions, columns: Ints, times_T: Floats, least: int, exact: int) -> Floats:
         """Return the rate of each cell with these templates.
 
         Up to ``exact``, numbers of members are told apart, and the best of them counts.
         """
         sizes = self._sizes()
         cells_NK = np.stack(np.unravel_index(np.arange(int(np.prod(sizes))), sizes), axis=1)
-        need_JK = -(-menu.need_JK[columns] // self._steps)
+        need_JK = -(-options.need_JK[columns] // self._steps)
         offset_J = np.ravel_multi_index(
             tuple(np.minimum(need_JK, np.array(sizes) - 1).T), sizes
         )  # of templates that fit into a cell at all
-        samples_TJ = np.array([menu.samples(float(at_s))[0][columns] for at_s in times_T])
+        samples_TJ = np.array([options.samples(float(at_s))[0][columns] for at_s in times_T])
         # A template that is too slow for a time gives nothing then, and forms no member.
         samples_TJ[samples_TJ <= 0] = -np.inf
         size = len(cells_NK)
@@ -157,7 +159,7 @@ class LayoutRates:
                 self._exchanges[key] = rough_exchange(self._problem, found)
             return self._exchanges[key]
 
-        needs = [tuple(need) for need in menu.need_JK[columns].tolist()]
+        needs = [tuple(need) for need in options.need_JK[columns].tolist()]
         rate_N: Floats = np.zeros(size)
         for layer in range(least, exact + 1):
             step_N = self._steps_of(times_T, best_MTN[layer])
@@ -179,12 +181,12 @@ class LayoutRates:
         return np.where(enough_TN.any(axis=0), step_N, np.inf)
 
 
-def _times(menu: LevelMenu) -> Floats:
+def _times(options: TemplateOptions) -> Floats:
     """Return times from the shortest share of a template to the longest time of any one."""
-    possible = np.isfinite(menu.first_BJ)
-    first = menu.first_BJ[possible]
+    possible = np.isfinite(options.first_BJ)
+    first = options.first_BJ[possible]
     low = float(first.min())
-    further = -(-menu.batch_samples // menu.samples_BJ[possible]) - 1
-    high = float((first + further * menu.next_BJ[possible]).max())
+    further = -(-options.batch_samples // options.samples_BJ[possible]) - 1
+    high = float((first + further * options.next_BJ[possible]).max())
     number = math.ceil(math.log(max(high / low, 1.0)) / math.log(TIME_RATIO)) + 1
     return np.geomspace(low, high * (1 + 1e-9), min(max(2, number), MOST_TIMES))

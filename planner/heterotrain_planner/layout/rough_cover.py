@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from heterotrain_core.contract.plan import LayoutKind
 
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.exchange import least_exchange, rough_exchange
-from heterotrain_planner.layout.level import MOST_MEMBERS, ROUGH, Level, LevelMenu, Search, menu_of
+from heterotrain_planner.layout.level import MOST_MEMBERS, ROUGH, Level, Search, TemplateOptions, template_options
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Template
+from heterotrain_planner.layout.template_table import TemplateTable
 from heterotrain_planner.layout.update import rough_update
 
 NOTICED_EXCHANGE = 0.005
@@ -40,14 +40,14 @@ class RoughCover:
     """A choice of templates before their layouts are worked out.
 
     Attributes:
-        menu: the templates.
+        options: the templates.
         search: for members out of them.
         least_s: no members take less before the exchange.
         level: whole members.
         step_s: by the formula, exchange included.
     """
 
-    menu: LevelMenu
+    options: TemplateOptions
     search: Search
     least_s: float
     level: Level
@@ -55,7 +55,7 @@ class RoughCover:
 
 
 def rough_covers(
-    book: Book,
+    templates: TemplateTable,
     left: Sequence[int],
     kinds: frozenset[LayoutKind],
     further: Sequence[Template],
@@ -66,16 +66,18 @@ def rough_covers(
     """Return the first choice of templates, and others with less exchange where that is noticed."""
     tried: dict[tuple[int, int, tuple[bool, ...]], RoughCover] = {(1, MOST_MEMBERS, ()): first}
     exchange_s = first.step_s - first.level.level_s
-    least_exchange_s = least_exchange(book.problem)
+    least_exchange_s = least_exchange(templates.problem)
 
     def try_others(choices: Iterable[tuple[int, int, tuple[bool, ...]]]) -> None:
         for choice in choices:
             stages, most, alike = choice
-            if choice not in tried and 1 <= stages <= min(book.problem.most_stages, sum(left)):
+            if choice not in tried and 1 <= stages <= min(templates.problem.most_stages, sum(left)):
                 shortest_s = near_ratio * min(each.step_s for each in tried.values()) - least_exchange_s
-                menu = first.menu if stages == 1 else menu_of(book, further, kinds, stages)
-                menu = menu.of_kinds(alike) if alike else menu
-                other = rough_cover(book, left, menu, guess_s=first.least_s, shortest_s=shortest_s, most_members=most)
+                options = first.options if stages == 1 else template_options(templates, further, kinds, stages)
+                options = options.of_kinds(alike) if alike else options
+                other = rough_cover(
+                    templates, left, options, guess_s=first.least_s, shortest_s=shortest_s, most_members=most
+                )
                 tried.update({} if other is None else {choice: other})
 
     if exchange_s > NOTICED_EXCHANGE * first.step_s:
@@ -87,7 +89,7 @@ def rough_covers(
         if sum(left) <= FEW_DEVICES:
             # Fewer members exchange less, and those with the same kinds among devices of one kind.
             members = sum(first.level.amounts.values())
-            fewer = [most for most in FEWER_MEMBERS if book.problem.least_members <= most < members]
+            fewer = [most for most in FEWER_MEMBERS if templates.problem.least_members <= most < members]
             try_others((1, most, ()) for most in fewer)
             alike = [each for each in itertools.product((False, True), repeat=len(left)) if any(each)]
             try_others((1, most, each) for each in alike[:MOST_ALIKE] for most in (MOST_MEMBERS, *fewer))
@@ -95,9 +97,9 @@ def rough_covers(
 
 
 def rough_cover(
-    book: Book,
+    templates: TemplateTable,
     left: Sequence[int],
-    menu: LevelMenu,
+    options: TemplateOptions,
     *,
     guess_s: float = 0.0,
     shortest_s: float = math.inf,
@@ -106,27 +108,27 @@ def rough_cover(
     """Return the whole members with the shortest step by the formula; ``None`` where none is shorter than another's.
 
     Args:
-        book: the templates.
+        templates: the templates.
         left: devices by kind.
-        menu: templates that members may have.
+        options: templates that members may have.
         guess_s: about the step of members in parts.
         shortest_s: time before the exchange that members have to stay below.
         most_members: that there may be.
     """
-    search = Search(menu, np.array(left, dtype=np.int64), book.problem.least_members, most_members)
+    search = Search(options, np.array(left, dtype=np.int64), templates.problem.least_members, most_members)
     least_s = search.relaxed_s(guess_s)
     if least_s is None or least_s >= shortest_s or not search.reaches(shortest_s, ROUGH):
         return None
     level = search.whole(least_s, ROUGH)
     if level is None:
         return None
-    step_s = level.level_s + exchange_and_update(book.problem, menu, level.amounts)
-    return RoughCover(menu=menu, search=search, least_s=least_s, level=level, step_s=step_s)
+    step_s = level.level_s + exchange_and_update(templates.problem, options, level.amounts)
+    return RoughCover(options=options, search=search, least_s=least_s, level=level, step_s=step_s)
 
 
-def exchange_and_update(problem: Problem, menu: LevelMenu, amounts: Mapping[int, int]) -> float:
+def exchange_and_update(problem: Problem, options: TemplateOptions, amounts: Mapping[int, int]) -> float:
     """Return about the seconds of the exchange between members of these templates, and of the update."""
     members = Counter[tuple[int, ...]]()
     for column, number in amounts.items():
-        members[tuple(menu.need_JK[column].tolist())] += number
+        members[tuple(options.need_JK[column].tolist())] += number
     return rough_exchange(problem, members) + rough_update(problem, members)

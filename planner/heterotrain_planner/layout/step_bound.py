@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from heterotrain_planner.layout.exchange import ring_seconds
-from heterotrain_planner.layout.level import MOST_MEMBERS, LevelMenu, Search
+from heterotrain_planner.layout.level import MOST_MEMBERS, Search, TemplateOptions
 from heterotrain_planner.layout.problem import Link, Problem
 
 MOST_RANGES = 12
@@ -48,20 +48,22 @@ def least_exchange_seconds(problem: Problem, devices: Sequence[int], members: in
     return ring_seconds([link], members, held)
 
 
-def least_step(menu: LevelMenu, problem: Problem, devices: Sequence[int], *, known_s: float, share_s: float) -> float:
-    """Return seconds that no members out of a menu fall below, shares by the formula and the exchange.
+def least_step(
+    options: TemplateOptions, problem: Problem, devices: Sequence[int], *, known_s: float, share_s: float
+) -> float:
+    """Return seconds that no members out of these options fall below, shares by the formula and the exchange.
 
     Args:
-        menu: templates of the members.
+        options: templates of the members.
         problem: sound.
         devices: by kind.
         known_s: step of known members.
         share_s: seconds that no shares fall below, whatever the number of members.
     """
-    fits = (menu.need_JK <= np.array(devices)).all(axis=1) & np.isfinite(menu.first_BJ).any(axis=0)
+    fits = (options.need_JK <= np.array(devices)).all(axis=1) & np.isfinite(options.first_BJ).any(axis=0)
     if not fits.any():
         return share_s
-    sizes_J = menu.need_JK[fits].sum(axis=1)
+    sizes_J = options.need_JK[fits].sum(axis=1)
     most_devices = int(sizes_J.max())
     most = min(MOST_MEMBERS, sum(devices) // max(1, int(sizes_J.min())))
     queue: list[tuple[float, int, int]] = []
@@ -73,7 +75,7 @@ def least_step(menu: LevelMenu, problem: Problem, devices: Sequence[int], *, kno
         """Add a range; ``least_s`` bounds the shares of a range around it."""
         least_s = max(least_s, share_s)
         if least_s + exchange_s(first) < known_s:  # else solving it would not lower the result below what is known
-            found = Search(menu, np.array(devices, dtype=np.int64), first, last).relaxed_s(least_s)
+            found = Search(options, np.array(devices, dtype=np.int64), first, last).relaxed_s(least_s)
             if found is None:
                 return
             least_s = max(least_s, found)

@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Costs
 from heterotrain_planner.layout.cut import layout_of
 from heterotrain_planner.layout.exchange import exchange_seconds
 from heterotrain_planner.layout.result import DeviceLayout, Template
 from heterotrain_planner.layout.schedule import Passes, passes, share_seconds
+from heterotrain_planner.layout.template_table import TemplateTable
 from heterotrain_planner.layout.update import update_seconds
 
 
@@ -79,12 +79,12 @@ class WholeStep:
     """Predicts steps of members, and keeps what members have in common.
 
     Args:
-        book: of the model.
+        templates: of the model.
     """
 
-    def __init__(self, book: Book) -> None:
-        self.problem = book.problem
-        self.costs: tuple[Costs, ...] = book.costs[: len(book.problem.micro_batches)]
+    def __init__(self, templates: TemplateTable) -> None:
+        self.problem = templates.problem
+        self.costs: tuple[Costs, ...] = templates.costs[: len(templates.problem.micro_batches)]
         self._timed: dict[Choice, TimedMember | None] = {}
         self._exchange_s: dict[tuple[Choice, ...], float] = {}
 

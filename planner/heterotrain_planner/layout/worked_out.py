@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from heterotrain_core.contract.plan import ComputeTime
 
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Costs
 from heterotrain_planner.layout.cut import finalists, layout_of, slowest_with_room
-from heterotrain_planner.layout.level import LevelMenu
+from heterotrain_planner.layout.level import TemplateOptions
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import DeviceLayout
 from heterotrain_planner.layout.schedule import passes, share_seconds
+from heterotrain_planner.layout.template_table import TemplateTable
 from heterotrain_planner.layout.update import update_seconds
 
 NOTICED_UPDATE = 0.02
@@ -62,20 +62,22 @@ class WorkedOut:
         return replace(self, layout=layout, update_s=update_seconds(problem, layout))
 
 
-def work_out(book: Book, menu: LevelMenu, row: int, column: int, micro_batches: int) -> WorkedOut:
+def work_out(
+    templates: TemplateTable, options: TemplateOptions, row: int, column: int, micro_batches: int
+) -> WorkedOut:
     """Return a template with its layout and the simulated time of a share.
 
     Args:
-        book: the templates.
-        menu: with this template.
+        templates: the templates.
+        options: with this template.
         row: index of its size of micro-batch.
-        column: its index in the menu.
+        column: its index in the options.
         micro_batches: of the share.
     """
-    samples, most = int(menu.samples_BJ[row, column]), int(menu.most_BJ[row, column])
-    if column >= menu.multisets:
-        template = menu.further[column - menu.multisets]
-        update_s = update_seconds(book.problem, template.layout)
+    samples, most = int(options.samples_BJ[row, column]), int(options.most_BJ[row, column])
+    if column >= options.pipelines:
+        template = options.further[column - options.pipelines]
+        update_s = update_seconds(templates.problem, template.layout)
         return WorkedOut(
             layout=template.layout,
             micro_batch_samples=samples,
@@ -85,14 +87,16 @@ def work_out(book: Book, menu: LevelMenu, row: int, column: int, micro_batches: 
             update_s=update_s,
             curve=curve_of(template.next_s / samples, template.first_s - template.next_s + update_s),
         )
-    costs = book.costs[row]
-    devices = menu.need_JK[column].tolist()
+    costs = templates.costs[row]
+    devices = options.need_JK[column].tolist()
     cuts = finalists(costs, devices, micro_batches)
-    layouts = [layout_of(book.problem, costs, each.stages) for each in cuts]
-    if update_seconds(book.problem, layouts[0]) > NOTICED_UPDATE * cuts[0].share_s(micro_batches):
-        more = finalists(_with_updates(book.problem, costs, micro_batches), devices, micro_batches)
-        layouts += [layout_of(book.problem, costs, each.stages) for each in more]
-    times = [share_seconds(passes(each.stages), micro_batches) + update_seconds(book.problem, each) for each in layouts]
+    layouts = [layout_of(templates.problem, costs, each.stages) for each in cuts]
+    if update_seconds(templates.problem, layouts[0]) > NOTICED_UPDATE * cuts[0].share_s(micro_batches):
+        more = finalists(_with_updates(templates.problem, costs, micro_batches), devices, micro_batches)
+        layouts += [layout_of(templates.problem, costs, each.stages) for each in more]
+    times = [
+        share_seconds(passes(each.stages), micro_batches) + update_seconds(templates.problem, each) for each in layouts
+    ]
     layout = layouts[times.index(min(times))]
     slowest_s = max(stage.busy_s for stage in layout.stages)
     return WorkedOut(
@@ -102,7 +106,7 @@ def work_out(book: Book, menu: LevelMenu, row: int, column: int, micro_batches: 
         most_micro_batches=most,
         gap_ratio=cuts[0].gap_ratio,
         roomy_slowest_s=slowest_with_room(costs, devices),
-        update_s=update_seconds(book.problem, layout),
+        update_s=update_seconds(templates.problem, layout),
         # No schedule is shorter than the work of the slowest stage.
         curve=curve_of(slowest_s / samples, max(0.0, min(times) - micro_batches * slowest_s)),
     )

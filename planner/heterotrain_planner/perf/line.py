@@ -80,7 +80,7 @@ ASSUMED = FixedPart()
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FittedLine:
     """Seconds of a micro-batch of x samples: ``slope x + fixed``; ``error`` is ``None`` where it is unknown."""
 
     slope: float
@@ -97,7 +97,7 @@ def fit_line(
     newest_O: Flags,
     assumed: FixedPart,
     here_samples: float | None = None,
-) -> Line:
+) -> FittedLine:
     """Return the robust non-negative weighted line.
 
     The newest observations far beyond all other sizes are not outliers if they are plausible, however far they are from
@@ -115,7 +115,7 @@ def fit_line(
     """
     positive = y_O > TINY_S
     if not positive.any():
-        return Line(0.0, 0.0, None)
+        return FittedLine(0.0, 0.0, None)
     x_O, y_O, weight_O = x_O[positive], y_O[positive], weight_O[positive]
     steps_O, newest_O = steps_O[positive], newest_O[positive]
     w_O = weight_O / y_O**2
@@ -143,7 +143,7 @@ def fit_line(
             stray = _stray(y_O / expected_O - 1, far_O, weight_O, robust_O)
             w_O = robust_O / (1 / weight_O + (stray * far_O) ** 2) / expected_O**2
             slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
-    return Line(slope, fixed, _line_error(x_O, y_O, w_O, slope=slope, fixed=fixed, assumed=assumed))
+    return FittedLine(slope, fixed, _line_error(x_O, y_O, w_O, slope=slope, fixed=fixed, assumed=assumed))
 
 
 def _stray(miss_O: Floats, far_O: Floats, weight_O: Floats, robust_O: Floats) -> float:
@@ -299,7 +299,7 @@ def persistence(part_O: Floats) -> float:
     return (1 + r) / (1 - r)
 
 
-def uncertainty(line: Line, typical: float) -> float:
+def uncertainty(line: FittedLine, typical: float) -> float:
     """Return the relative standard error at half and twice the typical size, the worse of the two."""
     if line.error is None:
         return math.inf

@@ -14,7 +14,7 @@ import numpy as np
 
 from heterotrain_planner.perf.counters import SHORTEST_STEP_S, MeanVariance, Observation, usable
 from heterotrain_planner.perf.drift import PaceChange, Point, changes
-from heterotrain_planner.perf.line import ASSUMED, LEAST_STEPS, Flags, Floats, Line, fit_line
+from heterotrain_planner.perf.line import ASSUMED, LEAST_STEPS, FittedLine, Flags, Floats, fit_line
 
 NEWEST_STEPS = 20
 """Last steps that show the current speed."""
@@ -186,7 +186,7 @@ class _Weighed:
         error_O = np.array([_error(o, p, self.usual) for o, p in zip(self.seen, phases, strict=True)])
         return means_O * self.pace_O / self.micro_O, self.trust_O / error_O**2
 
-    def line(self, phases: Sequence[MeanVariance | None]) -> Line:
+    def line(self, phases: Sequence[MeanVariance | None]) -> FittedLine:
         """Return the line of a phase's seconds by size, where it was measured."""
         y_O, weight_O = self.points(phases)
         have = np.isfinite(y_O)

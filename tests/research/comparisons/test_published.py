@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heterotrain_core.units import UnitProfile, UnitSeconds
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from heterotrain_planner.layout.result import Cover
 from heterotrain_planner.layout.sharded import sharded_templates
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from heterotrain_simulate import command
 from heterotrain_simulator import published
 from heterotrain_simulator.pipeline_baselines import PLANNERS, best_step, groupings
@@ -104,9 +104,9 @@ def test_random_groupings_are_groupings() -> None:
 def test_plans_of_other_planners_fit_and_are_not_better(planner: object) -> None:
     problem = llama({"a100-40": 2, "a6000": 2, "a10g": 2, "t4": 2}, batch_samples=64)
     problem = replace(problem, micro_batches=(2, 4))
-    book = book_of(problem)
-    assert isinstance(book, Book)
-    ours = cover(book)
+    templates = template_table(problem)
+    assert isinstance(templates, TemplateTable)
+    ours = cover(templates)
     assert isinstance(ours, Cover)
     best = best_step(problem, planner, published.NOMINAL_TFLOPS)  # type: ignore[arg-type]  # one of PLANNERS
     assert best is not None
@@ -145,9 +145,9 @@ def test_the_command_prints_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_member_of_all_cards_is_found_where_members_in_parts_promise_more() -> None:
     """Without whole members, a member and a half seem to be faster; two exchange for longer than they gain."""
     problem = llama({"a100-40": 2, "a10g": 4, "t4": 8}, batch_samples=1024)
-    book = book_of(problem)
-    assert isinstance(book, Book)
-    every, pipelines = cover(book, further=sharded_templates(problem)), cover(book)
+    templates = template_table(problem)
+    assert isinstance(templates, TemplateTable)
+    every, pipelines = cover(templates, further=sharded_templates(problem)), cover(templates)
     assert isinstance(every, Cover)
     assert isinstance(pipelines, Cover)
     assert every.step_s <= pipelines.step_s * 1.001
@@ -177,9 +177,9 @@ def test_the_planner_keeps_members_in_zones_where_that_is_best(case: published.W
         },
         batch_samples=64, micro_batches=(1,), least_members=8, most_stages=8,
     )  # fmt: skip
-    book = book_of(problem)
-    assert isinstance(book, Book)
-    found = cover(book)
+    templates = template_table(problem)
+    assert isinstance(templates, TemplateTable)
+    found = cover(templates)
     assert isinstance(found, Cover)
     in_one_zone = [len(layout.devices) == 1 for layout in found.layouts]
     assert len(in_one_zone) == 8

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from heterotrain_planner.layout.best import allowed_kinds, shards_of
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.further_member import lacking_devices
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.rates import LayoutRates
 from heterotrain_planner.layout.result import Template
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.views import JobKey
@@ -32,7 +32,7 @@ _MOST_ANSWERS = 64
 @dataclass(frozen=True, slots=True)
 class _Known:
     problem: Problem
-    book: Book | None
+    templates: TemplateTable | None
     rates: LayoutRates | None
     further: tuple[Template, ...] = ()
     lacking: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class LayoutValues:
         allow another member.
         """
         known = self._of(competitor)
-        if known is None or known.book is None:
+        if known is None or known.templates is None:
             return ()
         kinds = known.problem.kinds
         have = tuple(devices.get(kind.name, 0) for kind in kinds)
@@ -71,7 +71,7 @@ class LayoutValues:
                 known.lacking.clear()
             most = [kind.count for kind in kinds]
             known.lacking[have] = lacking_devices(
-                known.book, have, most, kinds=allowed_kinds(known.problem), further=known.further
+                known.templates, have, most, kinds=allowed_kinds(known.problem), further=known.further
             )
         found = known.lacking[have]
         return tuple({kind.name: n for kind, n in zip(kinds, each, strict=True) if n} for each in found)
@@ -85,11 +85,11 @@ class LayoutValues:
         self._used.add(key)
         known = self._known.get(key)
         if known is None or known.problem != problem:
-            found = book_of(problem)
-            book = found if isinstance(found, Book) else None
-            further = shards_of(problem) if book is not None else ()
-            rates = LayoutRates(book, allowed_kinds(problem), further) if book is not None else None
-            known = self._known[key] = _Known(problem, book, rates, further)
+            found = template_table(problem)
+            templates = found if isinstance(found, TemplateTable) else None
+            further = shards_of(problem) if templates is not None else ()
+            rates = LayoutRates(templates, allowed_kinds(problem), further) if templates is not None else None
+            known = self._known[key] = _Known(problem, templates, rates, further)
         return known
 
     def forget_unused(self) -> None:

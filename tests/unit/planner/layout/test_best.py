@@ -8,9 +8,9 @@ import pytest
 from heterotrain_core.contract.consistency import MAX_WEIGHT
 from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_planner.layout.best import allowed_kinds, best_members, shards_of
-from heterotrain_planner.layout.book import book_of
 from heterotrain_planner.layout.pass_time import gathered_bytes
 from heterotrain_planner.layout.result import Cover, NoLayout
+from heterotrain_planner.layout.template_table import template_table
 from support.repeat import times
 from unit.planner.layout.sharded_oracle import a_problem
 
@@ -20,11 +20,11 @@ def test_no_allowed_layout_is_faster_than_the_best_one() -> None:
     seen = set()
     for seed in range(times(gate=4, every=12)):
         problem = replace(a_problem(seed)[0], least_members=1)
-        book = book_of(problem)
+        templates = template_table(problem)
         rates = []
         for may_cut, may_shard in ((False, False), (True, False), (False, True), (True, True)):
             allowed = replace(problem, may_cut=may_cut, may_shard=may_shard)
-            found = best_members(book, allowed)
+            found = best_members(templates, allowed)
             rates.append(found.samples_per_s if isinstance(found, Cover) else 0.0)
             if isinstance(found, Cover):
                 kinds = {member.layout.kind for member in found.members}

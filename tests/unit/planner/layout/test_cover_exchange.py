@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from heterotrain_core.units import UnitProfile, UnitSeconds
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 
 GIB = 2**30
 SPEEDS = {
@@ -40,9 +40,9 @@ def a_large_model() -> Problem:
 
 
 def test_one_member_is_chosen_where_two_would_exchange_for_longer_than_they_gain() -> None:
-    book = book_of(a_large_model())
-    assert isinstance(book, Book), book
-    found = cover(book)
+    templates = template_table(a_large_model())
+    assert isinstance(templates, TemplateTable), templates
+    found = cover(templates)
     assert isinstance(found, Cover), found
     # Two members exchange at least a fifth of 27 GB over 10 Gb/s, which is longer than the whole step of one.
     assert len(found.members) == 1

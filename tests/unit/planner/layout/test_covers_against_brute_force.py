@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from heterotrain.parts.stages.schedule_1f1b import Pass, passes
 from heterotrain_planner.layout.best import best_members
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from heterotrain_planner.layout.whole_step import Pipeline, WholeStep
 from support.repeat import times
 from unit.planner.layout.instances import a_problem, most_kept
@@ -153,7 +153,7 @@ def least_step(problem: Problem) -> float:
 
 def gap(problem: Problem) -> float | None:
     """Return how much longer the planner's step is than the best one; ``None`` where neither finds members."""
-    found, best = best_members(book_of(problem), problem), least_step(problem)
+    found, best = best_members(template_table(problem), problem), least_step(problem)
     if not isinstance(found, Cover):
         assert math.isinf(best), f"refused, although a step of {best:.4g} s is possible: {found.reason}"
         return None
@@ -184,8 +184,8 @@ def test_members_of_three_kinds_are_close_to_the_best_of_all(seed: int) -> None:
 def test_the_whole_step_of_given_members(seed: int) -> None:
     """Any orders and cuts of the members, memory or not: the best division of the batch, played, and the exchange."""
     rng, problem = random.Random(seed), a_mixture(seed)
-    book = book_of(problem)
-    if not isinstance(book, Book):
+    book = template_table(problem)
+    if not isinstance(book, TemplateTable):
         return
     names = [i for i, kind in enumerate(problem.kinds) for _ in range(kind.count)]
     rng.shuffle(names)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.exchange import exchange_seconds, least_exchange, rough_exchange
-from heterotrain_planner.layout.level import menu_of
+from heterotrain_planner.layout.level import template_options
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from heterotrain_planner.layout.result import Cover, DeviceLayout, PlannedShard, PlannedStage
 from heterotrain_planner.layout.rough_cover import rough_cover
 from heterotrain_planner.layout.schedule import Passes, share_seconds
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
 
@@ -152,15 +152,15 @@ def test_a_stage_does_not_pay_for_a_link_that_its_owners_do_not_use() -> None:
 
 def test_stages_lie_inside_a_pool_where_that_is_cheaper() -> None:
     """Between pools, activations then travel in place of gradients; on a fast link, the cut is free to be another."""
-    book = book_of(two_pools())
-    assert isinstance(book, Book)
-    found = cover(book)
+    templates = template_table(two_pools())
+    assert isinstance(templates, TemplateTable)
+    found = cover(templates)
     assert isinstance(found, Cover)
     orders = [list(layout.kinds) for layout in found.layouts]
     assert orders in ([["a", "b"]] * 2, [["b", "a"]] * 2)
     assert found.exchange_s == pytest.approx(0.2)
-    heavy = book_of(two_pools(boundary=100_000))
-    assert isinstance(heavy, Book)
+    heavy = template_table(two_pools(boundary=100_000))
+    assert isinstance(heavy, TemplateTable)
     found = cover(heavy)
     assert isinstance(found, Cover)
     kinds = {layout.kinds for layout in found.layouts}
@@ -182,13 +182,13 @@ def test_even_stages_win_where_the_exchange_is_longer_than_what_they_cost() -> N
         micro_batches=(1,),
         least_members=2,
     )
-    book = book_of(problem)
-    assert isinstance(book, Book)
-    found = cover(book)
+    templates = template_table(problem)
+    assert isinstance(templates, TemplateTable)
+    found = cover(templates)
     assert isinstance(found, Cover)
     assert [member.layout.cuts for member in found.members] == [(3,), (3,)]
-    quick = book_of(replace(problem, default_link=Link()))
-    assert isinstance(quick, Book)
+    quick = template_table(replace(problem, default_link=Link()))
+    assert isinstance(quick, TemplateTable)
     found = cover(quick)
     assert isinstance(found, Cover)
     held = [len(problem.units) - member.layout.cuts[0] for member in found.members if member.layout.cuts]
@@ -260,15 +260,15 @@ def after_the_shares(problem: Problem, layouts: Sequence[DeviceLayout]) -> float
     return exchange_s + min(longest_update(problem, layout) for layout in layouts)
 
 
-def shortest_of_templates(problem: Problem, book: Book) -> float:
-    """Return the shortest step over all members out of a book's templates, with their shares and any cuts.
+def shortest_of_templates(problem: Problem, templates: TemplateTable) -> float:
+    """Return the shortest step over all members out of a table's templates, with their shares and any cuts.
 
     A share takes the template's time; the exchange and the update are those of any cut. No update is shorter than that
     of the member with the shortest one.
     """
-    menu = menu_of(book, (), frozenset(LayoutKind), 1)
-    columns = np.flatnonzero(np.isfinite(menu.first_BJ).any(axis=0)).tolist()
-    need = {column: tuple(menu.need_JK[column].tolist()) for column in columns}
+    options = template_options(templates, (), frozenset(LayoutKind), 1)
+    columns = np.flatnonzero(np.isfinite(options.first_BJ).any(axis=0)).tolist()
+    need = {column: tuple(options.need_JK[column].tolist()) for column in columns}
     layouts = {column: list(dict.fromkeys(every_member(problem, need[column]))) for column in columns}
     counts, batch, best = tuple(kind.count for kind in problem.kinds), problem.batch_samples, math.inf
 
@@ -283,9 +283,11 @@ def shortest_of_templates(problem: Problem, book: Book) -> float:
         if len(chosen) < max(1, problem.least_members):
             continue
         times = sorted(
-            float(menu.first_BJ[0, column] + n * menu.next_BJ[0, column]) for column in chosen for n in range(batch)
+            float(options.first_BJ[0, column] + n * options.next_BJ[0, column])
+            for column in chosen
+            for n in range(batch)
         )
-        share_s = next((t for t in times if menu.micro_batches(t)[0, chosen].sum() >= batch), math.inf)
+        share_s = next((t for t in times if options.micro_batches(t)[0, chosen].sum() >= batch), math.inf)
         if share_s >= best:
             continue
         of_cuts = itertools.product(*(layouts[column] for column in chosen))
@@ -311,15 +313,15 @@ def test_no_members_are_faster_than_the_bound(updates: bool) -> None:
             least_members=rng.choice((1, 2)),
         )
         problem = with_updates(problem, rng) if updates else problem
-        book = book_of(problem)
-        found = cover(book) if isinstance(book, Book) else book
-        if not isinstance(book, Book) or not isinstance(found, Cover):
+        templates = template_table(problem)
+        found = cover(templates) if isinstance(templates, TemplateTable) else templates
+        if not isinstance(templates, TemplateTable) or not isinstance(found, Cover):
             continue
-        best_s = shortest_of_templates(problem, book)
+        best_s = shortest_of_templates(problem, templates)
         assert found.bound_s <= best_s * (1 + 1e-9), seed
         tight.append(best_s / found.bound_s)
         counts = [kind.count for kind in problem.kinds]
-        shares = rough_cover(book, counts, menu_of(book, (), frozenset(LayoutKind), 1))
+        shares = rough_cover(templates, counts, template_options(templates, (), frozenset(LayoutKind), 1))
         assert shares is not None
         raised += found.bound_s > shares.level.level_s
     assert len(tight) > problems / 2
@@ -342,8 +344,8 @@ def test_covers_come_near_the_best_of_all_members_cuts_and_shares(updates: bool,
             least_members=rng.choice((1, 2)),
         )
         problem = with_updates(problem, rng) if updates else problem
-        book = book_of(problem)
-        found = cover(book) if isinstance(book, Book) else book
+        templates = template_table(problem)
+        found = cover(templates) if isinstance(templates, TemplateTable) else templates
         best_s = shortest_step(problem)
         if not isinstance(found, Cover):
             assert math.isinf(best_s)

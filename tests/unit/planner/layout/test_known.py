@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.contract.plan import Layout, LayoutKind, Member
 from heterotrain_planner.layout.best import best_members
-from heterotrain_planner.layout.book import book_of
 from heterotrain_planner.layout.known import known_step_seconds
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.template_table import template_table
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
 from unit.planner.layout.sharded_oracle import a_problem as a_sharded_problem
@@ -30,7 +30,7 @@ def test_the_planners_own_members_have_the_step_that_it_has_found() -> None:
     kinds = set()
     for seed in {*range(times(gate=16, every=80)), 47}:  # the last one has a sharded member
         problem = a_question(seed)
-        found = best_members(book_of(problem), problem)
+        found = best_members(template_table(problem), problem)
         if not isinstance(found, Cover):
             continue
         kinds |= {member.layout.kind for member in found.members}

@@ -9,11 +9,11 @@ import pytest
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from heterotrain_planner.layout import cover as covers
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.exchange import owner_bytes
 from heterotrain_planner.layout.problem import Link
 from heterotrain_planner.layout.result import Cover, NoLayout, Template
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
 from unit.planner.layout.test_cover import roomy
@@ -41,10 +41,10 @@ def test_members_that_need_too_many_groups_are_not_chosen(monkeypatch: pytest.Mo
     lowered = 0
     for seed in range(40):
         problem = replace(roomy(seed), links={}, default_link=Link(bytes_per_s=20.0), least_members=2)
-        book = book_of(problem)
-        if not isinstance(book, Book):
+        templates = template_table(problem)
+        if not isinstance(templates, TemplateTable):
             continue
-        found = cover(book)
+        found = cover(templates)
         if not isinstance(found, Cover):
             continue
         needed = owner_groups([member.layout for member in found.members])
@@ -52,7 +52,7 @@ def test_members_that_need_too_many_groups_are_not_chosen(monkeypatch: pytest.Mo
             continue
         lowered += 1
         monkeypatch.setattr(covers, "MOST_OWNER_GROUPS", needed - 1)
-        less = cover(book)
+        less = cover(templates)
         if isinstance(less, Cover):
             assert owner_groups([member.layout for member in less.members]) < needed
             assert less.step_s >= found.step_s * 0.98
@@ -69,11 +69,11 @@ def test_two_members_of_too_many_shards_are_refused_with_the_number() -> None:
     problem = roomy(3)
     kinds = (replace(problem.kinds[0], count=2 * shards, memory_bytes=1), replace(problem.kinds[1], count=1))
     problem = replace(problem, kinds=kinds, least_members=2)
-    book = book_of(problem)
-    assert isinstance(book, Book)
+    templates = template_table(problem)
+    assert isinstance(templates, TemplateTable)
     template = Template(
         devices=(shards, 0), micro_batch_samples=8, first_s=1e-3, next_s=1e-3, exchange_bytes=1, layout=layout
     )
-    answer = cover(book, further=(template,))
+    answer = cover(templates, further=(template,))
     assert isinstance(answer, NoLayout)
     assert f"{shards} different groups of owners" in answer.reason

@@ -1,4 +1,4 @@
-"""Reach table and cuts against all orders of kinds and all cuts, on hundreds of random problems."""
+"""Pipelines and cuts against all orders of kinds and all cuts, on hundreds of random problems."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from heterotrain_planner.layout.best_pipelines import Least, best_pipelines, trace
 from heterotrain_planner.layout.costs import MOST_CLASSES, MOST_CUTS, costs_of, link_classes
 from heterotrain_planner.layout.cut import cut, finalists, layout_of, memory_reach, slowest_with_room
 from heterotrain_planner.layout.family import family_of, parts_of
 from heterotrain_planner.layout.problem import DeviceKind, Link
-from heterotrain_planner.layout.reach import Least, reach, trace
 from support.repeat import times
 from unit.planner.layout.instances import a_problem, pipelines
 
@@ -31,7 +31,7 @@ def some_problem(rng: random.Random, **changes: int) -> tuple:
 def test_the_table_has_the_best_pipeline_of_every_multiset(seed: int, least: Least) -> None:
     problem, costs, counts = some_problem(random.Random(seed), batch_samples=9 if seed % 5 == 0 else 64)
     family = parts_of(counts)
-    found = reach(costs, family, least=least, keep=True)
+    found = best_pipelines(costs, family, least=least, keep=True)
     goal = max if least is Least.SLOWEST else sum
     for index, devices in enumerate(family.counts_UK.tolist()):
         times = {(order, cuts): busy for order, cuts, busy in pipelines(problem, devices, size=SIZE)}
@@ -96,7 +96,7 @@ def test_a_level_limits_every_stage(seed: int) -> None:
     busy = [each for _, _, each in pipelines(problem, counts, size=SIZE)]
     level_s = rng.choice([max(each) for each in busy]) if busy else 1.0
     within = [sum(each) for each in busy if max(each) <= level_s * (1 + 1e-12)]
-    found = reach(costs, parts_of(counts), least=Least.FILL, level_s=level_s * (1 + 1e-12))
+    found = best_pipelines(costs, parts_of(counts), least=Least.FILL, level_s=level_s * (1 + 1e-12))
     assert float(found.fill_U[-1]) == pytest.approx(min(within, default=math.inf), rel=1e-9)
 
 
@@ -125,7 +125,7 @@ def test_memory_reach_is_the_longest_suffix_that_any_arrangement_holds(seed: int
 def test_more_memory_never_slows_the_slowest_stage() -> None:
     for seed in range(40):
         _, costs, counts = some_problem(random.Random(seed))
-        found = reach(costs, parts_of(counts))
+        found = best_pipelines(costs, parts_of(counts))
         assert slowest_with_room(costs, counts) <= found.slowest_U[-1] * (1 + 1e-12)
 
 
@@ -185,4 +185,4 @@ def test_a_kind_without_devices_is_in_no_multiset() -> None:
     costs = costs_of(replace(problem, kinds=kinds), 1)
     family = parts_of([0, 2])
     assert family.counts_UK[:, 0].sum() == 0
-    assert np.isfinite(reach(costs, family).slowest_U).all()
+    assert np.isfinite(best_pipelines(costs, family).slowest_U).all()

@@ -14,11 +14,11 @@ from heterotrain_planner.allocate.value import rates as value_rates
 from heterotrain_planner.allocate.value import scored_options
 from heterotrain_planner.layout import rates
 from heterotrain_planner.layout.best import best_members
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.rates import LayoutRates
 from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
 from unit.planner.layout.test_covers_against_brute_force import a_cluster
@@ -26,12 +26,12 @@ from unit.planner.layout.test_covers_against_brute_force import a_cluster
 KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
 
 
-def an_instance(seed: int) -> tuple[Problem, Book] | None:
+def an_instance(seed: int) -> tuple[Problem, TemplateTable] | None:
     rng = random.Random(seed)
     problem = a_problem(rng, kinds=rng.randint(1, 3), units=rng.randint(3, 6), most=3, memory=(400, 2500))
     problem = replace(problem, batch_samples=256, links={}, default_link=Link(), least_members=rng.choice([1, 1, 2]))
-    book = book_of(problem)
-    return (problem, book) if isinstance(book, Book) else None
+    templates = template_table(problem)
+    return (problem, templates) if isinstance(templates, TemplateTable) else None
 
 
 @pytest.mark.parametrize("seed", range(times(gate=10, every=400)))
@@ -40,12 +40,12 @@ def test_every_number_of_devices_has_the_rate_of_its_best_members(seed: int) -> 
     found = an_instance(seed)
     if found is None:
         return
-    problem, book = found
+    problem, templates = found
     names = [kind.name for kind in problem.kinds]
     counts = list(itertools.product(*(range(kind.count + 1) for kind in problem.kinds)))
-    told = LayoutRates(book, KINDS).of(names, np.array(counts))
+    told = LayoutRates(templates, KINDS).of(names, np.array(counts))
     for row, rate in zip(counts, told.tolist(), strict=True):
-        best = cover(book, devices=row, kinds=KINDS) if any(row) else None
+        best = cover(templates, devices=row, kinds=KINDS) if any(row) else None
         if not isinstance(best, Cover):
             assert rate == 0, row
             continue
@@ -56,8 +56,8 @@ def test_every_number_of_devices_has_the_rate_of_its_best_members(seed: int) -> 
 
 def test_columns_of_one_kind_count_together_and_others_not_at_all() -> None:
     found = next(each for each in map(an_instance, range(40)) if each is not None and len(each[0].kinds) > 1)
-    problem, book = found
-    table = LayoutRates(book, KINDS)
+    problem, templates = found
+    table = LayoutRates(templates, KINDS)
     one, two = problem.kinds[0].name, problem.kinds[1].name
     counts = [kind.count for kind in problem.kinds[:2]]
     whole = table.of([one, two], np.array([counts]))
@@ -67,32 +67,32 @@ def test_columns_of_one_kind_count_together_and_others_not_at_all() -> None:
 
 
 def test_more_devices_are_never_worth_less_where_exchanges_are_free() -> None:
-    for problem, book in filter(None, map(an_instance, range(20))):
+    for problem, templates in filter(None, map(an_instance, range(20))):
         sizes = [kind.count + 1 for kind in problem.kinds]
         counts = np.array(list(itertools.product(*map(range, sizes))))
-        table = LayoutRates(book, KINDS).of([kind.name for kind in problem.kinds], counts).reshape(sizes)
+        table = LayoutRates(templates, KINDS).of([kind.name for kind in problem.kinds], counts).reshape(sizes)
         for axis in range(len(sizes)):
             assert (np.diff(table, axis=axis) >= -1e-9 * table.max()).all()
 
 
 def test_a_large_table_counts_devices_in_groups_and_never_overrates(monkeypatch: pytest.MonkeyPatch) -> None:
-    for problem, book in filter(None, map(an_instance, range(20))):
+    for problem, templates in filter(None, map(an_instance, range(20))):
         names = [kind.name for kind in problem.kinds]
         counts = np.array(list(itertools.product(*(range(kind.count + 1) for kind in problem.kinds))))
-        fine = LayoutRates(book, KINDS).of(names, counts)
+        fine = LayoutRates(templates, KINDS).of(names, counts)
         monkeypatch.setattr(rates, "MOST_WORK", 100)
-        coarse = LayoutRates(book, KINDS).of(names, counts)
+        coarse = LayoutRates(templates, KINDS).of(names, counts)
         monkeypatch.undo()
         assert (coarse <= fine * (1 + 1e-9)).all()
 
 
 def test_a_slow_exchange_makes_further_members_worth_less() -> None:
-    problem, book = next(each for each in map(an_instance, range(40)) if each is not None)
+    problem, templates = next(each for each in map(an_instance, range(40)) if each is not None)
     slow = replace(problem, default_link=Link(bytes_per_s=1.0))
-    again = book_of(slow)
-    assert isinstance(again, Book)
+    again = template_table(slow)
+    assert isinstance(again, TemplateTable)
     names, counts = [kind.name for kind in problem.kinds], np.array([[kind.count for kind in problem.kinds]])
-    many = LayoutRates(book, KINDS).of(names, counts)
+    many = LayoutRates(templates, KINDS).of(names, counts)
     assert (LayoutRates(again, KINDS).of(names, counts) <= many).all()
 
 
@@ -101,11 +101,11 @@ def test_rates_count_the_exchange_of_the_owners(first: int) -> None:
     """Where links within kinds are faster than those between them: within a fifth of what the planner finds."""
     for seed in range(first, first + 10):
         problem = a_cluster(seed)
-        book = book_of(problem)
-        found = best_members(book, problem)
-        if isinstance(book, Book) and isinstance(found, Cover):
+        templates = template_table(problem)
+        found = best_members(templates, problem)
+        if isinstance(templates, TemplateTable) and isinstance(found, Cover):
             counts = np.array([[kind.count for kind in problem.kinds]])
-            rate = float(LayoutRates(book, KINDS).of([kind.name for kind in problem.kinds], counts)[0])
+            rate = float(LayoutRates(templates, KINDS).of([kind.name for kind in problem.kinds], counts)[0])
             assert 0.8 < rate * found.step_s / problem.batch_samples < 1.1
 
 
@@ -113,9 +113,9 @@ def test_objectives_choose_among_layouts() -> None:
     """Speed takes all devices; cost and a late deadline the cheapest whole member; a close one enough of them."""
     problem = a_problem(random.Random(3), kinds=1, units=6, most=3, memory=(500, 500), batch_samples=256)
     kind = replace(problem.kinds[0], count=9)
-    book = book_of(replace(problem, kinds=(kind,), links={}, default_link=Link()))
-    assert isinstance(book, Book)
-    table = LayoutRates(book, KINDS)
+    templates = template_table(replace(problem, kinds=(kind,), links={}, default_link=Link()))
+    assert isinstance(templates, TemplateTable)
+    table = LayoutRates(templates, KINDS)
     counts = np.arange(1, 10)[:, None]
     rate = table.of([kind.name], counts)
     least = int(np.flatnonzero(rate)[0]) + 1

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from heterotrain_planner.layout.result import Cover, Template
 from heterotrain_planner.layout.sharded import GAP_RATIO, sharded_template, sharded_templates
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from scipy.optimize import linprog
 from support.repeat import times
 from unit.planner.layout.sharded_oracle import a_problem, least_pass_s, whole_units_bytes
@@ -220,10 +220,10 @@ def test_members_of_eight_four_and_one_device_train_side_by_side() -> None:
         micro_batches=(1, 2, 4, 8, 16),
         least_members=3,
     )
-    book = book_of(problem)
-    assert isinstance(book, Book), book
+    templates = template_table(problem)
+    assert isinstance(templates, TemplateTable), templates
     kinds = frozenset({LayoutKind.SHARDED, LayoutKind.REPLICATED})
-    found = cover(book, kinds=kinds, further=sharded_templates(problem))
+    found = cover(templates, kinds=kinds, further=sharded_templates(problem))
     assert isinstance(found, Cover), found
     assert [dict(layout.devices) for layout in found.layouts] in list(
         map(list, itertools.permutations([{"small": 8}, {"middle": 4}, {"large": 1}]))

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.best import best_members
-from heterotrain_planner.layout.book import book_of
 from heterotrain_planner.layout.costs import costs_of
 from heterotrain_planner.layout.cover import Cover
 from heterotrain_planner.layout.cut import finalists
 from heterotrain_planner.layout.problem import DeviceKind, Link, Problem
 from heterotrain_planner.layout.result import NoLayout
+from heterotrain_planner.layout.template_table import template_table
 from heterotrain_planner.layout.worked_out import _with_updates
 from support.repeat import times
 
@@ -23,7 +23,7 @@ GIB = 2**30
 
 
 def solved(problem: Problem) -> Cover | NoLayout:
-    return best_members(book_of(problem), problem)
+    return best_members(template_table(problem), problem)
 
 
 def decoder(batch_samples: int) -> Problem:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from heterotrain_core.contract.plan import LayoutKind
 from heterotrain_planner.layout.assignment import assign
-from heterotrain_planner.layout.book import Book, book_of
 from heterotrain_planner.layout.cover import cover
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.result import Cover, DeviceLayout, HeldUnits, NoLayout, PlannedShard, PlannedStage
+from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from heterotrain_planner.layout.transition import Holder, Transition, pays, transition
 from hypothesis import given
 from hypothesis import strategies as st
@@ -235,16 +235,16 @@ def test_a_loss_is_planned_from_the_book_and_moves_less_than_everything(seed: in
     """As an operator does it: cover, lose a device, cover what is left, and move what has to move."""
     problem = a_problem(random.Random(seed), kinds=2, units=6, most=3, memory=(1200, 2000))
     problem = replace(problem, kinds=tuple(replace(kind, count=3) for kind in problem.kinds))
-    book = book_of(problem)
-    assert isinstance(book, Book)
-    before = cover(book)
+    templates = template_table(problem)
+    assert isinstance(templates, TemplateTable)
+    before = cover(templates)
     assert isinstance(before, Cover)
     holders = holders_of(problem, list(before.layouts))
     lost = next(index for index, holder in enumerate(holders) if holder.kind == "k0")
     left = [*holders[:lost], *holders[lost + 1 :]]
     left += [Holder(device=f"spare{name}{index}", kind=name) for name, n in before.unused.items() for index in range(n)]
     counts = [sum(holder.kind == kind.name for holder in left) for kind in problem.kinds]
-    after = cover(book, devices=counts)
+    after = cover(templates, devices=counts)
     assert isinstance(after, Cover)
     found = found_for(problem, left, list(after.layouts))
     whole = sum(unit.parameter_bytes for unit in problem.units) * 4

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_planner.layout.best import best_members
-from heterotrain_planner.layout.book import book_of
 from heterotrain_planner.layout.problem import DeviceKind, Problem
 from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.template_table import template_table
 from heterotrain_planner.layout.update import least_update, rough_update, update_seconds
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
@@ -44,7 +44,7 @@ def two_kinds(**updates: float) -> Problem:
 
 
 def planned(problem: Problem) -> Cover:
-    found = best_members(book_of(problem), problem)
+    found = best_members(template_table(problem), problem)
     assert isinstance(found, Cover)
     return found
 

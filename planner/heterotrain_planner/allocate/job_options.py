@@ -7,7 +7,7 @@ pool can hold as further columns (Gilmore and Gomory 1961), or, where there is t
 larger ones.
 
 Legend: ``O`` options of a job, ``P`` its pools, ``K`` kinds of workers (pool and size), ``R`` rows of pools, ``C``
-columns of a programme, ``M`` menus, ``Q`` sets of workers that nodes hold.
+columns of a programme, ``M`` offers, ``Q`` sets of workers that nodes hold.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_PATTERNS = 400
 """Sets of workers that nodes of one pool can hold, if these are columns."""
 
 
-class Menu(NamedTuple):
+class JobOptions(NamedTuple):
     """A job's options in a programme.
 
     Attributes:
@@ -48,7 +48,7 @@ class Picked(NamedTuple):
     """One option for each job.
 
     Attributes:
-        options: positions in the jobs' menus; ``None`` for a job without one.
+        options: positions in the jobs' offers; ``None`` for a job without one.
         value: the sum of their gains.
         bound: no options that fit together have a larger sum.
         certain: whether no workers were taken to need more nodes than there are without a proof.
@@ -120,7 +120,7 @@ class PoolRows:
 
     def pick(
         self,
-        menus: Sequence[Menu],
+        offers: Sequence[JobOptions],
         *,
         start: Sequence[int | None] | None = None,
         gap: float = 0.0,
@@ -129,12 +129,12 @@ class PoolRows:
         """Return options with the largest sum of gains; ``None`` where none fit together, or none were found.
 
         Args:
-            menus: of the jobs; other jobs have no workers.
+            offers: of the jobs; other jobs have no workers.
             start: options that fit together; the answer is at least as good.
             gap: difference of value and bound that is good enough.
             most_nodes: bounds the time of each solution.
         """
-        builder = _Columns(self, menus)
+        builder = _Columns(self, offers)
         for _ in range(_MOST_ROUNDS):
             found = builder.solve(self._cuts, [each for each in self._packed.values() if each], start, gap, most_nodes)
             if found is None:
@@ -146,9 +146,9 @@ class PoolRows:
             return None
         return Picked(tuple(start), builder.value(start), solution.bound, certain=False)
 
-    def prices(self, menus: Sequence[Menu]) -> Floats:
+    def prices(self, offers: Sequence[JobOptions]) -> Floats:
         """Return a price of each row, at which parts of options sum up to the best that such parts can reach."""
-        programme = _Columns(self, menus).programme((), ())
+        programme = _Columns(self, offers).programme((), ())
         solution = maximise(programme)
         if solution is None:
             return np.zeros(len(self.limit_R))
@@ -194,12 +194,12 @@ class PoolRows:
 class _Columns:
     """The programme of some jobs: its columns are their options, job after job, then those of cuts and packed pools."""
 
-    def __init__(self, rows: PoolRows, menus: Sequence[Menu]) -> None:
-        self._rows, self._menus = rows, menus
-        self._first_M = np.cumsum([0, *(len(menu.gain_O) for menu in menus)])
-        self._gain_C = np.concatenate([np.zeros(0), *(menu.gain_O for menu in menus)])
+    def __init__(self, rows: PoolRows, offers: Sequence[JobOptions]) -> None:
+        self._rows, self._offers = rows, offers
+        self._first_M = np.cumsum([0, *(len(offer.gain_O) for offer in offers)])
+        self._gain_C = np.concatenate([np.zeros(0), *(offer.gain_O for offer in offers)])
         self._count_CK = np.vstack(
-            [np.zeros((0, len(rows.kinds))), *(menu.counts_OP @ rows.kinds_of(menu.job) for menu in menus)]
+            [np.zeros((0, len(rows.kinds))), *(offer.counts_OP @ rows.kinds_of(offer.job) for offer in offers)]
         )
 
     def solve(
@@ -229,8 +229,8 @@ class _Columns:
         need_CR = self._count_CK @ self._rows.need_KR
         for need_C, limit in zip(need_CR.T, self._rows.limit_R.tolist(), strict=True):
             builder.row(np.flatnonzero(need_C), need_C[need_C != 0], most=limit)
-        for menu, (first, end) in zip(self._menus, pairwise(self._first_M.tolist()), strict=True):
-            builder.row(np.arange(first, end), np.ones(end - first), least=float(menu.required), most=1.0)
+        for offer, (first, end) in zip(self._offers, pairwise(self._first_M.tolist()), strict=True):
+            builder.row(np.arange(first, end), np.ones(end - first), least=float(offer.required), most=1.0)
         # 2. One kind has fewer workers than in the cut: its column is 1, and the rows of the others do not bind.
         for cut in cuts:
             own = builder.columns(len(cut.most), 1.0)
@@ -263,8 +263,8 @@ class _Columns:
 
     def value(self, options: Sequence[int | None]) -> float:
         """Return the sum of the options' gains."""
-        pairs = zip(self._menus, options, strict=True)
-        return sum(float(menu.gain_O[option]) for menu, option in pairs if option is not None)
+        pairs = zip(self._offers, options, strict=True)
+        return sum(float(offer.gain_O[option]) for offer, option in pairs if option is not None)
 
     def _amounts(self, options: Sequence[int | None], cuts: Sequence[Excess], columns: int) -> Floats:
         amounts_C: Floats = np.full(columns, np.nan)  # what nodes hold is found for them

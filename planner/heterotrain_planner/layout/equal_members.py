@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from heterotrain_planner.layout.book import Book
 from heterotrain_planner.layout.costs import Costs, Floats, Ints
 from heterotrain_planner.layout.cut import layout_of
 from heterotrain_planner.layout.exchange import exchange_seconds
-from heterotrain_planner.layout.level import LevelMenu
+from heterotrain_planner.layout.level import TemplateOptions
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import DeviceLayout
+from heterotrain_planner.layout.template_table import TemplateTable
 from heterotrain_planner.layout.worked_out import WorkedOut, work_out
 
 MOST_WORKED_OUT = 3
@@ -33,7 +33,7 @@ MOST_ORDERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alike:
+class EqualMembers:
     """Equal members.
 
     Attributes:
@@ -41,7 +41,7 @@ class Alike:
         micro_batches: of each member.
         padding_samples: of weight zero.
         level_s: seconds of the longest share by the formula.
-        column: the template in the menu.
+        column: the template in the options.
         step_s: the longest share by simulation, and the exchange.
     """
 
@@ -53,27 +53,29 @@ class Alike:
     step_s: float
 
 
-def alike_members(book: Book, menu: LevelMenu, left_K: Ints, shorter_than_s: float) -> Alike | None:
+def equal_members(
+    templates: TemplateTable, options: TemplateOptions, left_K: Ints, shorter_than_s: float
+) -> EqualMembers | None:
     """Return the equal members with the shortest step, ``None`` where none is shorter than a given one.
 
     Args:
-        book: the templates.
-        menu: the templates that members may have.
+        templates: the templates.
+        options: the templates that members may have.
         left_K: devices by kind.
         shorter_than_s: the step to beat.
     """
-    best: Alike | None = None
-    for estimate_s, number, row, column in _estimated(book.problem, menu, left_K)[:MOST_WORKED_OUT]:
+    best: EqualMembers | None = None
+    for estimate_s, number, row, column in _estimated(templates.problem, options, left_K)[:MOST_WORKED_OUT]:
         limit_s = shorter_than_s if best is None else best.step_s
         if estimate_s >= limit_s:
             break
-        found = _worked_out(book, menu, number, row, column)
+        found = _worked_out(templates, options, number, row, column)
         if found is not None and found.step_s < limit_s:
             best = found
     return best
 
 
-def _estimated(problem: Problem, menu: LevelMenu, left_K: Ints) -> list[tuple[float, int, int, int]]:
+def _estimated(problem: Problem, options: TemplateOptions, left_K: Ints) -> list[tuple[float, int, int, int]]:
     """Return (step, members, row, column) of the best size and number of members of each template, best first.
 
     Each device is taken to hold an equal part of the model, and to exchange it with devices of its own kind.
@@ -82,21 +84,23 @@ def _estimated(problem: Problem, menu: LevelMenu, left_K: Ints) -> list[tuple[fl
     own = [problem.link(kind.name, kind.name) for kind in problem.kinds]
     latency_K = np.array([link.latency_s for link in own])
     pace_K = np.array([1.0 / link.bytes_per_s for link in own])
-    size_J = menu.need_JK.sum(axis=1)
+    size_J = options.need_JK.sum(axis=1)
     with np.errstate(divide="ignore"):
-        most_J = np.min(np.where(menu.need_JK > 0, left_K // np.maximum(menu.need_JK, 1), menu.batch_samples), axis=1)
+        most_J = np.min(
+            np.where(options.need_JK > 0, left_K // np.maximum(options.need_JK, 1), options.batch_samples), axis=1
+        )
     best_J = np.full(len(size_J), np.inf)
     number_J, row_J = np.zeros((2, len(size_J)), dtype=np.int64)
     for number in _numbers(int(most_J.max(initial=0)), most_J, problem.least_members):
         held_J = whole / size_J / number
         rounds_JK = 2 * (number - 1) * (latency_K + held_J[:, None] * pace_K)
-        exchange_J = np.where(menu.need_JK > 0, rounds_JK, 0.0).max(axis=1)
-        total_BJ = -(-menu.batch_samples // menu.samples_BJ)
+        exchange_J = np.where(options.need_JK > 0, rounds_JK, 0.0).max(axis=1)
+        total_BJ = -(-options.batch_samples // options.samples_BJ)
         count_BJ = -(-total_BJ // number)
-        possible_BJ = (total_BJ >= number) & (most_J >= number) & (count_BJ <= menu.most_BJ)
+        possible_BJ = (total_BJ >= number) & (most_J >= number) & (count_BJ <= options.most_BJ)
         with np.errstate(invalid="ignore"):
-            share_BJ = menu.first_BJ + (count_BJ - 1) * menu.next_BJ
-        step_BJ = np.where(possible_BJ & np.isfinite(menu.first_BJ), share_BJ, np.inf)
+            share_BJ = options.first_BJ + (count_BJ - 1) * options.next_BJ
+        step_BJ = np.where(possible_BJ & np.isfinite(options.first_BJ), share_BJ, np.inf)
         step_J = step_BJ.min(axis=0) + exchange_J
         better = step_J < best_J
         best_J[better], number_J[better] = step_J[better], number
@@ -111,25 +115,27 @@ def _numbers(most: int, most_J: Ints, least: int) -> list[int]:
     return sorted(number for number in numbers if least <= number <= most)
 
 
-def _worked_out(book: Book, menu: LevelMenu, number: int, row: int, column: int) -> Alike | None:
+def _worked_out(
+    templates: TemplateTable, options: TemplateOptions, number: int, row: int, column: int
+) -> EqualMembers | None:
     """Return members of one template with the best cut for share and exchange together."""
-    problem = book.problem
-    samples = int(menu.samples_BJ[row, column])
+    problem = templates.problem
+    samples = int(options.samples_BJ[row, column])
     total = -(-problem.batch_samples // samples)
     each, more = divmod(total, number)
     most = each + (1 if more else 0)
-    choice = work_out(book, menu, row, column, most)
+    choice = work_out(templates, options, row, column, most)
     layouts = [choice.layout, *choice.others]
-    if column < menu.multisets and number > 1:
-        layouts += _even_layouts(problem, book.costs[row], layouts, number)
+    if column < options.pipelines and number > 1:
+        layouts += _even_layouts(problem, templates.costs[row], layouts, number)
     cuts = [choice.with_layout(problem, layout) for layout in layouts]
     steps = [each.seconds(most) + exchange_seconds(problem, [each.layout] * number) for each in cuts]
     step_s = min(steps)
-    return Alike(
+    return EqualMembers(
         choice=replace(cuts[steps.index(step_s)], others=()),
         micro_batches=(most,) * more + (each,) * (number - more),
         padding_samples=total * samples - problem.batch_samples,
-        level_s=float(menu.first_BJ[row, column] + (most - 1) * menu.next_BJ[row, column]),
+        level_s=float(options.first_BJ[row, column] + (most - 1) * options.next_BJ[row, column]),
         column=column,
         step_s=step_s,
     )

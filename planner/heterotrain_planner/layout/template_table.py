@@ -1,4 +1,4 @@
-"""The book of templates: every multiset's best pipeline for every size of micro-batch.
+"""The table of templates: every multiset's best pipeline for every size of micro-batch.
 
 It is made once for a model and its kinds of devices. Covers of any of its devices are look-ups, so a loss needs no new
 search.
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from heterotrain_planner.layout.best_pipelines import BestPipelines, best_pipelines
 from heterotrain_planner.layout.costs import Costs, Floats, Ints, costs_of
 from heterotrain_planner.layout.cut import memory_reach
 from heterotrain_planner.layout.family import Multisets, family_of
 from heterotrain_planner.layout.problem import Problem, invalid
-from heterotrain_planner.layout.reach import Reach, reach
 from heterotrain_planner.layout.result import NoLayout
 
 FEW_DEVICES = 16
@@ -35,11 +35,11 @@ _GIB = 1024.0**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Book:
+class TemplateTable:
     """Templates by multiset and size of micro-batch.
 
     Attributes:
-        problem: what the book is for.
+        problem: what the table is for.
         costs: by size of micro-batch, in the order of ``Problem.micro_batches``; then those of shares of few of them,
             where memory permits other pipelines then.
         family: the multisets.
@@ -63,7 +63,7 @@ class Book:
         return float(self.flow_K @ np.array(devices, dtype=float))
 
 
-def book_of(problem: Problem) -> Book | NoLayout:
+def template_table(problem: Problem) -> TemplateTable | NoLayout:
     """Return the templates of a problem, or why no pipeline of its devices can hold the model."""
     if clause := invalid(problem):
         return NoLayout(reason=clause)
@@ -75,7 +75,7 @@ def book_of(problem: Problem) -> Book | NoLayout:
     family = family_of(
         counts, most_stages=stages, most_entries=min(MOST_ENTRIES, max(LEAST_ENTRIES, MOST_WORK // work))
     )
-    found = [reach(each, family) for each in costs]
+    found = [best_pipelines(each, family) for each in costs]
     longest = min(stages, sum(counts))
     if sum(counts) <= FEW_DEVICES:
         more = _with_few_micro_batches(problem, costs, family, found, longest)
@@ -83,7 +83,7 @@ def book_of(problem: Problem) -> Book | NoLayout:
         found += [each for _, each in more]
     slowest_BU = np.array([each.slowest_U for each in found])
     present = sum(1 for count in counts if count)
-    book = Book(
+    templates = TemplateTable(
         problem=problem,
         costs=costs,
         family=family,
@@ -92,31 +92,31 @@ def book_of(problem: Problem) -> Book | NoLayout:
         flow_K=_flow(costs),
         complete=len(family.most_by_kinds) == min(present, longest) and set(family.most_by_kinds) == {longest},
     )
-    return book if np.isfinite(slowest_BU).any() else does_not_fit(book)
+    return templates if np.isfinite(slowest_BU).any() else does_not_fit(templates)
 
 
 def _with_few_micro_batches(
-    problem: Problem, costs: Sequence[Costs], family: Multisets, known: Sequence[Reach], longest: int
-) -> list[tuple[Costs, Reach]]:
+    problem: Problem, costs: Sequence[Costs], family: Multisets, known: Sequence[BestPipelines], longest: int
+) -> list[tuple[Costs, BestPipelines]]:
     """Return pipelines of at most so many stages whose members may have few micro-batches, where these are others."""
     more = []
     for each, found in zip(costs, known, strict=True):
         for most in [most for most in FEW_MICRO_BATCHES if most < min(longest, each.micro_batches)]:
             own = costs_of(problem, each.micro_batch_samples, most)
-            table = reach(own, family)
+            table = best_pipelines(own, family)
             if np.array_equal(table.slowest_U, found.slowest_U):
                 break  # memory for activations is no limit
             more.append((own, table))
     return more
 
 
-def does_not_fit(book: Book) -> NoLayout:
-    """Return why no pipeline of the book's devices holds the whole model."""
-    problem = book.problem
-    costs = min(book.costs, key=lambda each: each.micro_batch_samples)
+def does_not_fit(templates: TemplateTable) -> NoLayout:
+    """Return why no pipeline of the table's devices holds the whole model."""
+    problem = templates.problem
+    costs = min(templates.costs, key=lambda each: each.micro_batch_samples)
     size = costs.micro_batch_samples
     edges = len(costs.unit_E) - 1
-    reached = memory_reach(costs, book.family)
+    reached = memory_reach(costs, templates.family)
     best = int(np.argmax(reached))
     needed = math.ceil(float(costs.state_E[-1] + costs.activation_E[-1]))
     available = sum(kind.count * kind.memory_bytes for kind in problem.kinds)
@@ -127,10 +127,10 @@ def does_not_fit(book: Book) -> NoLayout:
     )
     if blocked := _blocked(problem, costs):
         return NoLayout(reason=blocked, needed_bytes=needed, available_bytes=available, fitting_units=held)
-    limit = "" if book.complete else " The search was limited to fewer kinds of devices in one member."
+    limit = "" if templates.complete else " The search was limited to fewer kinds of devices in one member."
     reason = (
         f"{what}: the pipeline that holds most has {held} of {len(problem.units)} units, on "
-        f"{_names(problem, book.family.counts_UK[best])}. {_remedy(book, costs, reached)}{limit}"
+        f"{_names(problem, templates.family.counts_UK[best])}. {_remedy(templates, costs, reached)}{limit}"
     )
     return NoLayout(reason=reason, needed_bytes=needed, available_bytes=available, fitting_units=held)
 
@@ -150,12 +150,12 @@ def _blocked(problem: Problem, costs: Costs) -> str | None:
     )
 
 
-def _remedy(book: Book, costs: Costs, reached: Sequence[int]) -> str:
+def _remedy(templates: TemplateTable, costs: Costs, reached: Sequence[int]) -> str:
     """Return which further devices would make the model fit, the fewest of one kind."""
-    problem = book.problem
+    problem = templates.problem
     edges = len(costs.unit_E) - 1
     best: tuple[int, int] | None = None
-    sizes = book.family.counts_UK.sum(axis=1).tolist()
+    sizes = templates.family.counts_UK.sum(axis=1).tolist()
     # By size, the multiset that holds most: further devices go in front of it.
     front: dict[int, int] = {0: 0}
     for units, size in zip(reached, sizes, strict=True):
@@ -179,7 +179,7 @@ def _remedy(book: Book, costs: Costs, reached: Sequence[int]) -> str:
 
 
 def _flow(costs: Sequence[Costs]) -> Floats:
-    """Return values of devices for ``Book.flow_K``.
+    """Return values of devices for ``TemplateTable.flow_K``.
 
     Let y_k be any price of a second on kind k. A sample costs at least Σ_u min_k y_k t_ku, and the devices earn Σ_k y_k
     n_k each second; the quotient bounds the rate (duality of linear programming). Prices in proportion to the speed of

@@ -52,7 +52,7 @@ class _Suffixes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reach:
+class BestPipelines:
     """The best whole pipeline of each multiset, each device in use.
 
     Attributes:
@@ -66,9 +66,9 @@ class Reach:
     layers: list[dict[int, _Suffixes]] = field(default_factory=list)
 
 
-def reach(
+def best_pipelines(
     costs: Costs, family: Multisets, *, least: Least = Least.SLOWEST, level_s: float = np.inf, keep: bool = False
-) -> Reach:
+) -> BestPipelines:
     """Return the best pipeline of each multiset, exact over all orders and cuts.
 
     Args:
@@ -88,11 +88,11 @@ def reach(
             layers.append(layer)
         before = layer
     pair = (first_U, second_U) if least is Least.SLOWEST else (second_U, first_U)
-    return Reach(slowest_U=pair[0], fill_U=pair[1], layers=layers)
+    return BestPipelines(slowest_U=pair[0], fill_U=pair[1], layers=layers)
 
 
 def trace(
-    costs: Costs, family: Multisets, found: Reach, *, least: Least, level_s: float = np.inf, index: int = -1
+    costs: Costs, family: Multisets, found: BestPipelines, *, least: Least, level_s: float = np.inf, index: int = -1
 ) -> list[tuple[int, int, int]]:
     """Return the stages of a multiset's best pipeline as (kind, first edge, end edge), in the order of computation.
 
@@ -206,7 +206,7 @@ def _keep_less(kept: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> Non
 def _step(
     costs: Costs,
     family: Multisets,
-    found: Reach,
+    found: BestPipelines,
     state: tuple[int, int, int, int],
     wanted: tuple[float, float],
     *,
