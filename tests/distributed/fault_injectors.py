@@ -189,10 +189,10 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
         build(self, **options)
         visit("built")
 
-    def exchanged(group: Group, who: transfer.Roles, own: Any, *places: Any, **named: Any) -> Any:
+    def exchanged(group: Group, who: transfer.Roles, own: Any, **named: Any) -> Any:
         if who.receivers:
             visit("receiving" if group.rank in who.receivers else "giving")
-        return exchange(group, who, own, *places, **named)
+        return exchange(group, who, own, **named)
 
     def handed_over(*arguments: Any, **named: Any) -> bool:
         visit(HAND_OVER_PLACE)

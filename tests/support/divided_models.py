@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from heterotrain.data.progress import Progress
-from heterotrain.state.layout import Shapes
+from heterotrain.state.layout import ModelLayout, Shapes
 from heterotrain.state.ranges import Holding, TensorRange
 from heterotrain.state.training import TrainState
 
@@ -36,7 +36,7 @@ class Elements(torch.nn.Module):
             self.register_buffer(name, value.clone())
 
 
-class ElementsLayout:
+class ElementsLayout(ModelLayout):
     """The layout of such a model."""
 
     def __init__(self, model: Elements) -> None:
@@ -66,12 +66,6 @@ class ElementsLayout:
         absent = [name for name, value in own.items() if name not in state and value.numel()]
         if absent:
             raise RuntimeError(f"the state lacks\n{absent}")
-
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach()
-
-    def like(self, _parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-        return part
 
     def _parameter(self, name: str) -> torch.nn.Parameter:
         return self._model.get_parameter(name.replace(".", "_"))

@@ -31,7 +31,6 @@ from heterotrain.checkpoints.manifest import (
     encode_manifest,
     encode_part,
     label_of,
-    new_mark,
     order_of,
 )
 from heterotrain.checkpoints.storage import CHUNK_BYTES, DamagedFileError, Storage, with_retries
@@ -62,28 +61,6 @@ class CheckpointFolder:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def write(self, state: Flat, *, generation: int, step: int, now_s: float) -> Manifest:
-        """Write one checkpoint as a single part, then remove checkpoints that need not be kept.
-
-        Args:
-            state: skeleton and tensors, on any device.
-            generation: generation of the formation that reached this state.
-            step: committed steps.
-            now_s: seconds since 1970, from which ages count.
-
-        Raises:
-            OSError: it could not be written; earlier checkpoints are untouched. A store's library may raise others.
-        """
-        label = Label(generation=generation, step=step, mark=new_mark())
-        chosen = parts_of_state.cut(state, 0, 1)
-        try:
-            ranges = [(held.entry, own) for held, own in chosen]
-            part = self.write_part(label, ranges, parts_of_state.packed(chosen, None), index=0, count=1)
-            return self.complete(label, state.skeleton, [part], now_s=now_s)
-        except BaseException:
-            self.discard(label)
-            raise
-
     def write_part(
         self,
         label: Label,
@@ -94,7 +71,7 @@ class CheckpointFolder:
         count: int,
         skeleton: bytes = b"",
     ) -> WrittenPart:
-        """Write part ``index`` of ``count`` and, next to it, its entry for the manifest.
+        """Write part ``index`` of ``count`` and, next to it, its entry for the manifest; earlier checkpoints stay.
 
         Args:
             label: the attempt.
@@ -105,7 +82,7 @@ class CheckpointFolder:
             skeleton: see ``WrittenPart``.
 
         Raises:
-            OSError: see ``write``.
+            OSError: it could not be written. A store's library may raise others.
         """
         header, places = parts_of_state.header_of(ranges, step=label.step)
         stored = self.storage.put(label.part(index, count), [header, memory_of(data)])
@@ -150,7 +127,7 @@ class CheckpointFolder:
             hooks: see ``Manifest``.
 
         Raises:
-            OSError: see ``write``.
+            OSError: see ``write_part``.
         """
         divided = [part.skeleton for part in parts if part.skeleton]
         stored = self.storage.put(label.skeleton, [merged(divided) if divided else skeleton])

@@ -9,7 +9,7 @@ from heterotrain_core.uris import redacted
 
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.manifest import Manifest
-from heterotrain.checkpoints.storage import answer_within
+from heterotrain.checkpoints.storage import call_with_timeout
 from heterotrain.telemetry.report import RankMetrics
 
 HANG_S = 300.0
@@ -46,7 +46,7 @@ class KeptCheckpoint:
         if self._folder is None or self.order == order:
             return True
         with contextlib.suppress(Exception):  # any error of a store's library: then it is written once more
-            newest = answer_within(HANG_S if within_s is None else max(0.0, within_s), self._folder.newest)
+            newest = call_with_timeout(HANG_S if within_s is None else max(0.0, within_s), self._folder.newest)
             if newest is not None and (newest.step, *newest.hooks) == order:
                 self.completed(newest, order)
                 return True

@@ -66,7 +66,7 @@ def with_retries(question: Callable[[], _T]) -> _T:
     return question()
 
 
-def answer_within(limit_s: float, question: Callable[[], _T]) -> _T:
+def call_with_timeout(timeout_s: float, call: Callable[[], _T]) -> _T:
     """Return the answer of a store that may never answer.
 
     Raises:
@@ -77,17 +77,17 @@ def answer_within(limit_s: float, question: Callable[[], _T]) -> _T:
 
     def ask() -> None:
         try:
-            answers.append(question())
+            answers.append(call())
         except Exception as error:  # noqa: BLE001  # any error of a store's library, raised below
             errors.append(error)
 
     thread = threading.Thread(target=ask, name="heterotrain-store", daemon=True)
     thread.start()
-    thread.join(limit_s)
+    thread.join(timeout_s)
     if errors:
         raise errors[0]
     if not answers:
-        raise TimeoutError(f"the checkpoint store did not answer for {limit_s:.0f} s")
+        raise TimeoutError(f"the checkpoint store did not answer for {timeout_s:.0f} s")
     return answers[0]
 
 
@@ -175,7 +175,7 @@ class Storage:
         """
         _check(name)
         stored = self._put_local(name, chunks, scratch or f".{name}") if self._local else self._put_remote(name, chunks)
-        self._is_active()
+        self._note_activity()
         return stored
 
     def names(self) -> list[str]:
@@ -201,7 +201,7 @@ class Storage:
         found: list[bytes] = []
         with self._opened(name) as file:
             while chunk := file.read(CHUNK_BYTES):
-                self._is_active()
+                self._note_activity()
                 found.append(chunk)
                 most_bytes -= len(chunk)
                 if most_bytes < 0:
@@ -233,7 +233,7 @@ class Storage:
                 for begin in range(0, len(buffer), CHUNK_BYTES):
                     chunk = buffer[begin : begin + CHUNK_BYTES]
                     _fill(file, chunk, stored.name)
-                    self._is_active()
+                    self._note_activity()
                     digest.update(chunk)
             if file.read(1):
                 raise DamagedFileError(f"{stored.name} is longer than its manifest states")
@@ -326,7 +326,7 @@ class Storage:
         with os.fdopen(descriptor, "rb") as file:
             yield file
 
-    def _is_active(self) -> None:
+    def _note_activity(self) -> None:
         self.active_s = time.monotonic()
 
     def _write(self, file: IO[bytes], name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
@@ -341,7 +341,7 @@ class Storage:
                 if self._local and size_bytes - synced_bytes >= SYNC_BYTES:
                     os.fsync(file.fileno())
                     synced_bytes = size_bytes
-                self._is_active()
+                self._note_activity()
         return StoredFile(name=name, size_bytes=size_bytes, sha256=digest.hexdigest())
 
 

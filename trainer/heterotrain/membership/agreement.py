@@ -127,8 +127,7 @@ def agree_on_state(
             _begin(training, checkpoints)
         _check_same_begin(group, roles, training)
     if group is not None:
-        places = transfer.places_of(roles, summaries)
-        received = transfer.exchange(group, roles, training.flat, places, hold=training.hold)
+        received = transfer.exchange(group, roles, training.flat, hold=training.hold)
         if received is not None:
             training.earlier = None  # frees what is not needed, before the rest is copied to the device
             training.restore_flat(received)

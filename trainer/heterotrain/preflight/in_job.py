@@ -16,7 +16,7 @@ import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.uris import redacted
 
-from heterotrain.checkpoints.storage import answer_within
+from heterotrain.checkpoints.storage import call_with_timeout
 from heterotrain.identity import Identity, Mode
 from heterotrain.preflight import machine
 from heterotrain.preflight.result import Check, Verdict
@@ -93,7 +93,7 @@ def _store(uri: str | None, identity: Identity) -> Check:
 
 def _answered(name: str, check: Callable[[], Check]) -> Check:
     try:
-        return answer_within(ANSWER_S, check)
+        return call_with_timeout(ANSWER_S, check)
     except TimeoutError:
         text = f"there was no answer for {ANSWER_S:.0f} s: check its address and NetworkPolicies"
         return Check(name=name, verdict=Verdict.FAILED, message=text)

@@ -122,8 +122,7 @@ def hand_over(
         transfer.StateSummary(steps=steps, hooked=hooked, evaluated=evaluated, has=has, needs=needs)
         for has, needs in zip(holdings, after, strict=True)
     ]
-    roles = transfer.assign_roles(summaries)
-    transfer.exchange(group, roles, training.flat, transfer.places_of(roles, summaries), hold=training.hold)
+    transfer.exchange(group, transfer.assign_roles(summaries), training.flat, hold=training.hold)
     return True
 
 

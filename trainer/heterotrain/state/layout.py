@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,30 +20,35 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of all parameters of the whole model by name, in the model's order."""
 
 
-class ModelLayout(Protocol):
-    """What this rank's model holds of the whole model. Names are those of the whole model."""
+class ModelLayout(ABC):
+    """What this rank's model holds of the whole model. Names are those of the whole model.
+
+    Attributes:
+        uses: names of the parameters that this rank has used since this was last cleared; ``None`` if gradients tell
+            it. Some layouts give gradients of zeros to parameters that a rank has not used.
+    """
+
+    uses: set[str] | None = None
 
     @property
+    @abstractmethod
     def shapes(self) -> Shapes:
         """Shapes of the whole model's parameters, the same on every rank; a tied parameter has its first name."""
 
     @property
+    @abstractmethod
     def holding(self) -> Holding:
         """What this rank holds of the parameters."""
 
+    @abstractmethod
     def named_parameters(self) -> Iterable[tuple[str, torch.nn.Parameter]]:
         """Yield this rank's parameters, the objects that its optimizers have."""
 
-    @property
-    def uses(self) -> set[str] | None:
-        """Names of the parameters that this rank has used since this was last cleared; ``None`` if gradients tell it.
-
-        Some layouts give gradients of zeros to parameters that a rank has not used.
-        """
-
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's parameters and buffers, and other state of its layers, as ``torch.nn.Module`` does."""
 
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over values; of a divided parameter, a flat tensor with the elements that this rank holds.
 
@@ -52,15 +58,15 @@ class ModelLayout(Protocol):
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a parameter, or of an optimizer's tensor of the same shape; it shares memory."""
+        return tensor.detach()
 
     def like(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the kind and shape of ``parameter`` from the elements that this rank holds, flat."""
+        return part.view(parameter.shape)
 
 
-class WholeModel:
+class WholeModel(ModelLayout):
     """The layout of a rank that holds the whole model."""
-
-    uses: set[str] | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Describe a model; it may change later."""
@@ -87,14 +93,6 @@ class WholeModel:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of the model's own form."""
         self._model.load_state_dict(state)
-
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor itself."""
-        return tensor.detach()
-
-    def like(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-        """Return the elements in the parameter's shape."""
-        return part.view(parameter.shape)
 
 
 def sizes_of(shapes: Shapes) -> dict[str, int]:

@@ -8,7 +8,7 @@ it lacks and keeps the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload
@@ -59,6 +59,7 @@ class Roles:
         donors: ranks that hold the newest state, or parts of it (when no rank had any: those that begin it).
         receivers: ranks that need it, or parts of it.
         describers: donors that hold everything together, the leader first.
+        places: what each rank has and needs.
         cold_start: no rank has state: the leader starts from its checkpoint, or from the beginning.
         lost: ranks have state, but nobody has some part of it, at any step.
     """
@@ -66,7 +67,8 @@ class Roles:
     leader: int
     donors: tuple[int, ...]
     receivers: tuple[int, ...]
-    describers: tuple[int, ...] = ()
+    describers: tuple[int, ...]
+    places: tuple[Holdings, ...]
     cold_start: bool = False
     lost: bool = False
 
@@ -96,25 +98,32 @@ def assign_roles(summaries: Sequence[StateSummary], sizes: Mapping[str, int] | N
                 for rank, summary in enumerate(summaries)
                 if rank not in held or not _includes(summary.has, summary.needs)
             )
-            return Roles(leader=describers[0], donors=tuple(held), receivers=receivers, describers=describers)
+            places = tuple(
+                Holdings(has=summary.has, needs=summary.needs, is_donor=rank in held)
+                for rank, summary in enumerate(summaries)
+            )
+            return Roles(
+                leader=describers[0], donors=tuple(held), receivers=receivers, describers=describers, places=places
+            )
     ranked = sorted(
         range(len(summaries)),
         key=lambda rank: (-summaries[rank].checkpoint_generation, -summaries[rank].checkpoint_step, rank),
     )
     donors = covering(whole, {rank: summaries[rank].needs for rank in ranked}) or (ranked[0],)
     lost = any(summary.steps >= 0 for summary in summaries)
-    others = tuple(rank for rank in range(len(summaries)) if rank not in donors)
-    return Roles(leader=donors[0], donors=donors, receivers=others, describers=donors, cold_start=not lost, lost=lost)
+    return replace(_giving(donors, [summary.needs for summary in summaries]), cold_start=not lost, lost=lost)
 
 
-def places_of(roles: Roles, summaries: Sequence[StateSummary]) -> tuple[Holdings, ...]:
-    """Return what each rank has and needs, by rank."""
-    return tuple(
-        Holdings(
-            has=summary.needs if roles.cold_start else summary.has, needs=summary.needs, is_donor=rank in roles.donors
-        )
-        for rank, summary in enumerate(summaries)
-    )
+def copying(donor: int, ranks: int) -> Roles:
+    """Return the roles where one of ``ranks`` ranks sends the whole state to all others."""
+    return _giving((donor,), [None] * ranks)
+
+
+def _giving(donors: tuple[int, ...], needs: Sequence[Holding | None]) -> Roles:
+    """Return the roles where the donors have what their models consist of, and the other ranks have nothing."""
+    places = tuple(Holdings(has=own, needs=own, is_donor=rank in donors) for rank, own in enumerate(needs))
+    others = tuple(rank for rank in range(len(needs)) if rank not in donors)
+    return Roles(leader=donors[0], donors=donors, receivers=others, describers=donors, places=places)
 
 
 def part_of(flat: Flat, needs: Holding | None) -> Flat:
@@ -125,12 +134,7 @@ def part_of(flat: Flat, needs: Holding | None) -> Flat:
 
 
 def exchange(
-    group: Group,
-    roles: Roles,
-    own: Callable[[], Flat],
-    places: Sequence[Holdings] | None = None,
-    *,
-    hold: Callable[[Flat], None] = lambda _flat: None,
+    group: Group, roles: Roles, own: Callable[[], Flat], *, hold: Callable[[Flat], None] = lambda _flat: None
 ) -> Flat | None:
     """Transfer the state; return its part on ranks that need another one than they have, ``None`` elsewhere.
 
@@ -141,7 +145,6 @@ def exchange(
         group: the connections of the whole formation.
         roles: the roles, the same on every rank.
         own: returns what this rank holds of the state; called on donors only.
-        places: what each rank has and needs; by default, donors have everything, and all ranks need it.
         hold: called between batches with all that this rank holds, to be kept if the group breaks.
 
     Raises:
@@ -149,13 +152,11 @@ def exchange(
     """
     if not roles.receivers:
         return None
-    if places is None:
-        places = tuple(Holdings(is_donor=rank in roles.donors) for rank in range(group.world_size))
     mine = own() if group.rank in roles.donors else None
     skeleton = _described(group, roles, mine)
     had = {} if mine is None else dict(mine.by_name)
     del mine
-    place, in_batches = places[group.rank], releases(places)
+    places, place, in_batches = roles.places, roles.places[group.rank], releases(roles.places)
     changes = group.rank in roles.receivers or place.has != place.needs
     into: dict[str, Held] = {}
     entries = entries_of(skeleton)
@@ -213,8 +214,7 @@ def _includes(has: Holding | None, needs: Holding | None) -> bool:
 
 def _described(group: Group, roles: Roles, mine: Flat | None) -> bytes:
     """Return the skeleton of the whole state, on every rank."""
-    describers = roles.describers or (roles.leader,)
-    describes = mine is not None and group.rank in describers
+    describes = mine is not None and group.rank in roles.describers
     sizes = group.gather_now([float(len(mine.skeleton)) if mine is not None and describes else 0.0])
     skeletons = [
         group.broadcast_bytes(
@@ -222,7 +222,7 @@ def _described(group: Group, roles: Roles, mine: Flat | None) -> bytes:
             size_bytes=int(sizes[rank][0]),
             source=rank,
         )
-        for rank in describers
+        for rank in roles.describers
     ]
     return merged(skeletons)
 

@@ -180,9 +180,7 @@ class Replicas:
         group = active_group.group
         if donor is None or group is None:
             return False
-        receivers = tuple(rank for rank in range(group.world_size) if rank != donor)
-        roles = transfer.Roles(leader=donor, donors=(donor,), receivers=receivers, cold_start=False)
-        received = transfer.exchange(group, roles, self._training.flat)
+        received = transfer.exchange(group, transfer.copying(donor, group.world_size), self._training.flat)
         if received is not None:
             self._training.restore_flat(received)
         self._resyncs += 1

@@ -25,6 +25,7 @@ from heterotrain.state.tensors import Flat, flatten
 from pyftpdlib.authorizers import DummyAuthorizer
 from pyftpdlib.handlers import FTPHandler
 from pyftpdlib.servers import FTPServer
+from support.checkpoints import write
 from support.ports import free_port
 from support.s3_server import HAS_S3, s3_bucket
 
@@ -84,7 +85,7 @@ def state_of(step: int) -> Flat:
 
 def written(folder: CheckpointFolder, step: int, *, generation: int = 1, now_s: float = 0.0) -> Manifest:
     """Write a checkpoint that contains its step."""
-    return folder.write(state_of(step), generation=generation, step=step, now_s=now_s)
+    return write(folder, state_of(step), generation=generation, step=step, now_s=now_s)
 
 
 def loaded_step(folder: CheckpointFolder) -> int | None:
@@ -207,42 +208,6 @@ def test_a_store_that_refuses_the_first_connection_is_one_sentence() -> None:
     assert "geheim" not in str(caught.value)
 
 
-def test_a_disk_that_becomes_full_during_a_write(tmp_path: Path) -> None:
-    """The kernel refuses further data: the write raises and leaves nothing, and the old checkpoint stays."""
-    folder = CheckpointFolder(tmp_path, max_to_keep=1)
-    written(folder, 1)
-    before = sorted(tmp_path.iterdir())
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            written(folder, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert sorted(tmp_path.iterdir()) == before
-    assert loaded_step(folder) == 1
-
-
-def test_the_same_step_again_replaces_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second write of a step that fails at the manifest leaves the first one intact."""
-    folder, calls = CheckpointFolder(tmp_path, max_to_keep=2), []
-    written(folder, 1)
-    synced = os.fsync
-
-    def fails_at_the_manifest(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) == 5:  # data and its folder, skeleton and its folder, manifest
-            raise OSError(errno.EIO, "Input/output error")
-        synced(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fails_at_the_manifest)
-    with pytest.raises(OSError, match="Input/output"):
-        written(folder, 1)
-    monkeypatch.undo()
-    assert len(list(tmp_path.iterdir())) == 3
-    assert loaded_step(folder) == 1
-
-
 def test_two_writers_of_one_step_do_not_disturb_each_other(place: str) -> None:
     """Each has files of its own; a reader gets one complete checkpoint."""
     folders = [CheckpointFolder(place, max_to_keep=1) for _ in range(2)]
@@ -299,14 +264,45 @@ def test_prepared_memory_is_used(place: str) -> None:
     assert [written.size_bytes for written in done] == [4000, 4004]
 
 
-def test_a_failed_write_is_reported(tmp_path: Path) -> None:
-    """Training continues, and the callback gets the failure."""
-    (tmp_path / "file").touch()
-    writer, done = a_writer(CheckpointFolder(tmp_path / "file" / "below", max_to_keep=1))
-    writer.start({"step": 1}, whole(step=1))
-    writer.wait()
+@pytest.mark.parametrize("fault", ["full disk", "no folder", "broken manifest"])
+def test_a_failed_write_is_reported_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Training continues, the callback gets the failure, and the checkpoint of the same step before it stays."""
+    place, calls = tmp_path / "checkpoints", []
+    folder = CheckpointFolder(place, max_to_keep=2)
+    written(folder, 1)
+    before, synced, limits = sorted(place.iterdir()), os.fsync, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fails_at_the_manifest(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 5:  # data and its folder, skeleton and its folder, manifest
+            raise OSError(errno.EIO, "Input/output error")
+        synced(descriptor)
+
+    if fault == "full disk":  # the kernel refuses further data
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    elif fault == "no folder":
+        place.rename(tmp_path / "elsewhere")
+        place.touch()
+    else:
+        monkeypatch.setattr(os, "fsync", fails_at_the_manifest)
+    writer, done = a_writer(folder)
+    try:
+        writer.start({"step": 1, "x": torch.zeros(50)}, whole(step=1))
+        writer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    monkeypatch.undo()
     assert done[0].manifest is None
-    assert "Not a directory" in done[0].failure
+    assert {"full disk": "too large", "no folder": "Not a directory", "broken manifest": "Input/output"}[fault] in (
+        done[0].failure
+    )
+    if fault == "no folder":
+        place.unlink()
+        (tmp_path / "elsewhere").rename(place)
+    assert sorted(place.iterdir()) == before
+    assert loaded_step(folder) == 1
 
 
 def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

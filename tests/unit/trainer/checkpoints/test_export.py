@@ -16,6 +16,7 @@ from heterotrain.state.tensors import flatten
 from heterotrain_cli.main import main
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
+from support.checkpoints import write
 from support.cli_runner import CliRunner
 
 DATA = torch.utils.data.TensorDataset(torch.randint(0, 7, (24,), generator=torch.Generator().manual_seed(0)))
@@ -126,7 +127,7 @@ def without_model(folder: Path) -> None:
     """Put a state without a model in its place."""
     for file in folder.iterdir():
         file.unlink()
-    CheckpointFolder(folder, max_to_keep=1).write(flatten({"progress": {}}), generation=1, step=3, now_s=0.0)
+    write(CheckpointFolder(folder, max_to_keep=1), flatten({"progress": {}}), step=3)
 
 
 @pytest.mark.parametrize("damage", [shorten, change, empty_manifest, without_model])
@@ -163,26 +164,3 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     done = export(tmp_path, tmp_path / "w.safetensors")
     assert done.exit_code == 2
     assert "needs the package safetensors.torch: pip install 'heterotrain[cli,export]'" in done.stderr
-
-
-class Evil:
-    """An object whose unpickling would run code."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return (Path.touch, (self.path,))
-
-
-def test_code_in_a_checkpoint_is_not_executed(tmp_path: Path) -> None:
-    """A skeleton that holds more than plain values is refused, with a matching checksum, too."""
-    folder = CheckpointFolder(tmp_path / "checkpoints", max_to_keep=1)
-    good = flatten({"model": {}, "progress": {"epoch": 0}})
-    torch.save({"model": Evil(tmp_path / "executed")}, tmp_path / "skeleton")
-    hostile = type(good)((tmp_path / "skeleton").read_bytes(), [])
-    folder.write(hostile, generation=1, step=3, now_s=0.0)
-    done = export(tmp_path / "checkpoints", tmp_path / "w.safetensors")
-    assert done.exit_code == 2
-    assert "cannot be read" in done.stderr
-    assert not (tmp_path / "executed").exists()

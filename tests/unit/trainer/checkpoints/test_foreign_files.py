@@ -18,13 +18,14 @@ from heterotrain.errors import UsageError
 from heterotrain.state.tensors import flatten
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.checkpoints import write
 from support.repeat import times
 
 
 def written(folder: CheckpointFolder, step: int, value: float = 0.0) -> Manifest:
     """Write a checkpoint with one tensor."""
     state = flatten({"step": step, "x": torch.full((50,), value)})
-    return folder.write(state, generation=1, step=step, now_s=0.0)
+    return write(folder, state, step=step)
 
 
 def forged(path: Path, **changes: Any) -> None:

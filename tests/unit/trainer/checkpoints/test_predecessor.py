@@ -17,6 +17,7 @@ from heterotrain.state.tensors import flatten
 from heterotrain.telemetry.report import RankMetrics
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.config import TrainingConfig
+from support.checkpoints import write
 from support.divided_models import full, training_of
 
 STORE = "memory://bucket/jobs"
@@ -38,7 +39,7 @@ def written(
     """Leave a checkpoint as a job does that has ended."""
     state = flatten({"value": torch.arange(3.0)})
     kept = CheckpointFolder(f"{STORE}/{folder}", max_to_keep=1)
-    kept.write(state, generation=9, step=step, now_s=now_s)
+    write(kept, state, generation=9, step=step, now_s=now_s)
     if owner is not None:
         job = {"job": {"namespace": owner[0], "name": owner[1], "uid": uid}}
         kept.storage.put(RECORD, [json.dumps(job).encode()])
@@ -149,14 +150,13 @@ def test_a_cold_start_prefers_the_own_folder_and_reports_another_one() -> None:
 
     training = training_of(full(), seed=0)
     kept = CheckpointFolder(f"{STORE}/vision-digits-{OLD}", max_to_keep=1)
-    kept.write(training.flat(), generation=9, step=7, now_s=1.0)
+    write(kept, training.flat(), generation=9, step=7, now_s=1.0)
     kept.storage.put(RECORD, [json.dumps({"job": {"namespace": "vision", "name": "digits", "uid": OLD}}).encode()])
     assert manager().best() == (0, 7), "of a generation before all of its own"
     begun = training_of(full(), seed=1)
     assert manager().load_into(begun)
     assert report.current()[metrics.RESUMED_STEP] == 7.0
     assert metrics.CHECKPOINT_STEP not in report.current(), "it has none of its own"
-    CheckpointFolder(f"{STORE}/vision-digits-{OWN}", max_to_keep=1).write(
-        training.flat(), generation=1, step=3, now_s=2.0
-    )
+    own = CheckpointFolder(f"{STORE}/vision-digits-{OWN}", max_to_keep=1)
+    write(own, training.flat(), step=3, now_s=2.0)
     assert manager().best() == (1, 3)

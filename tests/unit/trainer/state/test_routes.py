@@ -13,7 +13,7 @@ from heterotrain.state.loads import Holdings, Load, loads_of, range_in
 from heterotrain.state.ranges import Holding, TensorRange, covering, missing, whole
 from heterotrain.state.routes import rounds
 from heterotrain.state.tensors import Entry
-from heterotrain.state.transfer import StateSummary, assign_roles, places_of
+from heterotrain.state.transfer import StateSummary, assign_roles
 from hypothesis import given
 from hypothesis import strategies as st
 from support.repeat import times
@@ -110,7 +110,7 @@ def test_transfers_between_random_layouts(seed: int) -> None:
         for new, need in zip(newest, needs, strict=True)
     ]
     roles = assign_roles(summaries, sizes)
-    places = places_of(roles, summaries)
+    places = roles.places
     assert roles.donors == tuple(rank for rank in range(ranks) if newest[rank])
     assert not roles.cold_start
     assert not roles.lost

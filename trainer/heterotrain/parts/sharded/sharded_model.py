@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from heterotrain.state.layout import Shapes
+from heterotrain.state.layout import ModelLayout, Shapes
 from heterotrain.state.local import holding, is_divided, local
 from heterotrain.state.ranges import Holding
 
@@ -16,8 +16,8 @@ SETTING = "set_reduce_scatter_unused_params"
 """FSDP's setting for ranks that use different parameters, from PyTorch 2.15."""
 
 
-class ShardedModel:
-    """The layout (``state.layout.ModelLayout``) of a rank in a sharded member."""
+class ShardedModel(ModelLayout):
+    """The layout of a rank in a sharded member."""
 
     def __init__(self, model: torch.nn.Module, uses: set[str] | None = None) -> None:
         """Describe a model right after it was divided.
@@ -26,7 +26,7 @@ class ShardedModel:
 
         Args:
             model: the model.
-            uses: as in ``state.layout.ModelLayout``.
+            uses: as in ``ModelLayout``.
         """
         self.uses = uses
         self._model = model

@@ -28,7 +28,7 @@ from heterotrain.parts.units.initial_weights import fill
 from heterotrain.parts.units.units import Units, check_cut
 from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.parts.units.wrappers import checkpointed
-from heterotrain.state.layout import Shapes, sizes_of
+from heterotrain.state.layout import ModelLayout, Shapes, sizes_of
 from heterotrain.state.ranges import Holding, whole
 
 
@@ -39,15 +39,13 @@ class _InFlight:
     batch: Any = field(default=None)
 
 
-class Stage:
-    """A stage, and the layout of its rank (``state.layout.ModelLayout``).
+class Stage(ModelLayout):
+    """A stage, and the layout of its rank.
 
     Attributes:
         model: the whole model's object, with values for the stage's own layers only.
         seen: the model's trace.
     """
-
-    uses = None
 
     def __init__(
         self,
@@ -295,14 +293,6 @@ class Stage:
             self._has_values = True
             given = {name: value for name, value in given.items() if name not in self._first_names}
         self.model.load_state_dict(given, strict=False)
-
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor itself: a stage holds whole parameters."""
-        return tensor.detach()
-
-    def like(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-        """Return the elements in the parameter's shape."""
-        return part.view(parameter.shape)
 
 
 def _is_meta(value: Any) -> bool:

@@ -30,18 +30,16 @@ from heterotrain.parts.units.initial_weights import fill
 from heterotrain.parts.units.units import Units
 from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.parts.units.wrappers import checkpoint_more
-from heterotrain.state.layout import Shapes
+from heterotrain.state.layout import ModelLayout, Shapes
 from heterotrain.state.ranges import Holding
 
 
-class ModelShards:
-    """A rank's part of the model, and the layout of its rank (``state.layout.ModelLayout``).
+class ModelShards(ModelLayout):
+    """A rank's part of the model, and the layout of its rank.
 
     Attributes:
         model: the whole model's object; its parameters are this rank's parts, flat.
     """
-
-    uses = None
 
     def __init__(
         self,
@@ -198,14 +196,6 @@ class ModelShards:
             for name in parts:
                 units.parts[name].to("meta")
         self._has_values = True
-
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor itself: parts are tensors of their own."""
-        return tensor.detach()
-
-    def like(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-        """Return the elements in the parameter's shape: flat."""
-        return part.view(parameter.shape)
 
     def _set(self, slot: ParameterSlot, values: torch.Tensor) -> None:
         if self._has_values:
