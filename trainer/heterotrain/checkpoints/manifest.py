@@ -104,11 +104,6 @@ class Manifest:
         """The names of its data files."""
         return (self.skeleton.name, *(part.name for part in self.parts))
 
-    @property
-    def size_bytes(self) -> int:
-        """The size of its data files."""
-        return self.skeleton.size_bytes + sum(part.size_bytes for part in self.parts)
-
 
 def new_mark() -> int:
     """Return a random mark, distinct from that of any other attempt."""

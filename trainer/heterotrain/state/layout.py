@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,6 +103,20 @@ def sizes_of(shapes: Shapes) -> dict[str, int]:
 def checksum(shapes: Shapes) -> int:
     """Return a number of 32 bits that differs between models with other names or shapes of parameters."""
     return zlib.crc32(repr(list(shapes.items())).encode())
+
+
+def check_keys(model: torch.nn.Module, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+    """Refuse a state with other names than a model's.
+
+    Raises:
+        RuntimeError: there are some; the message has the form of ``torch.nn.Module``'s.
+    """
+    for names, what in ((missing, "Missing"), (unexpected, "Unexpected")):
+        if names:
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(model).__name__}:\n\t"
+                f"{what} key(s) in state_dict: {', '.join(map(repr, names))}. "
+            )
 
 
 def is_whole(shapes: Shapes, holding: Holding) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from heterotrain.errors import HeterotrainError
 from heterotrain.state.ranges import Holding, OwnedRange, TensorRange, refined
@@ -58,7 +58,7 @@ def range_in(entry: Entry, holding: Holding | None) -> TensorRange | None:
     own = holding.get(entry.of)
     if own is None or (not own.elements and entry.elements):
         return None
-    return replace(own, name=entry.name) if entry.divided else entry.whole
+    return TensorRange(entry.name, own.start, own.stop) if entry.divided else entry.whole
 
 
 def loads_of(entries: Sequence[Entry], places: Sequence[Holdings]) -> list[Load]:

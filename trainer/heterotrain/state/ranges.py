@@ -39,9 +39,8 @@ class TensorRange:
 
     def without(self, other: TensorRange) -> tuple[TensorRange, ...]:
         """Return the elements outside of another range of the tensor."""
-        before = replace(self, stop=max(self.start, min(self.stop, other.start)))
-        after = replace(self, start=min(self.stop, max(self.start, other.stop)))
-        return tuple(rest for rest in (before, after) if rest.elements)
+        edges = ((self.start, min(self.stop, other.start)), (max(self.start, other.stop), self.stop))
+        return tuple(TensorRange(self.name, start, stop) for start, stop in edges if start < stop)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -13,11 +13,18 @@ from heterotrain.state.ranges import TensorRange, between
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Bytes of entries of the state, sent from one rank to another; at least one byte."""
+    """Bytes ``[start, stop)`` of the ranges of a load, sent from one rank to another; at least one byte."""
 
     source: int
     to: int
-    ranges: tuple[TensorRange, ...]
+    load: Load
+    start: int
+    stop: int
+
+    @property
+    def ranges(self) -> tuple[TensorRange, ...]:
+        """The bytes, by entry of the state; only the two ranks look at them."""
+        return between(self.load.ranges, self.start, self.stop)
 
 
 Round = tuple[Route, ...]
@@ -32,32 +39,31 @@ def rounds(loads: Sequence[Load]) -> tuple[Round, ...]:
     on to the other receivers. Donors' parts are such that the busiest donor sends as little as possible: of a single
     load, each of D donors sends a D-th.
     """
+    sizes = [load.size_bytes for load in loads]
     copies = [1 if load.is_relayed else len(load.receivers) for load in loads]
-    supplies = [(load.size_bytes * number, load.donors) for load, number in zip(loads, copies, strict=True)]
+    supplies = [(size * number, load.donors) for size, number, load in zip(sizes, copies, loads, strict=True)]
     first: list[Route] = []
     second: list[Route] = []
-    for load, amounts in zip(loads, shared(supplies), strict=True):
+    for load, size, amounts in zip(loads, sizes, shared(supplies), strict=True):
         receivers = load.receivers
         if not load.is_relayed:
-            for donor, part in _parts(load.ranges, amounts).items():
-                first += [Route(donor, receiver, part) for receiver in receivers]
+            for donor, edges in _parts(0, size, amounts).items():
+                first += [Route(donor, receiver, load, *edges) for receiver in receivers]
             continue
-        for receiver, (start, stop) in zip(receivers, bounds(load.size_bytes, len(receivers)), strict=True):
-            if start == stop:
-                continue
-            own = between(load.ranges, start, stop)
-            first += [Route(donor, receiver, part) for donor, part in _parts(own, amounts).items()]
-            second += [Route(receiver, other, own) for other in receivers if other != receiver]
+        for receiver, (start, stop) in zip(receivers, bounds(size, len(receivers)), strict=True):
+            parts = _parts(start, stop, amounts)
+            first += [Route(donor, receiver, load, *edges) for donor, edges in parts.items()]
+            second += [Route(receiver, other, load, start, stop) for other in receivers if other != receiver and parts]
     return tuple(found for found in (tuple(first), tuple(second)) if found)
 
 
-def _parts(ranges: Sequence[TensorRange], amounts: Mapping[int, int]) -> dict[int, tuple[TensorRange, ...]]:
-    """Cut ranges in proportion to what each donor gives; donors without a byte are left out."""
-    size_bytes, given, reached, found = sum(each.elements for each in ranges), sum(amounts.values()), 0, {}
+def _parts(start: int, stop: int, amounts: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """Cut ``[start, stop)`` in proportion to what each donor gives; donors without a byte are left out."""
+    given, reached, found = sum(amounts.values()), 0, {}
     for donor in sorted(amounts):
-        start = size_bytes * reached // given
+        first = start + (stop - start) * reached // given
         reached += amounts[donor]
-        part = between(ranges, start, size_bytes * reached // given)
-        if part:
-            found[donor] = part
+        end = start + (stop - start) * reached // given
+        if end > first:
+            found[donor] = (first, end)
     return found

@@ -295,7 +295,7 @@ def test_a_failed_write_is_reported_and_leaves_nothing(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.undo()
     assert done[0].manifest is None
-    assert {"full disk": "too large", "no folder": "Not a directory", "broken manifest": "Input/output"}[fault] in (
+    assert {"full disk": "too large", "no folder": "File exists", "broken manifest": "Input/output"}[fault] in (
         done[0].failure
     )
     if fault == "no folder":

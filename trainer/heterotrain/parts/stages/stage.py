@@ -28,7 +28,7 @@ from heterotrain.parts.units.initial_weights import fill
 from heterotrain.parts.units.units import Units, check_cut
 from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.parts.units.wrappers import checkpointed
-from heterotrain.state.layout import ModelLayout, Shapes, sizes_of
+from heterotrain.state.layout import ModelLayout, Shapes, check_keys, sizes_of
 from heterotrain.state.ranges import Holding, whole
 
 
@@ -273,17 +273,7 @@ class Stage(ModelLayout):
         own = {name: value for name, value in self.model.state_dict().items() if not _is_meta(value)}
         given = {name: state.get(self._first_names.get(name, name), state.get(name)) for name in own}
         missing = [name for name, value in given.items() if value is None]
-        if missing:
-            raise RuntimeError(
-                f"Error(s) in loading state_dict for {type(self.model).__name__}:\n\t"
-                f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}. "
-            )
-        unexpected = [name for name in state if name not in self._tensors]
-        if unexpected:
-            raise RuntimeError(
-                f"Error(s) in loading state_dict for {type(self.model).__name__}:\n\t"
-                f"Unexpected key(s) in state_dict: {', '.join(map(repr, unexpected))}. "
-            )
+        check_keys(self.model, missing, [name for name in state if name not in self._tensors])
         for name, value in own.items():
             if isinstance(value, torch.Tensor):
                 given[name] = given[name].reshape(value.shape)

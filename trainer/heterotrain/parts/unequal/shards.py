@@ -30,7 +30,7 @@ from heterotrain.parts.units.initial_weights import fill
 from heterotrain.parts.units.units import Units
 from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.parts.units.wrappers import checkpoint_more
-from heterotrain.state.layout import ModelLayout, Shapes
+from heterotrain.state.layout import ModelLayout, Shapes, check_keys
 from heterotrain.state.ranges import Holding
 
 
@@ -153,24 +153,18 @@ class ModelShards(ModelLayout):
         Raises:
             RuntimeError: values are missing, unknown, or of another size.
         """
-        kind = type(self.model).__name__
         given = {name: state.get(name) for name, slot in self._slots.items() if slot.own.elements}
         parameters = self._first_names.keys()
         buffers = {name: value for name, value in state.items() if name in self._tensors and name not in parameters}
         missing = [name for name, value in given.items() if value is None]
         missing += [name for name in self._tensors if name not in parameters and name not in buffers]
         unexpected = [name for name in state if name not in self._tensors and name not in parameters]
-        for names, what in ((missing, "Missing"), (unexpected, "Unexpected")):
-            if names:
-                listed = ", ".join(map(repr, names))
-                raise RuntimeError(
-                    f"Error(s) in loading state_dict for {kind}:\n\t{what} key(s) in state_dict: {listed}. "
-                )
+        check_keys(self.model, missing, unexpected)
         for name, value in given.items():
             slot, flat = self._slots[name], torch.as_tensor(value).detach().reshape(-1)
             if flat.numel() != slot.own.elements:
                 raise RuntimeError(
-                    f"Error(s) in loading state_dict for {kind}:\n\t"
+                    f"Error(s) in loading state_dict for {type(self.model).__name__}:\n\t"
                     f"size mismatch for {name}: {flat.numel()} elements for a part of {slot.own.elements}."
                 )
             self._set(slot, flat)
