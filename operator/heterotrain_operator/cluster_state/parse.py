@@ -176,8 +176,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
     """
     metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    key = owner_key(body)
-    index = labels.get(keys.LABEL_WORKER_INDEX, "")
+    key, index = owner_key(body), labels.get(keys.LABEL_WORKER_INDEX, "")
     if key is None:
         return None
     valid = index.isdecimal()

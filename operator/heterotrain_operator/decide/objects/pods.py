@@ -199,15 +199,7 @@ def build_pod(
         "metadata": {
             "name": name,
             "namespace": job.key.namespace,
-            "labels": {
-                **(metadata.get("labels") or {}),
-                **more.labels,
-                **labels_of(job),
-                "app.kubernetes.io/component": "worker",
-                keys.LABEL_POOL: pool.name,
-                keys.LABEL_CAPACITY_TYPE: pool.capacity_type.value,
-                keys.LABEL_WORKER_INDEX: str(index),
-            },
+            "labels": {**(metadata.get("labels") or {}), **more.labels, **_labels(job, pool, index)},
             "annotations": {
                 **{key: value for key, value in annotations.items() if key not in _OWN_ANNOTATIONS},
                 **more.annotations,
@@ -221,6 +213,16 @@ def build_pod(
             "ownerReferences": [owner_reference(job)],
         },
         "spec": spec,
+    }
+
+
+def _labels(job: JobView, pool: WorkerPool, index: int) -> dict[str, str]:
+    return {
+        **labels_of(job),
+        "app.kubernetes.io/component": "worker",
+        keys.LABEL_POOL: pool.name,
+        keys.LABEL_CAPACITY_TYPE: pool.capacity_type.value,
+        keys.LABEL_WORKER_INDEX: str(index),
     }
 
 

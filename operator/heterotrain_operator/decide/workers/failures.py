@@ -169,10 +169,7 @@ def account(
     # A later time is of a clock that was ahead: the next delay counts from now.
     last_s = min(now_s, seconds(status.last_failure_time))
     incidents = new_incidents(counted.failed, last_s, now_s=now_s)
-    names = [each.name for each in ends.gone]
-    row = (
-        continued(row_in(status.internal.disruptions), ends.lost, names, step=step, now_s=now_s) if counting else Row()
-    )
+    row = _row(status, ends, step=step, now_s=now_s) if counting else Row()
     # The uids of ends that do not count are kept nevertheless, so that a resumed job does not count them.
     kept = {worker.pod.uid for worker in workers} | known.keys()
     returned = {worker.pod.uid for worker in workers if worker.placed}
@@ -200,6 +197,11 @@ def account(
         row=row,
         state_lost=f"{counted.rest[0].pod.name}: {counted.rest[0].reason}" if counted.rest else "",
     )
+
+
+def _row(status: HeteroTrainJobStatus, ends: _NewEnds, *, step: int | None, now_s: float) -> Row:
+    names = [each.name for each in ends.gone]
+    return continued(row_in(status.internal.disruptions), ends.lost, names, step=step, now_s=now_s)
 
 
 def _blamed_before(status: HeteroTrainJobStatus, *, now_s: float) -> list[BlamedNode]:

@@ -89,23 +89,10 @@ def decide_replicas(
     halted = {name: each for name, each in grant.exhausted.items() if each.why}
     shortage = _Shortage()
 
-    # 2. Count the workers that each pool should have: by the grant or, without limits, as many as fit.
-    if grant.undecided:
-        count = {name: len(own) for name, own in kept.by_pool.items()}
-    elif grant.limits is None:
-        full = {name for name in kept.by_pool if kept.idle[name] or name in halted}
-        count = _what_fits(spec, kept.schedulable, full, free_slots_of=free_slots_of, shortage=shortage)
-        count |= {name: count[name] + 1 for name in halted if kept.idle.get(name)}
-    else:
-        placed = {name: sum(worker.placed for worker in own) for name, own in kept.by_pool.items()}
-        count = {name: max(grant.limits.get(name, 0), placed[name]) for name in kept.by_pool}
+    # 2. Count the workers that each pool should have.
+    count = _counted(spec, kept, grant, halted, free_slots_of=free_slots_of, shortage=shortage, now_s=now_s)
 
-    # 3. Add the minimums and one waiting worker per pool, where the job may wait for nodes.
-    if not grant.undecided:
-        may_wait = [pool for pool in spec.worker_pools if grant.may_wait_in(pool.name)]
-        _add_waiting(spec, may_wait, count, kept.schedulable, kept.idle, now_s=now_s)
-
-    # 4. Create what is missing in each pool, and remove surplus workers that have no node.
+    # 3. Create what is missing in each pool, and remove surplus workers that have no node.
     create: list[WorkerPool] = []
     remove = list(kept.remove)
     waits_s: list[float] = []
@@ -122,7 +109,7 @@ def decide_replicas(
             shortage.unschedulable(pool, free_slots_of(pool), kept.idle[name][0])
     shortage.halted({name: each.why for name, each in halted.items() if not kept.idle.get(name)})
 
-    # 5. Let workers go that the allocation takes away, unless the job would stop just before their replacements start.
+    # 4. Let workers go that the allocation takes away, unless the job would stop just before their replacements start.
     if kept.leaving and not _replaced_soon(spec, kept.staying, create):
         remove += [(worker, grant.reason) for worker in kept.leaving]
     return ReplicaDecision(
@@ -180,6 +167,34 @@ def _kept(spec: HeteroTrainJobSpec, workers: Sequence[Worker], *, leave: Collect
         schedulable=schedulable,
         remove=remove,
     )
+
+
+def _counted(
+    spec: HeteroTrainJobSpec,
+    kept: _Kept,
+    grant: JobGrant,
+    halted: Collection[str],
+    *,
+    free_slots_of: Callable[[WorkerPool], FreeSlots],
+    shortage: _Shortage,
+    now_s: float,
+) -> dict[str, int]:
+    """Return how many workers each pool should have: by the grant or, without limits, as many as fit.
+
+    Where the job may wait for nodes, these are at least the minimums and one waiting worker per pool.
+    """
+    if grant.undecided:
+        return {name: len(own) for name, own in kept.by_pool.items()}
+    if grant.limits is None:
+        full = {name for name in kept.by_pool if kept.idle[name] or name in halted}
+        count = _what_fits(spec, kept.schedulable, full, free_slots_of=free_slots_of, shortage=shortage)
+        count |= {name: count[name] + 1 for name in halted if kept.idle.get(name)}
+    else:
+        placed = {name: sum(worker.placed for worker in own) for name, own in kept.by_pool.items()}
+        count = {name: max(grant.limits.get(name, 0), placed[name]) for name in kept.by_pool}
+    may_wait = [pool for pool in spec.worker_pools if grant.may_wait_in(pool.name)]
+    _add_waiting(spec, may_wait, count, kept.schedulable, kept.idle, now_s=now_s)
+    return count
 
 
 def _surplus(
