@@ -188,6 +188,13 @@ def test_the_first_rule_that_matches_decides_and_an_ignored_failure_is_a_disrupt
     assert cluster.condition("Failed") == ("False", "NotEnded")
 
 
+def test_a_rule_counts_a_kill_from_outside_as_a_failure() -> None:
+    cluster = ruled({"action": "Restart", "onExitCodes": {"values": [137]}})
+    cluster.end("job-w0", exit_code=137)
+    cluster.settle()
+    assert (cluster.status["restarts"], cluster.status["disruptions"]) == (1, 0)
+
+
 def fails_on(cluster: FakeCluster, node: str, reason: str) -> None:
     """Let the worker on the node fail, and its replacement run."""
     (name,) = (view.name for view in cluster.pod_views if view.node == node and not view.terminal)
