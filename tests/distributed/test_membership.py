@@ -48,29 +48,18 @@ def assert_left(worker: Worker, *, told: bool = False) -> None:
     assert (worker.code, worker.outcome.ending, worker.outcome.told) == (0, Ending.LEFT, told), worker.log()
 
 
-def test_a_worker_leaves_on_sigterm_and_no_step_is_repeated(operate: Operate) -> None:
-    """An announced leave costs no sample and no step, even without an operator."""
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_worker_leaves_on_sigterm_and_no_step_is_repeated(operate: Operate, count: int) -> None:
+    """An announced leave costs no sample and no step, even without an operator and without a majority of survivors."""
     operator = operate()
     gate = Gate(operator.folder, 4)
-    workers = held(operator, 3, gate)
-    workers[2].signal(signal.SIGTERM)
-    gate.open()
-    operator.finish(workers)
-    assert_left(workers[2], told=True)
-    assert_finished(operator, workers[:2])
-    assert not any("is repeated" in worker.log() for worker in workers)
-
-
-def test_one_of_two_leaves_and_the_other_continues(operate: Operate) -> None:
-    """An announced leave needs no majority of survivors: the leaving worker itself agrees."""
-    operator = operate()
-    gate = Gate(operator.folder, 4)
-    workers = held(operator, 2, gate)
+    workers = held(operator, count, gate)
     workers[0].signal(signal.SIGTERM)
     gate.open()
     operator.finish(workers)
     assert_left(workers[0], told=True)
     assert_finished(operator, workers[1:])
+    assert not any("is repeated" in worker.log() for worker in workers)
 
 
 def test_a_drained_worker_leaves(operate: Operate) -> None:
@@ -86,27 +75,19 @@ def test_a_drained_worker_leaves(operate: Operate) -> None:
     assert_finished(operator, [workers[0], workers[2]])
 
 
-@pytest.mark.parametrize("place", ["step", "launched", "reducing", "reduced", "applied"])
-def test_the_others_survive_a_killed_worker_without_the_operator(operate: Operate, place: str) -> None:
-    """At any place of the kill, the survivors repeat the step, or adopt it if one of them has committed it."""
+@pytest.mark.parametrize(
+    ("victim", "place"),
+    [*((2, place) for place in ("step", "launched", "reducing", "reduced", "applied")), (0, "reducing")],
+)
+def test_the_others_survive_a_killed_worker_without_the_operator(operate: Operate, victim: int, place: str) -> None:
+    """The survivors repeat the step, or adopt it if one of them has committed it. The lowest rank hosts the store."""
     operator = operate()
-    workers = [operator.start(f"w{i}", fault={"place": place, "step": 4} if i == 2 else None) for i in range(3)]
+    workers = [operator.start(f"w{i}", fault={"place": place, "step": 4} if i == victim else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish(workers)
-    assert workers[2].code == -signal.SIGKILL
-    assert_finished(operator, workers[:2])
-
-
-def test_the_store_host_is_killed(operate: Operate) -> None:
-    """The lowest rank hosts the store; the next formation creates a new one on another rank."""
-    operator = operate()
-    workers = [operator.start(f"w{i}", fault={"place": "reducing", "step": 5} if i == 0 else None) for i in range(3)]
-    operator.until_ready(*workers)
-    operator.plan(workers)
-    operator.finish(workers)
-    assert workers[0].code == -signal.SIGKILL
-    assert_finished(operator, workers[1:])
+    assert workers.pop(victim).code == -signal.SIGKILL
+    assert_finished(operator, workers)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
