@@ -52,21 +52,12 @@ class VolumeMount(Model, preserve=True):
     mount_path: str | None = Field(default=None, max_length=4096, description="Path in the container. Example: /data.")
 
 
-class Container(Model, preserve=True):
-    """A container as in a pod; all fields of Kubernetes are allowed."""
+class _ContainerFields(Model, preserve=True):
+    """What containers of the template and of a pool's patch have in common."""
 
     name: str = Field(min_length=1, max_length=63, description="Name of the container. Example: trainer.")
-    env: tuple[EnvVar, ...] | None = Field(
-        default=None, max_length=200, description="Environment variables. The operator adds its own."
-    )
     resources: ContainerResources | None = Field(
         default=None, description="Resources. The pool's resources take precedence in the training container."
-    )
-    ports: tuple[ContainerPort, ...] | None = Field(
-        default=None, max_length=100, description="Ports. The operator adds the ports of the metrics."
-    )
-    volume_mounts: tuple[VolumeMount, ...] | None = Field(
-        default=None, max_length=100, description="Volume mounts. The operator adds the plan and /dev/shm."
     )
     restart_policy: str | None = Field(
         default=None, max_length=16, description="For init containers only: Always makes it a sidecar. Example: Always."
@@ -75,6 +66,20 @@ class Container(Model, preserve=True):
         default=None,
         max_length=4096,
         description="File for the worker's final result, which the operator reads. Example: /dev/termination-log.",
+    )
+
+
+class Container(_ContainerFields, preserve=True):
+    """A container as in a pod; all fields of Kubernetes are allowed."""
+
+    env: tuple[EnvVar, ...] | None = Field(
+        default=None, max_length=200, description="Environment variables. The operator adds its own."
+    )
+    ports: tuple[ContainerPort, ...] | None = Field(
+        default=None, max_length=100, description="Ports. The operator adds the ports of the metrics."
+    )
+    volume_mounts: tuple[VolumeMount, ...] | None = Field(
+        default=None, max_length=100, description="Volume mounts. The operator adds the plan and /dev/shm."
     )
 
 
@@ -135,35 +140,19 @@ _POD_RULES = (
 )
 
 
-class PodSpec(Model, preserve=True, rules=_POD_RULES):
-    """Specification of the pod; all fields of Kubernetes are allowed and kept."""
+class _PodFields(Model, preserve=True):
+    """What the specification of a pod and that of a pool's patch have in common."""
 
-    containers: tuple[Container, ...] = Field(
-        min_length=1,
-        max_length=10,
-        description="Containers. The first one runs the training, unless the annotation "
-        "kubectl.kubernetes.io/default-container names another.",
-        json_schema_extra=MapList("name"),
-    )
-    init_containers: tuple[Container, ...] | None = Field(
-        default=None,
-        max_length=10,
-        description="Containers that run before the others.",
-        json_schema_extra=MapList("name"),
-    )
-    volumes: tuple[Volume, ...] | None = Field(
-        default=None,
-        max_length=64,
-        description="Volumes. The operator adds the plan and, unless a volume is mounted there, /dev/shm.",
-        json_schema_extra=MapList("name"),
-    )
     node_selector: dict[str, LabelValue] | None = Field(
         default=None,
         max_length=32,
-        description="Labels of the nodes, in addition to the pool's nodeSelector. Example: {zone: a}.",
+        description="Labels of the nodes, in addition to the pool's nodeSelector, which takes precedence. "
+        "Example: {zone: a}.",
     )
     tolerations: tuple[PodToleration, ...] | None = Field(
-        default=None, max_length=64, description="Tolerations, in addition to the pool's."
+        default=None,
+        max_length=64,
+        description="Tolerations, in addition to the pool's. A pool's template replaces them.",
     )
     overhead: dict[str, Quantity] | None = Field(
         default=None, max_length=32, description="Additional resources of the runtime class. Example: {memory: 64Mi}."
@@ -184,6 +173,30 @@ class PodSpec(Model, preserve=True, rules=_POD_RULES):
         default=None,
         description="true: the workers use the node's network, as some drivers of RDMA need. Their ports are then the "
         "node's.",
+    )
+
+
+class PodSpec(_PodFields, preserve=True, rules=_POD_RULES):
+    """Specification of the pod; all fields of Kubernetes are allowed and kept."""
+
+    containers: tuple[Container, ...] = Field(
+        min_length=1,
+        max_length=10,
+        description="Containers. The first one runs the training, unless the annotation "
+        "kubectl.kubernetes.io/default-container names another.",
+        json_schema_extra=MapList("name"),
+    )
+    init_containers: tuple[Container, ...] | None = Field(
+        default=None,
+        max_length=10,
+        description="Containers that run before the others.",
+        json_schema_extra=MapList("name"),
+    )
+    volumes: tuple[Volume, ...] | None = Field(
+        default=None,
+        max_length=64,
+        description="Volumes. The operator adds the plan and, unless a volume is mounted there, /dev/shm.",
+        json_schema_extra=MapList("name"),
     )
 
 
@@ -215,31 +228,19 @@ class PodTemplate(Model):
     )
 
 
-class ContainerPatch(Model, preserve=True):
+class ContainerPatch(_ContainerFields, preserve=True):
     """Changes of a container, or another container; all fields of Kubernetes are allowed."""
 
-    name: str = Field(min_length=1, max_length=63, description="Name of the container. Example: trainer.")
     env: tuple[EnvVar, ...] | None = Field(
         default=None, max_length=32, description="Environment variables; one of the same name is replaced."
-    )
-    resources: ContainerResources | None = Field(
-        default=None, description="Resources. The pool's resources take precedence in the training container."
     )
     ports: tuple[ContainerPort, ...] | None = Field(default=None, max_length=32, description="Ports, merged by number.")
     volume_mounts: tuple[VolumeMount, ...] | None = Field(
         default=None, max_length=32, description="Volume mounts; one at the same path is replaced."
     )
-    restart_policy: str | None = Field(
-        default=None, max_length=16, description="For init containers only: Always makes it a sidecar. Example: Always."
-    )
-    termination_message_path: str | None = Field(
-        default=None,
-        max_length=4096,
-        description="File for the worker's final result, which the operator reads. Example: /dev/termination-log.",
-    )
 
 
-class PodSpecPatch(Model, preserve=True, rules=_POD_RULES):
+class PodSpecPatch(_PodFields, preserve=True, rules=_POD_RULES):
     """Changes of the pod's specification; all fields of Kubernetes are allowed."""
 
     containers: tuple[ContainerPatch, ...] | None = Field(
@@ -259,36 +260,6 @@ class PodSpecPatch(Model, preserve=True, rules=_POD_RULES):
         max_length=16,
         description="Volumes; one of the same name is replaced.",
         json_schema_extra=MapList("name"),
-    )
-    node_selector: dict[str, LabelValue] | None = Field(
-        default=None,
-        max_length=32,
-        description="Labels of the nodes. The pool's own nodeSelector takes precedence. Example: {zone: a}.",
-    )
-    tolerations: tuple[PodToleration, ...] | None = Field(
-        default=None,
-        max_length=64,
-        description="Tolerations in place of those of spec.template. The pool's own are added.",
-    )
-    overhead: dict[str, Quantity] | None = Field(
-        default=None, max_length=32, description="Additional resources of the runtime class. Example: {memory: 64Mi}."
-    )
-    termination_grace_period_seconds: int | None = Field(
-        default=None, ge=1, le=86_400, description="Seconds between SIGTERM and SIGKILL. Example: 60."
-    )
-    restart_policy: str | None = Field(
-        default=None, max_length=16, description="Leave it out: the operator replaces workers. Example: Never."
-    )
-    node_name: str | None = Field(
-        default=None, max_length=253, description="Leave it out: the scheduler places workers."
-    )
-    active_deadline_seconds: int | None = Field(
-        default=None, description="Leave it out: use spec.activeDeadlineSeconds."
-    )
-    host_network: bool | None = Field(
-        default=None,
-        description="true: the workers use the node's network, as some drivers of RDMA need. Their ports are then the "
-        "node's.",
     )
 
 
