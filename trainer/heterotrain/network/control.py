@@ -1,4 +1,4 @@
-"""The one small all-gather of a step: every rank contributes a row, and all derive the same decision from all rows.
+"""The control vector, the one small all-gather of a step: all ranks derive the same decision from the rows of all.
 
 It is started after the rank's own backward pass and waited for together with the last bucket. So it is also the vote:
 a step is committed by all ranks or by none. Values that are known only after the reduction are sent one step late.

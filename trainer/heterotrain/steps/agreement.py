@@ -148,8 +148,7 @@ class Agreement:
 
     def _record(self, step: StepPasses, decision: StepDecision, active_group: ActiveGroup) -> None:
         self._resources.end()
-        compares = step.part.second_phase is None
-        self._records.committed(step, decision, active_group, self._resources.loader, compares=compares)
+        self._records.committed(step, decision, active_group, self._resources.loader)
         self.committed = active_group, decision
 
     def non_finite(self, what: str, action: Action) -> None:

@@ -91,8 +91,6 @@ class Formations:
     def adopt(self, active_group: ActiveGroup) -> None:
         """Switch to a newer revision of the plan if this is a boundary."""
         progress = self._training.progress
-        if active_group.roster.plan is active_group.agreed.plan:
-            return
         if not may_adopt(active_group.roster, active_group.agreed.plan, epoch_step=progress.epoch_steps):
             return
         active_group.roster = roster_of(

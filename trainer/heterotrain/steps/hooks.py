@@ -85,7 +85,7 @@ class Hooks:
             PeerLost: the group broke meanwhile.
         """
         progress = self._training.progress
-        if progress.hooked == progress.steps or not self.after_steps:
+        if progress.hooked == progress.steps:
             return False
         due = [hook for every, hook in self.after_steps if progress.steps % every == 0]
         if not due:

@@ -113,7 +113,7 @@ class Loop:
                 self._end.is_over, step = True, None
             if step is None:
                 return
-            if self._withdraws(step):
+            if self.shutdown.reason and self._withdraws(step):
                 step.withdraw()
             else:
                 yield step
@@ -131,7 +131,7 @@ class Loop:
         while True:
             self._follow()
             active_group = self._formations.active_group or self._form()
-            if self._phase.is_past(self._training.progress):
+            if not self._phase.is_last and self._phase.is_past(self._training.progress):
                 if self._joined is not active_group:
                     return None  # a rank that resumes or joins goes on to its phase
                 if self.is_between_phases:
@@ -140,7 +140,7 @@ class Loop:
             if self._joined is not active_group or self._is_new_phase:
                 self._join(active_group)
             self._call_hooks(active_group)
-            if not self.is_between_phases:
+            if self._phase.is_last or not self.is_between_phases:
                 break
         if self._end.is_reached:
             self.records.progress_display.clear()
@@ -176,11 +176,11 @@ class Loop:
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        if self._replicas.resync(active_group):
+        if self._replicas.donor is not None and self._replicas.resync(active_group):
             self.records.expect_schedules()
         if self._hooks.after_epochs and self.agreement.hooks_follow(self._training.progress):
             self._checkpoints.write(WriteReason.HOOKS, self._training, active_group)
-        if self._hooks.finish_step(self):
+        if self._hooks.after_steps and self._hooks.finish_step(self):
             self._observer.evaluated()
         if self._hooks.finish_epoch(self):
             self._observer.evaluated()
@@ -199,7 +199,7 @@ class Loop:
         Where ranks exchange data while they compute it, the others need this rank for that, and the script gets the
         step once more.
         """
-        if not self.shutdown.reason or self.shutdown.ends(step.task.number) != BEFORE:
+        if self.shutdown.ends(step.task.number) != BEFORE:
             return False
         return not (self._lockstep or self._exchanges or step.task.is_joint or self._numerics.needs_all_ranks)
 
@@ -253,7 +253,8 @@ class Loop:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _prepare(self, active_group: ActiveGroup, loader: BatchLoader) -> Step:
-        self._formations.adopt(active_group)
+        if active_group.roster.plan is not active_group.agreed.plan:
+            self._formations.adopt(active_group)
         task = loader.task(active_group, self._training.progress, cap_samples=self._attempts.cap_samples)
         part = self._wrapped.part
         self.resources.begin()

@@ -80,6 +80,7 @@ class Replicas:
 
     Attributes:
         fingerprint: for the next control vector; NaN if none was taken after the last step.
+        donor: the rank whose state all others take over before the next step; ``None`` for none.
     """
 
     def __init__(self, training: TrainState, numerics: Numerics, report: RankMetrics, policy: OnDivergence) -> None:
@@ -92,7 +93,7 @@ class Replicas:
         self._was_mixed = False
         self._resyncs = 0
         self._differences = 0
-        self._donor: int | None = None
+        self.donor: int | None = None
         self._pass: _Pass | None = None
         self._compared: tuple[_Pass, int] | None = None
         self._memory: torch.Tensor | None = None
@@ -106,7 +107,7 @@ class Replicas:
             PeerLost: the group is broken.
         """
         self.forget()
-        self._donor = None
+        self.donor = None
         if group is None:
             return
         kind = float(zlib.crc32(kind_of(device).encode()))
@@ -176,7 +177,7 @@ class Replicas:
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        donor, self._donor = self._donor, None
+        donor, self.donor = self.donor, None
         group = active_group.group
         if donor is None or group is None:
             return False
@@ -237,7 +238,7 @@ class Replicas:
         if self._policy is OnDivergence.RESYNC:
             if self._resyncs >= MOST_RESYNCS:
                 raise Diverged(f"{what}, although it was made equal {self._resyncs} times. {remedy}")
-            self._donor = difference.donor
+            self.donor = difference.donor
         elif self._differences & (self._differences - 1):
             return  # after the first, one line whenever their number doubles
         _log.warning("%s (%d such comparisons so far). %s", what, self._differences, remedy)

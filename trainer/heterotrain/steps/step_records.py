@@ -71,13 +71,7 @@ class StepRecords:
         self.expect_schedules()
 
     def committed(
-        self,
-        step: StepPasses,
-        decision: StepDecision,
-        active_group: ActiveGroup,
-        loader: BatchLoader,
-        *,
-        compares: bool,
+        self, step: StepPasses, decision: StepDecision, active_group: ActiveGroup, loader: BatchLoader
     ) -> None:
         """Note a step that all ranks finished.
 
@@ -86,7 +80,6 @@ class StepRecords:
             decision: of all ranks.
             active_group: the formation that finished it.
             loader: of the job's data.
-            compares: whether every rank holds the whole model, so that their copies can be compared.
         """
         now_s = time.perf_counter()
         self._training.progress = loader.advanced(self._training.progress, step.task)
@@ -97,15 +90,17 @@ class StepRecords:
             self._note_empty(step.task.number)
         if step.skipped:
             self._attempts.undo()  # also running statistics, which a forward pass that is not finite has changed
-        self._step_schedulers(
-            self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not step.skipped)
-        )  # fmt: skip
+        times = self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not step.skipped)
+        if self.schedulers:
+            self._step_schedulers(times)
         telemetry_began_s = time.perf_counter()
         self._observer.committed(step, decision, active_group, now_s=now_s)
         if self._tensorboard is not None:
             self._tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
         self._replicas.clear()
-        if self._observer.measures and active_group.group is not None and compares:
+        if (
+            self._observer.measures and active_group.group is not None and step.part.second_phase is None
+        ):  # whole models
             self._replicas.measure()
         self.progress_display.committed(
             lambda: self._position(active_group, decision, loader), leads=active_group.rank == 0, now_s=now_s
