@@ -15,6 +15,7 @@ from heterotrain.errors import StateLost, UsageError
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import Column, Rows
 from heterotrain.network.group import Group
+from heterotrain.network.texts import gather_texts
 from heterotrain.state import transfer
 from heterotrain.state.layout import checksum, sizes_of
 from heterotrain.state.prepared import Confirmation, LastSteps, decide_late
@@ -205,13 +206,9 @@ def _summaries(group: Group | None, training: TrainState, checkpoints: Checkpoin
     if group is not None:
         rows = group.gather_now(rows[0])
         _check_same_model({rank: int(r[-2]) for rank, r in enumerate(rows) if r[-1]})
-        longest = int(max(r[-1] for r in rows))
-        if longest:  # some rank does not hold everything
-            gathering = group.gather(parts.ljust(longest))
-            group.wait(gathering, "what each rank holds")
-            texts = gathering.rows
-        else:
-            texts = [b""] * len(rows)
+        texts = [b""] * len(rows)
+        if any(r[-1] for r in rows):  # some rank does not hold everything
+            texts = gather_texts(group, parts, "what each rank holds")
     summaries = []
     for r, text in zip(rows, texts, strict=True):
         has, needs = map(_decoded, json.loads(text)) if r[-1] else (None, None)

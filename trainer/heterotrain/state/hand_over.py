@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from heterotrain.network.group import Group
+from heterotrain.network.texts import gather_texts
 from heterotrain.state import transfer
 from heterotrain.state.ranges import Holding, TensorRange, missing
 from heterotrain.state.training import TrainState
@@ -129,8 +130,5 @@ def hand_over(
 def _exchanged(group: Group, report: HandOverReport) -> list[HandOverReport]:
     """Return every rank's report, by rank."""
     text = json.dumps([list(report.wants), report.room_bytes, dict(report.sizes_bytes)]).encode()
-    longest = int(max(row[0] for row in group.gather_now([float(len(text))])))
-    gathering = group.gather(text.ljust(longest))
-    group.wait(gathering, "what ranks can take over")
-    rows = [json.loads(row) for row in gathering.rows]
+    rows = [json.loads(row) for row in gather_texts(group, text, "what ranks can take over")]
     return [HandOverReport(wants=set(wants), room_bytes=int(room), sizes_bytes=sizes) for wants, room, sizes in rows]

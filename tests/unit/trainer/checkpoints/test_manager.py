@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +73,34 @@ def _tidy(monkeypatch: pytest.MonkeyPatch, own_process: None) -> Iterator[None]:
     fsspec.filesystem("memory").store.clear()
 
 
-def run(*, data: Any = DATA, stop_after: int | None = None, **settings: Any) -> tuple[Job, Counting, list[int]]:
-    """Train; return the job, its model and the sample ids in the order of their steps."""
+def nothing(*_: Any) -> None:
+    """Neither before training nor in a micro-batch."""
+
+
+def run(
+    *,
+    data: Any = DATA,
+    stop_after: int | None = None,
+    prepare: Callable[[Job], None] = nothing,
+    during: Callable[[Job, int, int], None] = nothing,
+    **settings: Any,
+) -> tuple[Job, Counting, list[int]]:
+    """Train; return the job, its model and the sample ids in the order of their steps.
+
+    ``during`` is called after each micro-batch, with the number of its step and its own.
+    """
     job = heterotrain.init(**({"epochs": 2, "batch_samples": 8, "checkpoint_uri": URI} | settings))
     torch.manual_seed(1)
     model = job.wrap(Counting())
     assert isinstance(model, Counting)
     optimizer = job.optimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+    prepare(job)
     ids: list[int] = []
     for step in job.steps(data):
         with step:
-            for x, y in step.micro_batches():
+            for index, (x, y) in enumerate(step.micro_batches()):
                 step.backward(((model(x) - y) ** 2).mean())
+                during(job, step.number, index)
             step.apply(optimizer)
         ids += step.task.ids
         if stop_after is not None and step.number + 1 == stop_after:
@@ -170,18 +186,14 @@ def test_a_store_that_hangs_is_logged_and_training_continues(
         return put(self, name, chunks, **options)
 
     monkeypatch.setattr(Storage, "put", hangs)
-    job = heterotrain.init(epochs=2, batch_samples=8, checkpoint_uri=URI, checkpoint_interval_s=0.0)
-    model = job.wrap(Counting())
-    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    for step in job.steps(DATA):
-        with step:
-            for x, y in step.micro_batches():
-                step.backward(((model(x) - y) ** 2).mean())
-            step.apply(optimizer)
-        if step.number == 4:
+
+    def during(job: Job, step: int, _index: int) -> None:
+        if step == 5:
             assert "check whether its store is stuck" in caplog.text
             assert job._report._counters["heterotrain_checkpoint_failures_total"] >= 1
             release.set()
+
+    run(checkpoint_interval_s=0.0, during=during)
     assert CheckpointFolder(URI, max_to_keep=9).newest_order()[1] == 6
 
 
@@ -235,28 +247,21 @@ def test_no_password_is_logged_or_recorded(
 def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     """With SIGTERM in a step that ends too late, a rank writes state and buffers from before that step."""
     caplog.set_level(logging.WARNING)
-    job = heterotrain.init(epochs=1, batch_samples=8, checkpoint_uri=URI)
-    torch.manual_seed(1)
-    model = job.wrap(Counting())
-    job.buffers("seen", "own")
-    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    loop = job._loop
-    loop._attempts.cap_samples = 2
     before: dict[str, torch.Tensor] = {}
 
-    def train() -> None:
-        for step in job.steps(DATA):
-            with step:
-                for index, (x, y) in enumerate(step.micro_batches()):
-                    step.backward(((model(x) - y) ** 2).mean())
-                    if (step.number, index) == (1, 0):
-                        before.update({name: value.clone() for name, value in model.state_dict().items()})
-                        loop._step_s = 1e9
-                        os.kill(os.getpid(), signal.SIGTERM)
-                step.apply(optimizer)
+    def prepare(job: Job) -> None:
+        job.buffers("seen", "own")
+        job._loop._attempts.cap_samples = 2
+
+    def during(job: Job, step: int, index: int) -> None:
+        if (step, index) == (1, 0):
+            assert job._training.model is not None
+            before.update({name: value.clone() for name, value in job._training.model.state_dict().items()})
+            job._loop.resources.step_s = 1e9
+            os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(SystemExit):
-        train()
+        run(epochs=1, prepare=prepare, during=during)
     early, last = CheckpointFolder(URI, max_to_keep=9).manifests()[::-1]
     assert (early.step, last.step) == (1, 2)
     state = CheckpointFolder(URI, max_to_keep=9).load(early)
@@ -270,24 +275,13 @@ def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None
 def test_a_write_that_will_not_fit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Estimated from the speed of the last one; it is attempted anyway."""
     caplog.set_level(logging.WARNING)
-    job = heterotrain.init(epochs=1, batch_samples=8, checkpoint_uri=URI)
-    loop = job._loop
-    loop.shutdown._grace_s = 5.0
-    loop._checkpoints._speed_bytes_per_s = 1.0
-    model = job.wrap(Counting())
-    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
-    def train() -> None:
-        for step in job.steps(DATA):
-            with step:
-                for x, y in step.micro_batches():
-                    step.backward(((model(x) - y) ** 2).mean())
-                    if step.number == 1:
-                        os.kill(os.getpid(), signal.SIGTERM)
-                step.apply(optimizer)
+    def prepare(job: Job) -> None:
+        job._loop.shutdown._grace_s = 5.0
+        job._loop._checkpoints._speed_bytes_per_s = 1.0
 
     with pytest.raises(SystemExit):
-        train()
+        run(epochs=1, prepare=prepare, stop_after=1)
     assert "the job may continue from an older checkpoint" in caplog.text
     assert CheckpointFolder(URI, max_to_keep=9).newest_order()[1] == 2
 

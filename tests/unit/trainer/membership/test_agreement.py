@@ -262,8 +262,8 @@ def break_transfers(patch: pytest.MonkeyPatch, after: list[int]) -> None:
     patch.setattr("heterotrain.state.moves.BATCH_BYTES", 1)
     left, gather_now = dict(enumerate(after)), Group.gather_now
 
-    def gather(group: Group, values: Any) -> Any:
-        found = gather_now(group, values)
+    def gather(group: Group, values: Any, *purpose: Any) -> Any:
+        found = gather_now(group, values, *purpose)
         if list(values) == [0.0]:
             left[group.rank] -= 1
             if left[group.rank] < 0:

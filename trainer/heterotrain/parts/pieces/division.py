@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
+from heterotrain.network.texts import gather_texts
 from heterotrain.state.layout import ModelLayout, checksum, is_whole, sizes_of
 from heterotrain.state.ranges import Holding, OwnedRange, TensorRange, pieces_of
-
-MOST_HOLDING_BYTES = 64 * 1024 * 1024
-"""Limit for what a rank says of its parts, before memory is allocated for it; a parameter takes about 60 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +34,7 @@ def divide(group: Group, layout: ModelLayout) -> PieceDivision | None:
 
     Raises:
         PeerLost: the group broke meanwhile.
-        UsageError: ranks have different models, or train different parameters; or nobody holds some of them.
+        UsageError: ranks have different models, or train different parameters; or the model has too many.
     """
     if not any(row[0] for row in group.gather_now([float(not is_whole(layout.shapes, layout.holding))])):
         return None
@@ -46,16 +44,7 @@ def divide(group: Group, layout: ModelLayout) -> PieceDivision | None:
         "model": checksum(layout.shapes),
         "held": {name: [own.start, own.stop, name in trained] for name, own in layout.holding.items()},
     }).encode()  # fmt: skip
-    lengths = [row[0] for row in group.gather_now([float(len(own))])]
-    if not all(0 < length <= MOST_HOLDING_BYTES for length in lengths):
-        raise UsageError(
-            f"the list of what a rank holds takes {max(lengths):.0f} bytes, at most {MOST_HOLDING_BYTES} are possible: "
-            "divide the model into fewer parameters"
-        )
-    longest = int(max(lengths))
-    gathering = group.gather(own.ljust(longest))
-    group.wait(gathering, "what each rank holds of the model")
-    found = [json.loads(row) for row in gathering.rows]
+    found = [json.loads(text) for text in gather_texts(group, own, "what each rank holds of the model")]
     for rank, other in enumerate(found):
         if other["model"] != found[group.rank]["model"]:
             raise UsageError(
