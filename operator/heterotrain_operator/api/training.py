@@ -145,9 +145,7 @@ class Training(Model):
         le=2**53,
         description="Seed of the sample order and of the random generators in every process. Example: 42.",
     )
-    rebalance: Rebalance = Field(
-        default_factory=Rebalance, description="When the workers' shares of the batch change, and for which gain."
-    )
+    rebalance: Rebalance = Field(default_factory=Rebalance, description="When the workers' shares of the batch change.")
     precision: Precision = Field(
         default=Precision.AUTO,
         description="Number format of the forward pass. Auto is BF16 if the accelerators of all workers support it, "
