@@ -231,6 +231,25 @@ def test_a_plan_may_change_nothing_but_the_cut_or_who_is_in_which_member(operate
     assert "stage 1 of 2: units 0 to 1 of 7" in w[1].log()
 
 
+def test_stages_compute_activations_again_as_the_plan_says(operate: Callable[..., Operator]) -> None:
+    """One stage of a pipeline, and a whole model; then the other stage, under the same cut."""
+    operator = operate(batch_samples=BATCH, parallelism="Pipeline")
+    gate = Gate(operator.folder, 3)
+    w = [start(operator, "w0", fault=gate.fault), start(operator, "w1"), start(operator, "w2")]
+    operator.until_ready(*w)
+
+    def change(*again: int) -> Plan:
+        pipeline = Layout(kind=LayoutKind.PIPELINE, cuts=(3,), recomputing=again)
+        return plan_members(operator, [(w[:2], pipeline, 9, 3), ([w[2]], Layout(recomputing=(0,)), 8, 2)])
+
+    change(1)
+    at_gate(operator, gate, lambda: change(0))
+    check(operator, [w[:2], [w[2]]])
+    said = ["activations computed again" in worker.log().split("plan 2.")[0] for worker in w]
+    assert said == [False, True, True]
+    assert "units 0 to 2 of 7, activations computed again" in w[0].log()
+
+
 def test_stages_change_partners_under_the_same_cuts(operate: Callable[..., Operator]) -> None:
     """No rank gets another part of the model; all connections inside members are new."""
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")

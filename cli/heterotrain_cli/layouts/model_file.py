@@ -154,5 +154,5 @@ class ModelFile(Document):
             units=units, kinds=kinds, default_link=self.default_link.link(),
             links={link.between: link.link() for link in self.links}, state_ratio=self.state_ratio,
             batch_samples=batch_samples, micro_batches=sizes, least_members=self.least_members,
-            most_stages=self.most_stages,
+            most_stages=self.most_stages, may_recompute=True,
         )  # fmt: skip

@@ -62,6 +62,9 @@ def _layout(layout: Layout) -> str:
         return "is cut into stages, but is not a pipeline"
     if layout.kind is LayoutKind.REPLICATED and layout.shards != 1:
         return f"is replicated, but has {layout.shards} shards"
+    again = layout.recomputing
+    if again and (layout.kind is LayoutKind.SHARDED or list(again) != sorted(set(again) & set(range(layout.stages)))):
+        return f"has {layout.stages} stages, of which {', '.join(map(str, again))} cannot recompute"
     if bad := _weights("state", layout.state_weights, layout, least=1):
         return bad
     if bad := _weights("sample", layout.sample_weights, layout, least=0):

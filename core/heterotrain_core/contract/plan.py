@@ -93,6 +93,8 @@ class Layout:
     Attributes:
         kind: replicated, sharded or pipeline.
         cuts: first unit of each stage but the first one, ascending; only for a pipeline.
+        recomputing: stages, ascending, that compute activations again in the backward pass: all units of the stage but
+            the model's first and last one. Not for a sharded member.
         shards: ranks of each stage.
         state_weights: parts of parameters, gradients and optimizer state by shard, in proportion to these numbers;
             empty for equal parts. Only for a sharded member.
@@ -101,6 +103,7 @@ class Layout:
 
     kind: LayoutKind = LayoutKind.REPLICATED
     cuts: tuple[int, ...] = ()
+    recomputing: tuple[int, ...] = ()
     shards: int = 1
     state_weights: tuple[int, ...] = ()
     sample_weights: tuple[int, ...] = ()

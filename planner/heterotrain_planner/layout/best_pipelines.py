@@ -140,19 +140,17 @@ def _layer(
         first, second = (np.full((classes, edges, len(rows) + 1), np.inf) for _ in range(2))
         backs, one, two = _behind(costs, family, before, kind, start + rows)
         ends = costs.ends(kind, position).tolist()
-        compute = costs.compute_E(kind)[:, None]
+        stage_EE = costs.stage_s(kind, position)
         fronts = sorted(set(costs.class_KK[kind].tolist()))
         received_EC = costs.receive_CE[backs].T
-        busy_GEC = compute[None] - compute[:, None] + received_EC[None]  # from edge G to edge E
-        after = np.arange(edges)
-        possible = (after[None] > after[:, None]) & (after[None] <= np.array(ends)[:, None])
+        busy_GEC = stage_EE[..., None] + received_EC[None]  # from edge G to edge E
         # Few multisets: all edges at once. Many: one after the other, only the ends that are possible.
         chunk = edges if len(rows) <= _FEW else 1
         for edge in range(0, edges - 1, chunk):
             from_ = slice(edge, edge + chunk)
             behind = slice(edge + 1, max(ends[from_]) + 1)
             busy = busy_GEC[from_, behind] + costs.receive_CE[fronts][:, from_, None, None]
-            busy = np.where(possible[from_, behind, None] & (busy <= level_s), busy, np.inf)
+            busy = np.where(busy <= level_s, busy, np.inf)
             if busy.shape[2]:
                 busy = busy.reshape(*busy.shape[:2], -1, 1)
                 pair = (one[behind].reshape(-1, len(rows)), two[behind].reshape(-1, len(rows)))
@@ -219,9 +217,9 @@ def _step(
     position = int(family.counts_UK[multiset].sum())
     last = len(costs.unit_E) - 1
     front_s = float(costs.receive_CE[link, edge])
-    compute_E = costs.compute_E(kind)
+    stage_E = costs.stage_s(kind, position)[edge]
     for end in range(edge + 1, int(costs.ends(kind, position)[edge]) + 1):
-        compute = float(compute_E[end] - compute_E[edge])
+        compute = float(stage_E[end])
         others = [] if position == 1 else list(found.layers[position - 2].items())
         options = [(-1, 0, (0.0, 0.0))] if position == 1 and end == last else []
         for other, suffixes in others:

@@ -36,6 +36,9 @@ class Costs:
         forward_KE, backward_KE: seconds of all units in front of an edge.
         state_E: bytes of training state in front of an edge.
         activation_E: bytes of activations of one micro-batch in front of an edge.
+        kept_E: the same where units are computed again: what enters them. Equal to ``activation_E`` where none may be.
+        again_KE: seconds of the forward passes of such units in front of an edge.
+        working_EE: bytes of activations of the largest such unit between two edges.
         parameter_E: bytes of parameters in front of an edge.
         memory_K: usable bytes of one device.
         class_KK: class of the link between two kinds.
@@ -49,6 +52,9 @@ class Costs:
     backward_KE: Floats
     state_E: Floats
     activation_E: Floats
+    kept_E: Floats
+    again_KE: Floats
+    working_EE: Floats
     parameter_E: Floats
     memory_K: Floats
     class_KK: Ints
@@ -75,16 +81,43 @@ class Costs:
         most = self.micro_batches
         for position, (kind, edge, end) in zip(range(len(stages), 0, -1), stages, strict=True):
             room = float(self.memory_K[kind] - (self.state_E[end] - self.state_E[edge]))
-            each = float(self.activation_E[end] - self.activation_E[edge])
-            if position * each > room:
-                most = min(most, max(0, int(room // each)) if each else 0)
+            options = (
+                (room, float(self.activation_E[end] - self.activation_E[edge])),
+                (room - float(self.working_EE[edge, end]), float(self.kept_E[end] - self.kept_E[edge])),
+            )
+            if all(position * each > left for left, each in options):
+                most = min(most, max(max(0, int(left // each)) if each else 0 for left, each in options))
         return most
 
     def ends(self, kind: int, position: int) -> Ints:
         """Return for each edge the last edge that one stage from there can reach within the kind's memory."""
+        plain = self.plain_ends(kind, position)
+        if not self.working_EE.any():  # no unit may be computed again
+            return plain
+        kept_E = self.state_E + self.kept(position) * self.kept_E
+        fits_EE = kept_E[None] - kept_E[:, None] + self.working_EE <= self.memory_K[kind]
+        front = np.arange(len(plain))
+        ends: Ints = np.maximum(plain, front + np.triu(fits_EE, 1).sum(axis=1))
+        return ends
+
+    def plain_ends(self, kind: int, position: int) -> Ints:
+        """Return the same for a stage that keeps all activations."""
         bytes_E = self.state_E + self.kept(position) * self.activation_E
         ends: Ints = np.searchsorted(bytes_E, bytes_E + self.memory_K[kind], side="right") - 1
         return ends
+
+    def stage_s(self, kind: int, position: int) -> Floats:
+        """Return the seconds of both passes of a stage from one edge to another one, without links.
+
+        Units are computed again where memory permits nothing else; infinite where it permits not even that.
+        """
+        compute, edge = self.compute_E(kind), np.arange(len(self.unit_E))
+        again_EE = self.again_KE[kind][None] - self.again_KE[kind][:, None]
+        keeps_EE = edge[None] <= self.plain_ends(kind, position)[:, None]
+        seconds_EE = compute[None] - compute[:, None] + np.where(keeps_EE, 0.0, again_EE)
+        possible = (edge[None] > edge[:, None]) & (edge[None] <= self.ends(kind, position)[:, None])
+        found: Floats = np.where(possible, seconds_EE, np.inf)
+        return found
 
 
 def costs_of(problem: Problem, micro_batch_samples: int, most_micro_batches: int | None = None) -> Costs:
@@ -103,7 +136,11 @@ def costs_of(problem: Problem, micro_batch_samples: int, most_micro_batches: int
     for index, link in enumerate(classes):
         receive_CE[index, 1:-1] = [link.seconds(micro_batch_samples * size) for size in boundary]
     parameter = np.array([float(unit.parameter_bytes) for unit in problem.units])
-    activation = np.array([float(unit.activation_bytes) for unit in problem.units])
+    activation = np.array([float(unit.activation_bytes) for unit in problem.units]) * micro_batch_samples
+    kept, again = activation.copy(), np.zeros(len(activation), dtype=bool)
+    if problem.may_recompute:
+        kept[1:-1] = [float(unit.boundary_bytes) * micro_batch_samples for unit in problem.units[: len(kept) - 2]]
+        again[1:-1] = True
     return Costs(
         micro_batch_samples=micro_batch_samples,
         micro_batches=whole if most_micro_batches is None else min(most_micro_batches, whole),
@@ -111,7 +148,10 @@ def costs_of(problem: Problem, micro_batch_samples: int, most_micro_batches: int
         forward_KE=_prefix(forward_KU)[:, unit_E],
         backward_KE=_prefix(backward_KU)[:, unit_E],
         state_E=_prefix(parameter * problem.state_ratio)[unit_E],
-        activation_E=_prefix(activation * micro_batch_samples)[unit_E],
+        activation_E=_prefix(activation)[unit_E],
+        kept_E=_prefix(kept)[unit_E],
+        again_KE=_prefix(forward_KU * again)[:, unit_E],
+        working_EE=_largest(np.maximum.reduceat(activation * again, unit_E[:-1])),
         parameter_E=_prefix(parameter)[unit_E],
         memory_K=np.array([float(kind.memory_bytes) for kind in problem.kinds]),
         class_KK=class_KK,
@@ -166,6 +206,15 @@ def seconds_at(points: Sequence[UnitSeconds], samples: int) -> tuple[float, floa
         return last.forward_s * ratio, last.backward_s * ratio
     forward = float(np.interp(samples, sizes, [point.forward_s for point in points]))
     return forward, float(np.interp(samples, sizes, [point.backward_s for point in points]))
+
+
+def _largest(values: Floats) -> Floats:
+    """Return the largest of the values between two edges; 0 where there are none."""
+    size = len(values)
+    found: Floats = np.zeros((size + 1, size + 1))
+    for edge in range(size):
+        found[edge, edge + 1 :] = np.maximum.accumulate(values[edge:])
+    return found
 
 
 def _prefix(values: Floats) -> Floats:

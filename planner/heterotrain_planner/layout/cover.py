@@ -324,8 +324,11 @@ def _sentence(layouts: Sequence[DeviceLayout], bindings: Sequence[Binding], samp
 
 
 def drawing(layout: DeviceLayout) -> str:
-    """Return a layout for people, such as ``[a100: units 0-17 | t4: 18-23]``."""
+    """Return a layout for people, such as ``[a100: units 0-17 | t4: 18-23 twice]``: these are computed again."""
     if layout.shards:
         return "[" + " + ".join(f"{shard.kind}: {shard.state_ratio:.0%}" for shard in layout.shards) + "]"
-    places = [f"{stage.kind}: {stage.first_unit}-{stage.last_unit}" for stage in layout.stages]
+    places = [
+        f"{stage.kind}: {stage.first_unit}-{stage.last_unit}{' twice' if stage.recomputes else ''}"
+        for stage in layout.stages
+    ]
     return "[" + " | ".join(places).replace(": ", ": units ", 1) + "]"

@@ -111,7 +111,9 @@ class _LevelSearch:
         self._try(low_s)
         # Each unit takes at least as long as on the fastest of the kinds.
         least_s = float(np.min([np.diff(costs.compute_E(kind)) for kind in self._used], axis=0).sum())
-        whole_s = float(max(costs.compute_E(kind)[-1] for kind in self._used)) + 2 * float(costs.receive_CE.max())
+        whole_s = float(max(costs.compute_E(kind)[-1] + costs.again_KE[kind, -1] for kind in self._used)) + 2 * float(
+            costs.receive_CE.max()
+        )
         self._push(low_s, whole_s, least_s)
         classes, edges = costs.receive_CE.shape
         steps = int((self._family.counts_UK > 0).sum()) * classes * classes * edges * edges // 2
@@ -170,17 +172,21 @@ def layout_of(problem: Problem, costs: Costs, stages: Sequence[tuple[int, int, i
         before = costs.class_KK[kinds[index - 1], kind] if index else 0
         behind = costs.class_KK[kind, kinds[index + 1]] if index < last else 0
         kept = costs.kept(last - index + 1)
-        state = costs.state_E[end] - costs.state_E[edge]
+        again = end > costs.plain_ends(kind, last - index + 1)[edge]
+        state = costs.state_E[end] - costs.state_E[edge] + (costs.working_EE[edge, end] if again else 0.0)
+        kept_E = costs.kept_E if again else costs.activation_E
+        backward_E = costs.backward_KE[kind] + (costs.again_KE[kind] if again else 0.0)
         found.append(
             PlannedStage(
                 kind=problem.kinds[kind].name,
                 first_unit=int(costs.unit_E[edge]),
                 last_unit=int(costs.unit_E[end]) - 1,
                 forward_s=float(costs.forward_KE[kind, end] - costs.forward_KE[kind, edge]),
-                backward_s=float(costs.backward_KE[kind, end] - costs.backward_KE[kind, edge]),
+                backward_s=float(backward_E[end] - backward_E[edge]),
                 input_s=float(costs.receive_CE[before, edge]),
                 gradient_s=float(costs.receive_CE[behind, end]),
-                memory_bytes=math.ceil(state + kept * (costs.activation_E[end] - costs.activation_E[edge])),
+                memory_bytes=math.ceil(state + kept * (kept_E[end] - kept_E[edge])),
+                recomputes=bool(again),
             )
         )
     return DeviceLayout(kind=LayoutKind.PIPELINE if last else LayoutKind.REPLICATED, stages=tuple(found))

@@ -150,36 +150,40 @@ def _even_layouts(problem: Problem, costs: Costs, known: Sequence[DeviceLayout],
     seconds_KE = np.array([rounds * (each.latency_s + costs.parameter_E / number / each.bytes_per_s) for each in links])
     found = []
     for order in orders[:MOST_ORDERS]:
-        least = least_slowest(costs, order, seconds_KE, seconds_KE, np.inf)
+        least = least_slowest(costs, order, seconds_KE)
         if least is None:
             continue
         low_s = max(float(seconds_KE[kind, end] - seconds_KE[kind, edge]) for kind, edge, end in least)
         high_s = max(exchange_seconds(problem, [known[0]] * number), low_s)
         for limit_s in np.geomspace(low_s, high_s, MOST_LIMITS) if low_s > 0 else ():
-            busy_KE = costs.forward_KE + costs.backward_KE
-            stages = least_slowest(costs, order, busy_KE, seconds_KE, float(limit_s) * (1 + 1e-9))
+            stages = least_slowest(costs, order, seconds_KE, float(limit_s) * (1 + 1e-9))
             if stages is not None:
                 found.append(layout_of(problem, costs, stages))
     return list(dict.fromkeys(found))
 
 
 def least_slowest(
-    costs: Costs, order: Sequence[int], busy_KE: Floats, limited_KE: Floats, limit: float
+    costs: Costs, order: Sequence[int], limited_KE: Floats | None = None, limit: float | None = None
 ) -> list[tuple[int, int, int]] | None:
-    """Return the cut of this order of kinds with the least largest stage by one sum, under a limit for another one."""
+    """Return the cut of this order of kinds with the least slowest stage, under a limit for another sum of each.
+
+    Without a limit, the largest sum of a stage is the least one; without sums, only time counts.
+    """
     edges = len(costs.unit_E)
     best = np.full((len(order) + 1, edges), np.inf)
     best[len(order), edges - 1] = -np.inf
     chosen = np.zeros((len(order), edges), dtype=np.int64)
     for stage, kind in reversed(list(enumerate(order))):
-        ends = costs.ends(kind, len(order) - stage)
+        ends, stage_EE = costs.ends(kind, len(order) - stage), costs.stage_s(kind, len(order) - stage)
         for edge in range(edges - 1):
             to = slice(edge + 1, int(ends[edge]) + 1)
             if to.start >= to.stop:
                 continue
-            own = busy_KE[kind, to] - busy_KE[kind, edge]
-            allowed = limited_KE[kind, to] - limited_KE[kind, edge] <= limit
-            value = np.where(allowed, np.maximum(own, best[stage + 1, to]), np.inf)
+            own = stage_EE[edge, to]
+            if limited_KE is not None:
+                limited = limited_KE[kind, to] - limited_KE[kind, edge]
+                own = limited if limit is None else np.where(limited <= limit, own, np.inf)
+            value = np.maximum(own, best[stage + 1, to])
             pick = int(value.argmin())
             best[stage, edge], chosen[stage, edge] = value[pick], edge + 1 + pick
     return list(_stages(order, chosen)) if np.isfinite(best[0, 0]) else None

@@ -53,7 +53,13 @@ def _worked_out(problem: Problem, member: Member, kinds: Sequence[str]) -> Worke
         return None
     kind_of = (*kinds, kinds[-1])
     stages = tuple(
-        _stage(problem, kind_of[max(0, index - 1) : index + 2] if index else (kind_of[0], *kind_of[:2]), edge, samples)
+        _stage(
+            problem,
+            kind_of[max(0, index - 1) : index + 2] if index else (kind_of[0], *kind_of[:2]),
+            edge,
+            samples,
+            again=index in layout.recomputing,
+        )
         for index, edge in enumerate(itertools.pairwise(edges))
     )
     count = max(1, member.micro_batches)
@@ -74,11 +80,16 @@ def _worked_out(problem: Problem, member: Member, kinds: Sequence[str]) -> Worke
     )
 
 
-def _stage(problem: Problem, kinds: Sequence[str], edge: tuple[int, int], samples: int) -> PlannedStage:
-    """Return a stage of units ``[first, end)``, with the kinds before, of and behind it."""
+def _stage(problem: Problem, kinds: Sequence[str], edge: tuple[int, int], samples: int, *, again: bool) -> PlannedStage:
+    """Return a stage of units ``[first, end)``, with the kinds before, of and behind it.
+
+    With ``again``, it computes activations again, but for those of the model's first and last unit.
+    """
     before, own, behind = kinds
     first, end = edge
     times = [seconds_at(unit.seconds[own], samples) for unit in problem.units[first:end]]
+
+    inner = times[1 if first == 0 else 0 : -1 if end == len(problem.units) else None] if again else []
 
     def arrives_s(other: str, unit: int) -> float:
         return problem.link(other, own).seconds(samples * problem.units[unit].boundary_bytes)
@@ -88,10 +99,11 @@ def _stage(problem: Problem, kinds: Sequence[str], edge: tuple[int, int], sample
         first_unit=first,
         last_unit=end - 1,
         forward_s=sum(forward_s for forward_s, _ in times),
-        backward_s=sum(backward_s for _, backward_s in times),
+        backward_s=sum(backward_s for _, backward_s in times) + sum(forward_s for forward_s, _ in inner),
         input_s=arrives_s(before, first - 1) if first else 0.0,
         gradient_s=arrives_s(behind, end - 1) if end < len(problem.units) else 0.0,
         memory_bytes=0,
+        recomputes=again,
     )
 
 

@@ -53,7 +53,7 @@ class LocalSearch:
     """
 
     def __init__(self, templates: TemplateTable, options: TemplateOptions, devices: Sequence[int]) -> None:
-        self._book, self._options, self._devices = templates, options, tuple(devices)
+        self._templates, self._options, self._devices = templates, options, tuple(devices)
         self.step = WholeStep(templates)
         self._left = MOST_STEPS
         self._cuts: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], ...]] = {}
@@ -76,16 +76,17 @@ class LocalSearch:
 
     def choices(self, cover: Cover) -> Members:
         """Return the members of a cover as this search changes them."""
-        kinds = {kind.name: index for index, kind in enumerate(self._book.problem.kinds)}
+        kinds = {kind.name: index for index, kind in enumerate(self._templates.problem.kinds)}
         found: list[Choice] = []
         for member, layout in zip(cover.members, cover.layouts, strict=True):
             if layout.shards:
                 found.append(next(each for each in self._options.further if each.layout == layout))
                 continue
-            size = self._book.problem.micro_batches.index(member.micro_batch_samples)
+            size = self._templates.problem.micro_batches.index(member.micro_batch_samples)
             units = [0, *(stage.last_unit + 1 for stage in layout.stages)]
             edges = np.searchsorted(self.step.costs[size].unit_E, units).tolist()
-            found.append(Pipeline(tuple(kinds[name] for name in layout.kinds), tuple(edges), size))
+            most = (member.cap_samples or 0) // member.micro_batch_samples
+            found.append(Pipeline(tuple(kinds[name] for name in layout.kinds), tuple(edges), size, most))
         return tuple(found)
 
     def worked_out(self, member: Choice, count: int) -> WorkedOut:
@@ -133,7 +134,7 @@ class LocalSearch:
 
     def _starts(self) -> list[Members]:
         """Return the ways of forming members that are best by the formula, each cut for about its share."""
-        options, problem = self._options, self._book.problem
+        options, problem = self._options, self._templates.problem
         possible = np.isfinite(options.first_BJ).any(axis=0) & (options.need_JK <= np.array(self._devices)).all(axis=1)
         columns: dict[tuple[int, ...], list[int]] = {}
         for column in np.flatnonzero(possible).tolist():
@@ -169,9 +170,9 @@ class LocalSearch:
                 members.append(options.further[column - options.pipelines])
                 continue
             row = int(row_J[column])
-            costs = self._book.costs[row]
+            costs = self._templates.costs[row]
             cut = finalists(costs, need, max(1, int(count_BJ[row, column])))[0]
-            size = self._book.problem.micro_batches.index(costs.micro_batch_samples)
+            size = self._templates.problem.micro_batches.index(costs.micro_batch_samples)
             edges = (0, *(end for _, _, end in cut.stages))
             members.append(Pipeline(tuple(kind for kind, _, _ in cut.stages), edges, size))
         return tuple(members)
@@ -190,9 +191,11 @@ class LocalSearch:
     def _resized(self, members: Members) -> Iterator[Members]:
         for index, member in enumerate(members):
             if isinstance(member, Pipeline):
-                for size in range(len(self.step.costs)):
-                    if size != member.size:
-                        yield (*members[:index], replace(member, size=size), *members[index + 1 :])
+                others = [replace(member, size=size) for size in range(len(self.step.costs)) if size != member.size]
+                if self._templates.problem.may_recompute:  # with fewer micro-batches, fewer stages compute again
+                    others += [replace(member, most=most) for most in (0, *_OTHER_LIMITS[: len(member.kinds) - 1])]
+                for other in others:
+                    yield (*members[:index], other, *members[index + 1 :])
 
     def _exchanged(self, members: Members) -> Iterator[Members]:
         """Yield members of which two devices of different kinds change places, or one with an unused device."""
@@ -215,7 +218,7 @@ class LocalSearch:
         shorter: list[tuple[Members, dict[int, tuple[int, ...]], list[int]]] = [(members, {}, self._unused(members))]
         for i, each in enumerate(members):
             own = each.kinds if isinstance(each, Pipeline) else ()
-            if len(members) > self._book.problem.least_members and len(members) > 1:
+            if len(members) > self._templates.problem.least_members and len(members) > 1:
                 rest = (*members[:i], *members[i + 1 :])
                 shorter.append((rest, {}, self._unused(rest)))
                 yield rest
@@ -273,10 +276,9 @@ class LocalSearch:
         """Return the edges with the least slowest stage that memory permits, for many and for few micro-batches."""
         if (kinds, size) not in self._cuts:
             found, costs = [], self.step.costs[size]
-            busy_KE = costs.forward_KE + costs.backward_KE
             for most in (costs.micro_batches, *_OTHER_LIMITS[: len(kinds) - 1]):
                 own = replace(costs, micro_batches=min(most, costs.micro_batches))
-                stages = least_slowest(own, kinds, busy_KE, busy_KE, np.inf)
+                stages = least_slowest(own, kinds)
                 found += [] if stages is None else [(0, *(end for _, _, end in stages))]
             self._cuts[kinds, size] = tuple(dict.fromkeys(found))
         return self._cuts[kinds, size]

@@ -86,6 +86,9 @@ class Problem:
         most_stages: stages of one member at most.
         may_cut: whether members may be pipelines.
         may_shard: whether members may be sharded, over devices of any kinds.
+        may_recompute: whether a stage that lacks memory may compute the activations of its units again in the backward
+            pass. It then keeps only what enters each of them, and all activations of one; the model's first and last
+            unit stay as they are.
         reduces_late: whether sharded members are those of the trainer over several workers. They gather a unit ahead
             like others, but add up a unit's gradients before the next unit computes, and keep the first and the last
             unit gathered for whole passes. Otherwise these sums are made while the next unit computes.
@@ -104,6 +107,7 @@ class Problem:
     most_stages: int = 16
     may_cut: bool = True
     may_shard: bool = False
+    may_recompute: bool = False
     reduces_late: bool = False
     ends_inside: bool = False
 

@@ -50,6 +50,7 @@ class PlannedStage:
         gradient_s: the same for the gradient of its output; 0 for the last stage. Receiving does not overlap with
             computing.
         memory_bytes: training state, and the activations of all micro-batches that it keeps at the same time.
+        recomputes: whether it computes activations again in the backward pass, whose seconds contain that.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class PlannedStage:
     input_s: float
     gradient_s: float
     memory_bytes: int
+    recomputes: bool = False
 
     @property
     def busy_s(self) -> float:
@@ -117,6 +119,7 @@ class DeviceLayout:
         return Layout(
             kind=self.kind,
             cuts=self.cuts,
+            recomputing=tuple(index for index, stage in enumerate(self.stages) if stage.recomputes),
             shards=max(1, len(self.shards)),
             state_weights=tuple(max(1, end - begin) for begin, end in itertools.pairwise(edges)),
             sample_weights=tuple(shard.share_samples for shard in shards),

@@ -22,11 +22,19 @@ from heterotrain_planner.layout.update import update_seconds
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A member of stages: the kind of each device, all edges between units, and the size of micro-batch by index."""
+    """A member of stages.
+
+    Attributes:
+        kinds: of each device, by index.
+        edges: between units, the first and the last one included.
+        size: of micro-batch, by index.
+        most: micro-batches that its memory is planned for; 0 for as many as possible.
+    """
 
     kinds: tuple[int, ...]
     edges: tuple[int, ...]
     size: int
+    most: int = 0
 
     @property
     def stages(self) -> tuple[tuple[int, int, int], ...]:
@@ -142,6 +150,7 @@ class WholeStep:
 
     def _cut(self, choice: Pipeline) -> TimedMember | None:
         costs = self.costs[choice.size]
+        costs = replace(costs, micro_batches=min(choice.most, costs.micro_batches)) if choice.most else costs
         most = costs.most_micro_batches(choice.stages)
         if not most:
             return None

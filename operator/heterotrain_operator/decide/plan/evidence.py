@@ -22,6 +22,7 @@ def keys_of(draft: Plan) -> tuple[MemberKey, ...]:
     found = []
     for member, ranks in zip(draft.members, identities_of(draft), strict=True):
         divided = f", cut at {member.layout.cuts}" if member.layout.cuts else ""
+        divided += f", recomputing {member.layout.recomputing}" if member.layout.recomputing else ""
         divided += f", parts {member.layout.state_weights}" if member.layout.state_weights else ""
         found.append(MemberKey(ranks, f"{member.pool}{divided}"))
     return tuple(found)

@@ -66,6 +66,7 @@ def problem_of(
         micro_batches=_micro_batches(spec, pools, profiles),
         least_members=spec.elastic_policy.min_replicas,
         may_cut=spec.parallelism.may_cut,
+        may_recompute=True,
         may_shard=spec.parallelism.may_shard and all(profiles[pool.name].can_shard for pool in pools),
         reduces_late=True,
         ends_inside=ends_inside(profiles[pools[0].name].units[0].name),

@@ -180,7 +180,14 @@ def _stage_bytes(problem: Problem, plan: Plan, rank: Rank) -> int | None:
     batches = -(-(member.cap_samples or problem.batch_samples) // micro)
     kept = min(batches, len(edges) - 1 - rank.stage)
     state = sum(unit.parameter_bytes for unit in own) * problem.state_ratio
-    return math.ceil(state + kept * micro * sum(unit.activation_bytes for unit in own))
+    if rank.stage not in member.layout.recomputing:
+        return math.ceil(state + kept * micro * sum(unit.activation_bytes for unit in own))
+    first, last = edges[rank.stage], len(problem.units) - 1
+    inner = [unit for unit in range(first, first + len(own)) if 0 < unit < last]
+    kept_bytes = sum(problem.units[unit - 1].boundary_bytes for unit in inner)
+    kept_bytes += sum(problem.units[unit].activation_bytes for unit in {0, last} & set(range(first, first + len(own))))
+    working = max((problem.units[unit].activation_bytes for unit in inner), default=0)
+    return math.ceil(state + micro * (kept * kept_bytes + working))
 
 
 def _shard_bytes(problem: Problem, member: Member, rank: Rank) -> int:

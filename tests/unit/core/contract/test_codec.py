@@ -44,6 +44,7 @@ layouts = st.one_of(
         kind=st.just(LayoutKind.PIPELINE),
         cuts=st.sets(st.integers(1, MAX_UNITS - 1), max_size=3).map(lambda cuts: tuple(sorted(cuts))),
         shards=st.integers(1, 2),
+        recomputing=st.sampled_from([(), (0,)]),
     ),
 )
 
@@ -242,6 +243,9 @@ WHOLE = of_layouts(SHARDED, Layout(), CUT)
         (with_layout(WHOLE, cuts=(1,)), "member 0 is cut into stages, but is not a pipeline"),
         (with_layout(of_layouts(CUT), cuts=(5, 3)), "cuts that do not ascend"),
         (with_layout(of_layouts(CUT), cuts=(0, 3)), "cuts that do not ascend"),
+        (with_layout(of_layouts(CUT), recomputing=(3,)), "has 3 stages, of which 3 cannot recompute"),
+        (with_layout(of_layouts(CUT), recomputing=(1, 0)), "of which 1, 0 cannot recompute"),
+        (with_layout(WHOLE, recomputing=(0,)), "cannot recompute"),
         (with_layout(of_layouts(CUT), cuts=(3, MAX_UNITS)), "cuts that do not ascend"),
         (replace(WHOLE, spares=("w0",)), "a spare is named twice, or is in a member"),
         (replace(WHOLE, spares=("s", "s")), "a spare is named twice, or is in a member"),

@@ -24,7 +24,7 @@ from heterotrain.parts.unequal.shards import ModelShards
 from heterotrain.parts.units.initial_weights import copied, fill
 from heterotrain.parts.units.units import Units, check_number, check_stages, units_of
 from heterotrain.parts.units.weight_files import PretrainedWeights
-from heterotrain.parts.units.wrappers import checkpointed, compiled
+from heterotrain.parts.units.wrappers import checkpoint_more, checkpointed, compiled
 
 CANNOT_RUN = (
     "a model that is cut into stages has no values here: run it with step.compute(loss_fn), and with "
@@ -121,13 +121,16 @@ class CuttableModel:
         whole = sum(parameter.nbytes for parameter in self.model.parameters())
         return optimizer_costs.update_s_per_byte(optimizers, whole, device=self._device, processors=processors)
 
-    def stage(self, cuts: Sequence[int], group: MemberGroup, *, with_values: bool = True) -> Stage:
+    def stage(
+        self, cuts: Sequence[int], group: MemberGroup, *, with_values: bool = True, recomputes: bool = False
+    ) -> Stage:
         """Return this rank's stage.
 
         Args:
             cuts: first unit of each stage, and the number of units at the end.
             group: the member's ranks, in the order of stages.
             with_values: whether it has initial values; see ``Stage`` and ``begin``.
+            recomputes: whether it computes activations again in the backward pass.
 
         Raises:
             UsageError: the model cannot be cut there, or ``look`` was not called.
@@ -135,7 +138,8 @@ class CuttableModel:
         if self.seen is None:
             raise UsageError("call job.steps(...) before stages are made: they need the shape of a sample")
         return Stage(
-            self._prepared(), self.seen, cuts, group, seed=self._seed, device=self._device, with_values=with_values,
+            self._prepared(recomputes=recomputes), self.seen, cuts, group, seed=self._seed, device=self._device,
+            with_values=with_values,
             weights=self._weights,
         )  # fmt: skip
 
@@ -180,9 +184,16 @@ class CuttableModel:
             done += size
         return (*cuts, len(self.names))
 
-    def _prepared(self) -> Units:
-        """Return the units of a copy of the model, with the options of ``job.wrap``."""
+    def _prepared(self, *, recomputes: bool = False) -> Units:
+        """Return the units of a copy of the model, with the options of ``job.wrap`` and of its part of the plan.
+
+        As the planner counts memory and time, the model's first and last unit do not compute again for a plan.
+        """
         units = self._units()
+        if recomputes and not self._checkpoint:
+            inner = range(max(1, units.first_layer), len(units.names) - 1)
+            chosen = (unit - units.first_layer for unit in inner)
+            checkpoint_more(units.layers[layer] for layer in chosen if layer < len(units.layers))
         for layer in units.layers:
             if self._checkpoint:
                 checkpointed(layer)

@@ -148,7 +148,10 @@ class PlannedPart(Part):
         layout, units = plan.members[rank.member].layout, len(self._model.names)
         divided = layout.kind is LayoutKind.SHARDED and layout.shards > 1
         position = rank.shard if divided else rank.stage
-        wanted = (layout if divided else Layout(kind=LayoutKind.PIPELINE, cuts=layout.cuts), position)
+        recomputes = rank.stage in layout.recomputing
+        again = (rank.stage,) if recomputes else ()  # what other stages recompute does not change this rank's part
+        own = layout if divided else Layout(kind=LayoutKind.PIPELINE, cuts=layout.cuts, recomputing=again)
+        wanted = (own, position)
         if layout.shards > 1 and not divided:
             raise UsageError("the plan divides the stages of a pipeline into shards, which this image cannot do")
         if wanted == self._place:
@@ -170,10 +173,10 @@ class PlannedPart(Part):
             _log.info("shard %d of %d: %d of %d parameters", position + 1, layout.shards, held, total)
         else:
             cuts = (0, *layout.cuts, units)
-            part = self._model.stage(cuts, self._group, with_values=False)
+            part = self._model.stage(cuts, self._group, with_values=False, recomputes=recomputes)
             _log.info(
-                "stage %d of %d: units %d to %d of %d", rank.stage + 1, layout.stages, cuts[rank.stage],
-                cuts[rank.stage + 1] - 1, units,
+                "stage %d of %d: units %d to %d of %d%s", rank.stage + 1, layout.stages, cuts[rank.stage],
+                cuts[rank.stage + 1] - 1, units, ", activations computed again" if recomputes else "",
             )  # fmt: skip
         training = self._training
         whole = is_whole(part.shapes, part.holding)

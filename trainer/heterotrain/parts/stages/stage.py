@@ -27,7 +27,7 @@ from heterotrain.parts.units.draws import UnitDraws
 from heterotrain.parts.units.initial_weights import fill
 from heterotrain.parts.units.units import Units, check_cut
 from heterotrain.parts.units.weight_files import PretrainedWeights
-from heterotrain.parts.units.wrappers import checkpointed
+from heterotrain.parts.units.wrappers import checkpoint_more
 from heterotrain.state.layout import ModelLayout, Shapes, check_keys, sizes_of
 from heterotrain.state.ranges import Holding, whole
 
@@ -98,9 +98,9 @@ class Stage(ModelLayout):
     def checkpoint_units(self) -> None:
         """Compute activations of this stage's units again in the backward pass from now on."""
         units = self._part.units
-        for unit in range(max(self._part.start, units.first_layer), self._part.stop):
-            if unit - units.first_layer < len(units.layers):
-                checkpointed(units.layers[unit - units.first_layer])
+        own = range(max(self._part.start, units.first_layer), self._part.stop)
+        layers = (unit - units.first_layer for unit in own)
+        checkpoint_more(units.layers[layer] for layer in layers if layer < len(units.layers))
 
     def begin(self, units: Units) -> None:
         """Give parameters their initial values, if they have none yet.

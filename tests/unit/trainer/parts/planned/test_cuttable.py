@@ -55,6 +55,34 @@ def test_a_stage_of_all_units_computes_the_model() -> None:
     torch.testing.assert_close(found, stage.model(batch[0]).detach())
 
 
+class Counted(torch.nn.Linear):
+    """Counts its forward passes."""
+
+    passes = 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output."""
+        self.passes += 1
+        return super().forward(rows)
+
+
+def test_a_stage_that_recomputes_runs_its_inner_units_twice_and_has_the_same_gradients() -> None:
+    """The first and the last unit of the model keep their activations: the planner counts them so."""
+    gradients = []
+    for recomputes, expected in ((False, [1, 1, 1, 1]), (True, [1, 2, 2, 1])):
+        whole = built(lambda: torch.nn.Sequential(*(Counted(a, b) for a, b in pairwise((2, 3, 4, 3, 1)))))
+        model = CuttableModel(whole, None, seed=1, device=CPU)
+        model.look(torch.zeros(1, 2))
+        stage = model.stage((0, 4), MemberGroup(rank=0, world_size=1), recomputes=recomputes)
+        batch = (torch.ones(2, 2), torch.zeros(2, 1))
+        share = Share(step=0, start=0, sizes=(2,), batch_samples=2, fetch=lambda _, batch=batch: batch)
+        stage.run(share, lambda output, targets: ((output - targets) ** 2).mean())
+        assert [layer.passes for layer in stage.model] == expected  # type: ignore[union-attr]  # a sequence of layers
+        gradients.append([parameter.grad for _, parameter in stage.named_parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again, rtol=0, atol=0)
+
+
 class Tied(torch.nn.Module):
     """A loss that adds a norm of the first layer's weights, which another stage has."""
 
