@@ -47,13 +47,7 @@ def export(
     Exit status: 0 when the file is written; 2 for a checkpoint or an option that cannot be used.
     """  # noqa: D301  # click reads the character \b
     about = out.with_name(f"{out.name}.md")
-    for file in (out, *([about] if card else [])):
-        if file.exists() and not overwrite:
-            raise InputError(f"{file} exists: choose another name, or add --overwrite")
-    if out.suffix not in (*WEIGHTS, *PROGRAMS):
-        raise InputError(f"{out} has no known format: end it with one of {', '.join((*WEIGHTS, *PROGRAMS))}")
-    if not out.parent.is_dir():
-        raise InputError(f"{out} cannot be written: there is no folder {out.parent}")
+    _check_writable(out, *([about] if card else []), overwrite=overwrite)
     is_program = out.suffix in PROGRAMS
     if is_program != bool(model and inputs):
         both = "--model and --input" if is_program else "neither --model nor --input"
@@ -86,6 +80,21 @@ def export(
             click.echo(f"{about}: the model card")
     except errors.UsageError as error:
         raise InputError(str(error)) from error
+
+
+def _check_writable(out: Path, *more: Path, overwrite: bool) -> None:
+    """Check that the files can be written.
+
+    Raises:
+        InputError: one of them exists, their folder does not, or the first has an unknown format.
+    """
+    for file in (out, *more):
+        if file.exists() and not overwrite:
+            raise InputError(f"{file} exists: choose another name, or add --overwrite")
+    if out.suffix not in (*WEIGHTS, *PROGRAMS):
+        raise InputError(f"{out} has no known format: end it with one of {', '.join((*WEIGHTS, *PROGRAMS))}")
+    if not out.parent.is_dir():
+        raise InputError(f"{out} cannot be written: there is no folder {out.parent}")
 
 
 def _program(weights: Any, out: Path, model: str, arguments: str, inputs: tuple[str, ...]) -> float:

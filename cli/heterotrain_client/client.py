@@ -86,10 +86,6 @@ class HeteroTrainClient:
             InputError: a value has a mistake, or there is such a job already.
             UnavailableError: the cluster does not answer.
         """
-        named = {"globalBatchSize": global_batch_size, "epochs": epochs, "steps": steps}
-        settings = {key: value for key, value in named.items() if value is not None}
-        if callable(script) and not isinstance(arguments, Mapping) and not arguments:
-            arguments = {}
         file_name, text, given = source_of(script, arguments)
         called = name or _default_name(script, file_name)
         body = job_body(
@@ -100,7 +96,7 @@ class HeteroTrainClient:
             image=image,
             gpus_per_worker=gpus_per_worker,
             training={} if training is None else training,
-            settings=settings,
+            settings={"globalBatchSize": global_batch_size, "epochs": epochs, "steps": steps},
             checkpoint=checkpoint,
             spec={} if spec is None else spec,
             runtime=runtime,

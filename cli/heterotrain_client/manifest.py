@@ -66,7 +66,8 @@ def _function_text(function: Callable[..., Any], arguments: Mapping[str, Any] | 
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function) or not name.isidentifier():
         raise InputError(f"{name or type(function).__name__} is not a function with a name: write it with def")
-    if not isinstance(arguments, Mapping):
+    given = arguments or {}
+    if not isinstance(given, Mapping):
         raise InputError(f"arguments of the function {name} are a mapping by name, such as {{'lr': 0.1}}")
     if outside := sorted({*function.__code__.co_freevars, *_globals_of(function.__code__)}):
         raise InputError(
@@ -74,8 +75,8 @@ def _function_text(function: Callable[..., Any], arguments: Mapping[str, Any] | 
             "define it inside the function, or give a script"
         )
     try:
-        inspect.signature(function).bind(**arguments)
-        values = json.dumps(dict(arguments), allow_nan=False)
+        inspect.signature(function).bind(**given)
+        values = json.dumps(dict(given), allow_nan=False)
         text = textwrap.dedent(inspect.getsource(function))
     except (TypeError, ValueError) as error:
         raise InputError(f"the arguments of the function {name} do not fit ({error}): give plain values") from error
@@ -111,7 +112,7 @@ def job_body(
 ) -> dict[str, Any]:
     """Return the job's object; see ``HeteroTrainClient.train`` for the arguments.
 
-    ``settings`` has the fields of ``spec.training`` that are arguments of their own there.
+    ``settings`` has the fields of ``spec.training`` that are arguments of their own there, or ``None`` for each.
 
     Raises:
         InputError: an argument with fields is of another type.
@@ -133,8 +134,8 @@ def job_body(
         **({"runtime": runtime} if runtime != Runtime.HETEROTRAIN else {}),
         **spec,
     }
-    if settings or training:
-        body["training"] = {**settings, **training}
+    if named := {key: value for key, value in settings.items() if value is not None} | dict(training):
+        body["training"] = named
     if checkpoint is not None:
         body["checkpoint"] = {"uri": checkpoint}
     return {

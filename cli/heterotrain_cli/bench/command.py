@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
@@ -79,9 +80,8 @@ def bench(
         raise InputError(missing_extra(error, what="heterotrain bench", extra="cli,trainer") or str(error)) from error
     console = Console(stderr=output != TABLE)
     if gpus and (too_many := [count for count in counts if count > gpus]):
-        say(console, f"{_listed(too_many)} workers are left out: this machine has {gpus} GPUs")
+        say(console, f"{', '.join(map(str, too_many))} workers are left out: this machine has {gpus} GPUs")
         counts = tuple(count for count in counts if count <= gpus)
-    crowded = not gpus and max(counts) > about["cores"]
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, about["cores"] // max(counts))
 
@@ -89,39 +89,51 @@ def bench(
         click.echo(f"measuring {what} …", err=True)
         run = BenchRun(
             ranks=ranks, batch_samples=samples, threads=threads, precision=precision, compression=compression
-        )  # fmt: skip
+        )
         return measure([script, *arguments], run, seconds=seconds, timeout_s=timeout, folder=folder)
 
+    rows, (found, why) = _measured(measured, name, batch, counts, weak=weak)
+    if output == TABLE:
+        _show(console, rows)
+    _warn(console, about, crowded=not gpus and max(counts) > about["cores"])
+    settings = {
+        "script": script, "arguments": list(arguments), "scaling": "weak" if weak else "strong", "seconds": seconds,
+        "precision": precision, "compression": compression, "threads": threads,
+    }  # fmt: skip
+    document = {"settings": settings, "environment": about, "rows": [as_document(row) for row in rows]}
+    _write(console, folder, document, found, why)
+    draw(rows, folder / "scaling.png", weak=weak)
+    if output != TABLE:
+        print_document({**document, "profile": found, "profileReason": why}, output)
+
+
+def _measured(
+    measured: Callable[[int, int, str], list[Observation]], name: str, batch: int, counts: Sequence[int], *, weak: bool
+) -> tuple[list[ScalingRow], tuple[dict[str, Any] | None, str]]:
+    """Measure all numbers of workers, then one worker with smaller batches; return the rows, and the profile."""
     runs = []
     for count in counts:
         samples = batch * count if weak else batch
         runs.append((count, samples, measured(count, samples, f"{count} workers" if count > 1 else "1 worker")))
     smaller = sorted({max(1, batch // part) for part in ((2, 4) if weak else counts[1:] or (2, 4))} - {batch})
     solo = [runs[0][2]] + [measured(1, each, f"1 worker with a batch of {each}") for each in reversed(smaller)]
-    rows = table(runs)
-    found, why = profile(name, solo, [(count, seen) for count, _, seen in runs if count > 1])
+    return table(runs), profile(name, solo, [(count, seen) for count, _, seen in runs if count > 1])
 
-    if output == TABLE:
-        _show(console, rows)
+
+def _warn(console: Console, about: Mapping[str, Any], *, crowded: bool) -> None:
     if about["load"][0] > BUSY_LOAD * about["cores"]:
         say(console, f"other programs used the machine (load {about['load'][0]:.1f} at the start): repeat it when idle")
     if crowded:
         say(console, f"more workers than the {about['cores']} cores of this machine slow each other down")
-    settings = {
-        "script": script, "arguments": list(arguments), "scaling": "weak" if weak else "strong", "seconds": seconds,
-        "precision": precision, "compression": compression, "threads": threads,
-    }  # fmt: skip
-    document = {"settings": settings, "environment": about, "rows": [as_document(row) for row in rows]}
+
+
+def _write(console: Console, folder: Path, document: Any, found: dict[str, Any] | None, why: str) -> None:
     (folder / "bench.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    draw(rows, folder / "scaling.png", weak=weak)
     if found is None:
         say(console, f"no profile: {why}")
-    else:
-        text = yaml.safe_dump(found, sort_keys=False)
-        (folder / "profile.yaml").write_text(text, encoding="utf-8")
-        say(console, f"{folder}: bench.json, scaling.png, profile.yaml ({why})")
-    if output != TABLE:
-        print_document({**document, "profile": found, "profileReason": why}, output)
+        return
+    (folder / "profile.yaml").write_text(yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
+    say(console, f"{folder}: bench.json, scaling.png, profile.yaml ({why})")
 
 
 def draw(rows: Sequence[ScalingRow], path: Path, *, weak: bool) -> None:
@@ -153,7 +165,3 @@ def _show(console: Console, rows: Sequence[ScalingRow]) -> None:
             f"{row.speed_up:.2f}", f"{row.efficiency:.2f}",
         )  # fmt: skip
     console.print(found)
-
-
-def _listed(counts: Sequence[int]) -> str:
-    return ", ".join(map(str, counts))
