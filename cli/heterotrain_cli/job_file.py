@@ -51,13 +51,23 @@ def read_job_file(path: str) -> JobFile:
     if body.get("apiVersion") != API_VERSION:
         raise InputError(f"{where}: apiVersion is {body.get('apiVersion')!r}, but must be {API_VERSION}")
     try:
-        spec = read_new_job(body)
+        spec = checked_spec(body)
     except SpecError as error:
         raise InputError(f"{where}: {error}") from error
-    if problem := problem_of_templates(body["spec"]["template"], spec, template_patches(body["spec"])):
-        raise InputError(f"{where}: {problem}")
     metadata = body["metadata"]
     return JobFile(name=job_name(metadata), namespace=metadata.get("namespace"), body=body, spec=spec)
+
+
+def checked_spec(body: Mapping[str, Any]) -> HeteroTrainJobSpec:
+    """Return the spec of a new job that the API server admits, and whose pods it would admit.
+
+    Raises:
+        SpecError: it would refuse them.
+    """
+    spec = read_new_job(body)
+    if problem := problem_of_templates(body["spec"]["template"], spec, template_patches(body["spec"])):
+        raise SpecError(problem)
+    return spec
 
 
 def _not_one(documents: Sequence[Any], path: str) -> str:

@@ -12,42 +12,30 @@ from heterotrain_core.version import __version__
 
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, as shells have it."""
-COMMANDS: Final[Mapping[str, str]] = {
-    "init": "convert.command", "validate": "cluster.validate", "submit": "cluster.submit", "wait": "cluster.submit",
-    "get": "cluster.listing",
-    "describe": "cluster.show", "top": "cluster.show", "logs": "cluster.logs", "suspend": "cluster.change",
-    "resume": "cluster.change", "restart": "cluster.change",
-    "retry": "cluster.change",
-    "checkpoint": "cluster.checkpoint", "scale": "cluster.change",
-    "delete": "cluster.change", "forecast": "forecast.command",
-    "bench": "bench.command", "preflight": "preflight", "export": "export",
-    "plot": "cluster.plot", "completion": "completion",
-}  # fmt: skip
-"""The module of each command, in the order of the help. It is loaded when the command is used."""
-CAPTIONS: Final[Mapping[str, str]] = {
-    "init": "Write a job for a script, or from another project's manifest.",
-    "validate": "Check a job without running it.",
-    "submit": "Create a job on the cluster.",
-    "wait": "Show a job's progress until it ends.",
-    "get": "List jobs, or one job, with speed, progress and price.",
-    "describe": "Show one job, what holds it up, and what to do.",
-    "top": "Watch one job until it ends.",
-    "logs": "Print the logs of all workers of a job.",
-    "suspend": "Stop a job and free its nodes.",
-    "resume": "Continue a suspended job.",
-    "restart": "Renew a job's workers with its present template.",
-    "retry": "Continue a failed job from its newest checkpoint.",
-    "checkpoint": "Write a checkpoint of a running job now.",
-    "scale": "Change how many workers a running job may have.",
-    "delete": "Delete a job and its workers.",
-    "forecast": "Predict step time, throughput, cost and shares.",
-    "bench": "Measure how a script scales on this machine.",
-    "preflight": "Check GPUs, store, network and more before a training.",
-    "export": "Write the model of a checkpoint for other programs.",
-    "plot": "Draw loss, throughput and batch of a job over time.",
-    "completion": "Print the script that completes commands in a shell.",
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "init": ("convert.command", "Write a job for a script, or from another project's manifest."),
+    "validate": ("cluster.validate", "Check a job without running it."),
+    "submit": ("cluster.submit", "Create a job on the cluster."),
+    "wait": ("cluster.submit", "Show a job's progress until it ends."),
+    "get": ("cluster.listing", "List jobs, or one job, with speed, progress and price."),
+    "describe": ("cluster.show", "Show one job, what holds it up, and what to do."),
+    "top": ("cluster.show", "Watch one job until it ends."),
+    "logs": ("cluster.logs", "Print the logs of all workers of a job."),
+    "suspend": ("cluster.change", "Stop a job and free its nodes."),
+    "resume": ("cluster.change", "Continue a suspended job."),
+    "restart": ("cluster.change", "Renew a job's workers with its present template."),
+    "retry": ("cluster.change", "Continue a failed job from its newest checkpoint."),
+    "checkpoint": ("cluster.checkpoint", "Write a checkpoint of a running job now."),
+    "scale": ("cluster.change", "Change how many workers a running job may have."),
+    "delete": ("cluster.change", "Delete a job and its workers."),
+    "forecast": ("forecast.command", "Predict step time, throughput, cost and shares."),
+    "bench": ("bench.command", "Measure how a script scales on this machine."),
+    "preflight": ("preflight", "Check GPUs, store, network and more before a training."),
+    "export": ("export", "Write the model of a checkpoint for other programs."),
+    "plot": ("cluster.plot", "Draw loss, throughput and batch of a job over time."),
+    "completion": ("completion", "Print the script that completes commands in a shell."),
 }
-"""A line for each command in the help of the program, which loads no module of a command for it."""
+"""The module of each command, loaded when it is used, and its line in the help of the program; in the help's order."""
 
 
 class Commands(click.Group):
@@ -61,7 +49,7 @@ class Commands(click.Group):
         """Return a command; ``None`` for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(import_module(f"heterotrain_cli.{COMMANDS[cmd_name]}"), cmd_name)
+        found: click.Command = getattr(import_module(f"heterotrain_cli.{COMMANDS[cmd_name][0]}"), cmd_name)
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -75,7 +63,7 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # as above
         """Write the list of commands into the help."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(CAPTIONS.items()))
+            formatter.write_dl([(name, caption) for name, (_, caption) in COMMANDS.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands and options of these first letters, without loading the modules of all commands."""

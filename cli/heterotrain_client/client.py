@@ -8,13 +8,10 @@ from typing import Any
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.errors import InputError, UnavailableError
-from heterotrain_cli.job_file import API_VERSION
+from heterotrain_cli.job_file import API_VERSION, checked_spec
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Runtime
-from heterotrain_operator.api.admission import read_new_job
 from heterotrain_operator.api.reading import SpecError
-from heterotrain_operator.cluster_state.parse import template_patches
-from heterotrain_operator.decide.objects.pods import problem_of_templates
 
 from heterotrain_client.arguments import told
 from heterotrain_client.job import TrainingJob
@@ -162,8 +159,6 @@ def _check(body: Mapping[str, Any]) -> None:
         if body.get(field) != wanted:
             raise InputError(f"{field} is {told(body.get(field))}, but must be {wanted}")
     try:
-        spec = read_new_job(body)
+        checked_spec(body)
     except SpecError as error:
         raise InputError(str(error)) from error
-    if problem := problem_of_templates(body["spec"]["template"], spec, template_patches(body["spec"])):
-        raise InputError(problem)

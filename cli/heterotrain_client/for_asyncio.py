@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from heterotrain_cli.cluster.checkpoint import TIMEOUT_S
-from heterotrain_cli.cluster.history import Arrays
 from heterotrain_cli.cluster.logs import LogLine
-from heterotrain_cli.forecast.report import JobReport
-from heterotrain_operator.api.status import CheckpointStatus, HeteroTrainJobStatus
+from heterotrain_operator.api.status import HeteroTrainJobStatus
 
 from heterotrain_client.client import HeteroTrainClient
 from heterotrain_client.job import TrainingJob
 from heterotrain_client.manifest import Pools, Script
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _awaited(
+    method: Callable[Concatenate[TrainingJob, _P], _T],
+) -> Callable[Concatenate[AsyncTrainingJob, _P], Coroutine[Any, Any, _T]]:
+    """Return a method of a job as one to await, with its arguments and its documentation."""
+
+    @wraps(method)
+    async def call(self: AsyncTrainingJob, /, *args: _P.args, **named: _P.kwargs) -> _T:
+        return await asyncio.to_thread(method, self._job, *args, **named)
+
+    return call
 
 
 class AsyncTrainingJob:
@@ -29,17 +42,16 @@ class AsyncTrainingJob:
         """The job's namespace."""
         return self._job.namespace
 
-    async def body(self) -> dict[str, Any]:
-        """Return the whole object as the API server has it."""
-        return await asyncio.to_thread(self._job.body)
-
-    async def events(self) -> list[dict[str, Any]]:
-        """Return the job's events, oldest first."""
-        return await asyncio.to_thread(self._job.events)
-
-    async def status(self) -> HeteroTrainJobStatus:
-        """Return the status, read now."""
-        return await asyncio.to_thread(self._job.status)
+    body = _awaited(TrainingJob.body)
+    events = _awaited(TrainingJob.events)
+    status = _awaited(TrainingJob.status)
+    metrics = _awaited(TrainingJob.metrics)
+    forecast = _awaited(TrainingJob.forecast)
+    suspend = _awaited(TrainingJob.suspend)
+    resume = _awaited(TrainingJob.resume)
+    checkpoint = _awaited(TrainingJob.checkpoint)
+    scale = _awaited(TrainingJob.scale)
+    delete = _awaited(TrainingJob.delete)
 
     async def wait(self, *, timeout_s: float | None = None, progress: bool = False) -> HeteroTrainJobStatus:
         """Wait until the job has succeeded, and return its last status; see ``TrainingJob.wait``."""
@@ -48,36 +60,8 @@ class AsyncTrainingJob:
     async def logs(self, *workers: str, follow: bool = False, tail: int | None = None) -> AsyncIterator[LogLine]:
         """Yield log lines; see ``TrainingJob.logs``."""
         lines = self._job.logs(*workers, follow=follow, tail=tail)
-        while (line := await asyncio.to_thread(_next, lines)) is not None:
+        while (line := await asyncio.to_thread(next, lines, None)) is not None:
             yield line
-
-    async def metrics(self, *, prometheus: str | None = None, every_s: float = 15.0) -> Arrays:
-        """Return metrics over time; see ``TrainingJob.metrics``."""
-        return await asyncio.to_thread(self._job.metrics, prometheus=prometheus, every_s=every_s)
-
-    async def forecast(self, *, samples_per_epoch: int | None = None) -> JobReport:
-        """Return the forecast with the learned speeds; see ``TrainingJob.forecast``."""
-        return await asyncio.to_thread(self._job.forecast, samples_per_epoch=samples_per_epoch)
-
-    async def suspend(self) -> None:
-        """Stop the job and free its nodes; checkpoints stay."""
-        await asyncio.to_thread(self._job.suspend)
-
-    async def resume(self) -> None:
-        """Continue a suspended job from its newest checkpoint."""
-        await asyncio.to_thread(self._job.resume)
-
-    async def checkpoint(self, *, timeout_s: float = TIMEOUT_S) -> CheckpointStatus:
-        """Write a checkpoint now, and return it when it is complete; see ``TrainingJob.checkpoint``."""
-        return await asyncio.to_thread(self._job.checkpoint, timeout_s=timeout_s)
-
-    async def scale(self, workers: int | None = None, *, pools: Mapping[str, int] | None = None) -> None:
-        """Change how many workers the job may have; see ``TrainingJob.scale``."""
-        await asyncio.to_thread(self._job.scale, workers, pools=pools)
-
-    async def delete(self) -> None:
-        """Delete the job with its workers; checkpoints in its store stay."""
-        await asyncio.to_thread(self._job.delete)
 
 
 class AsyncHeteroTrainClient:
@@ -110,7 +94,3 @@ class AsyncHeteroTrainClient:
     async def jobs(self) -> list[AsyncTrainingJob]:
         """Return all jobs of the namespace."""
         return [AsyncTrainingJob(each) for each in await asyncio.to_thread(self._client.jobs)]
-
-
-def _next(lines: Iterator[LogLine]) -> LogLine | None:
-    return next(lines, None)

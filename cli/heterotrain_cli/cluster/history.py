@@ -12,9 +12,8 @@ from heterotrain_core.contract import metrics as names
 from numpy.typing import NDArray
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.prometheus import answer_of
+from heterotrain_cli.cluster.prometheus import Span, series_of
 from heterotrain_cli.cluster.view import JobSummary
-from heterotrain_cli.errors import UnavailableError
 
 Arrays = dict[str, NDArray[np.float64]]
 MOST_READINGS: Final = 100_000
@@ -68,28 +67,22 @@ def shares_of(cluster: Cluster, where: str, view: JobSummary, *, every_s: float)
 
     Args and errors are those of ``from_prometheus``.
     """
-    begin_s, end_s, step_s = _span(view, every_s)
-    own = f'{{{names.LABEL_JOB_UID}="{view.body["metadata"]["uid"]}"}}[{max(60.0, 2 * step_s):.0f}s]'
+    span = _span(view, every_s)
+    own = f'{{{names.LABEL_JOB_UID}="{view.body["metadata"]["uid"]}"}}[{max(60.0, 2 * span.step_s):.0f}s]'
     by = f"{names.LABEL_WORKER}, {names.LABEL_LOCAL_RANK}"
     samples, steps = (f"sum by ({by}) (increase({series}{own}))" for series in (names.SAMPLES, names.STEPS))
     query = f"sum by ({names.LABEL_WORKER}) ({samples} / ({steps} > 0))"
-    asked = {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:.3f}"}
-    try:
-        return {
-            str(series["metric"][names.LABEL_WORKER]): as_arrays(
-                {"time_s": float(time_s), "share": float(value)} for time_s, value in series["values"]
-            )
-            for series in answer_of(cluster, where, asked)["data"]["result"]
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise UnavailableError(f"the answer of Prometheus at {where} cannot be read") from error
+    return {
+        each.labels[names.LABEL_WORKER]: as_arrays({"time_s": at_s, "share": value} for at_s, value in each.points)
+        for each in series_of(cluster, where, query, [names.LABEL_WORKER], span)
+    }
 
 
-def _span(view: JobSummary, every_s: float) -> tuple[float, float, float]:
-    """Return begin, end and distance of the points of a job's history, in seconds."""
+def _span(view: JobSummary, every_s: float) -> Span:
+    """Return the points of a job's history."""
     end_s = view.now.timestamp()
     begin_s = end_s - (view.age_s or 0.0)
-    return begin_s, end_s, max(every_s, (end_s - begin_s) / MOST_POINTS)
+    return Span(begin_s=begin_s, end_s=end_s, step_s=max(every_s, (end_s - begin_s) / MOST_POINTS))
 
 
 def from_prometheus(cluster: Cluster, where: str, view: JobSummary, *, every_s: float) -> Arrays:
@@ -104,19 +97,12 @@ def from_prometheus(cluster: Cluster, where: str, view: JobSummary, *, every_s: 
     Raises:
         UnavailableError: there is no answer that can be read.
     """
-    begin_s, end_s, step_s = _span(view, every_s)
-    uid = str(view.body["metadata"]["uid"])
+    span = _span(view, every_s)
     rows: dict[float, dict[str, float]] = {}
-    own = f'{{{names.LABEL_JOB_UID}="{uid}"}}'
+    own = f'{{{names.LABEL_JOB_UID}="{view.body["metadata"]["uid"]}"}}'
     queries = {name: f"max({series}{own})" for name, series in _SERIES.items()}
     for name, query in [*queries.items(), ("", f"max by ({names.LABEL_NAME}) ({names.USER_METRIC}{own})")]:
-        asked = {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:.3f}"}
-        answer = answer_of(cluster, where, asked)
-        try:
-            for series in answer["data"]["result"]:
-                called = name or str(series["metric"][names.LABEL_NAME])
-                for time_s, value in series["values"]:
-                    rows.setdefault(float(time_s), {"time_s": float(time_s)})[called] = float(value)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UnavailableError(f"the answer of Prometheus at {where} cannot be read") from error
+        for labels, points in series_of(cluster, where, query, [] if name else [names.LABEL_NAME], span):
+            for time_s, value in points:
+                rows.setdefault(time_s, {"time_s": time_s})[name or labels[names.LABEL_NAME]] = value
     return as_arrays(rows[time_s] for time_s in sorted(rows))

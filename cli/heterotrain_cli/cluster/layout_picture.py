@@ -7,7 +7,7 @@ the passes are the planner's prediction; the measured step stands beside it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from heterotrain_planner.layout.costs import seconds_at
 from heterotrain_planner.layout.schedule import Passes, share_seconds, timeline
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.prometheus import answer_of
+from heterotrain_cli.cluster.prometheus import Series, series_of
 from heterotrain_cli.cluster.values import number
-from heterotrain_cli.errors import InputError, UnavailableError
+from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.cluster import running_job
 
 MOST_MEMBERS = 12
@@ -89,9 +89,9 @@ def layout_of(cluster: Cluster, prometheus: str, name: str) -> LayoutShown:
     uid = str(body["metadata"]["uid"])
     mine = f'{{{metrics.LABEL_JOB_UID}="{uid}"}}'
     by = f"{metrics.LABEL_WORKER}, {metrics.LABEL_UNIT}, {metrics.LABEL_PHASE}, {metrics.LABEL_SAMPLES}"
-    seconds = _rows(cluster, prometheus, f"max by ({by}) ({metrics.UNIT_SECONDS}{mine})")
+    seconds = series_of(cluster, prometheus, f"max by ({by}) ({metrics.UNIT_SECONDS}{mine})", by.split(", "))
     by = f"{metrics.LABEL_UNIT}, {metrics.LABEL_UNIT_NAME}, {metrics.LABEL_WHAT}"
-    sizes = _rows(cluster, prometheus, f"max by ({by}) ({metrics.UNIT_BYTES}{mine})")
+    sizes = series_of(cluster, prometheus, f"max by ({by}) ({metrics.UNIT_BYTES}{mine})", [metrics.LABEL_UNIT])
     status = body.get("status") or {}
     return LayoutShown(
         name=name,
@@ -152,15 +152,15 @@ def _members(
     job: str,
     plan: Plan,
     curves: _Curves,
-    sizes: list[tuple[dict[str, str], float]],
+    sizes: Sequence[Series],
     *,
     bytes_per_s: Callable[[str, str], float],
 ) -> tuple[MemberShown, ...]:
     """Return the members of a plan with the seconds of their stages."""
     names = {int(labels[metrics.LABEL_UNIT]): labels.get(metrics.LABEL_UNIT_NAME, "") for labels, _ in sizes}
     boundary = {
-        int(labels[metrics.LABEL_UNIT]): value
-        for labels, value in sizes
+        int(labels[metrics.LABEL_UNIT]): points[0][1]
+        for labels, points in sizes
         if labels.get(metrics.LABEL_WHAT) == metrics.WHAT_BOUNDARY
     }
     units = len(names)
@@ -198,12 +198,12 @@ def _members(
     return tuple(found)
 
 
-def _curves(rows: list[tuple[dict[str, str], float]]) -> _Curves:
+def _curves(rows: Sequence[Series]) -> _Curves:
     """Return the measurements of each unit by worker, by growing micro-batch."""
-    points: dict[tuple[str, int], dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for labels, value in rows:
+    found: dict[tuple[str, int], dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for labels, points in rows:
         unit = (labels[metrics.LABEL_WORKER], int(labels[metrics.LABEL_UNIT]))
-        points[unit][int(labels[metrics.LABEL_SAMPLES])][labels[metrics.LABEL_PHASE]] = value
+        found[unit][int(labels[metrics.LABEL_SAMPLES])][labels[metrics.LABEL_PHASE]] = points[0][1]
     both = {metrics.PHASE_FORWARD, metrics.PHASE_BACKWARD}
     return {
         unit: tuple(
@@ -215,14 +215,6 @@ def _curves(rows: list[tuple[dict[str, str], float]]) -> _Curves:
             for size, phases in sorted(sizes.items())
             if both <= set(phases)
         )
-        for unit, sizes in points.items()
+        for unit, sizes in found.items()
         if any(both <= set(phases) for phases in sizes.values())
     }
-
-
-def _rows(cluster: Cluster, prometheus: str, query: str) -> list[tuple[dict[str, str], float]]:
-    answer: dict[str, Any] = answer_of(cluster, prometheus, {"query": query}, path="/api/v1/query")
-    try:
-        return [(dict(each["metric"]), float(each["value"][1])) for each in answer["data"]["result"]]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise UnavailableError(f"the answer of Prometheus at {prometheus} cannot be read") from error

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from heterotrain_core.contract import metrics as names
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.prometheus import answer_of
-from heterotrain_cli.errors import UnavailableError
+from heterotrain_cli.cluster.prometheus import series_of
 
 WINDOW: Final = "1m"
-_QUERY: Final = "/api/v1/query"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +48,11 @@ def phases_of(cluster: Cluster, where: str, uid: str) -> dict[str, Phases]:
     """
     series = f'{names.PHASE_SECONDS}{{{names.LABEL_JOB_UID}="{uid}"}}'
     by = f"{names.LABEL_WORKER}, {names.LABEL_PHASE}"
-    query = {"query": f"sum by ({by}) (rate({series}[{WINDOW}]))"}
-    return split(read(answer_of(cluster, where, query, path=_QUERY), where))
-
-
-def read(answer: Mapping[str, Any], where: str) -> dict[str, dict[str, float]]:
-    """Return the seconds of each phase in a second, by worker and phase.
-
-    Raises:
-        UnavailableError: the answer has another form.
-    """
     found: dict[str, dict[str, float]] = {}
-    try:
-        for series in answer["data"]["result"]:
-            labels = series["metric"]
-            found.setdefault(labels[names.LABEL_WORKER], {})[labels[names.LABEL_PHASE]] = float(series["value"][1])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise UnavailableError(f"the answer of Prometheus at {where} cannot be read") from error
-    return found
+    query = f"sum by ({by}) (rate({series}[{WINDOW}]))"
+    for labels, points in series_of(cluster, where, query, [names.LABEL_WORKER, names.LABEL_PHASE]):
+        found.setdefault(labels[names.LABEL_WORKER], {})[labels[names.LABEL_PHASE]] = points[0][1]
+    return split(found)
 
 
 def split(seconds: Mapping[str, Mapping[str, float]]) -> dict[str, Phases]:

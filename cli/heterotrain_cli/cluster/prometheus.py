@@ -7,8 +7,9 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from heterotrain_operator.api.text import quoted
 
@@ -17,23 +18,59 @@ from heterotrain_cli.cluster.refusals import said
 from heterotrain_cli.errors import InputError, UnavailableError
 
 TIMEOUT_S: Final = 30
-QUERY_RANGE: Final = "/api/v1/query_range"
 _SERVICE: Final = re.compile(r"[a-z0-9.-]+/[a-z0-9.-]+:[a-z0-9-]+")
 
 
-def answer_of(cluster: Cluster, where: str, query: Mapping[str, str], *, path: str = QUERY_RANGE) -> dict[str, Any]:
-    """Return the answer of Prometheus to a query.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Points of time: from begin to end, in seconds since 1970, and the seconds between two of them."""
+
+    begin_s: float
+    end_s: float
+    step_s: float
+
+
+class Series(NamedTuple):
+    """The labels of one series, and its points: seconds since 1970, and the value."""
+
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]
+
+
+def series_of(
+    cluster: Cluster, where: str, query: str, labels: Sequence[str] = (), span: Span | None = None
+) -> list[Series]:
+    """Return what Prometheus answers to a query.
 
     Args:
         cluster: through whose API server a service is reached.
-        where: as in ``from_prometheus``.
-        query: parameters.
-        path: of the request.
+        where: ``http://HOST:PORT``, or ``NAMESPACE/SERVICE:PORT`` of a service in the cluster.
+        query: in PromQL.
+        labels: that every series has to have.
+        span: points of time; ``None`` for the present.
 
     Raises:
         InputError: the address has neither of its two forms.
-        UnavailableError: there is none.
+        UnavailableError: there is no answer that can be read.
     """
+    asked, path, key = {"query": query}, "/api/v1/query", "value"
+    if span is not None:
+        asked |= {"start": f"{span.begin_s:.3f}", "end": f"{span.end_s:.3f}", "step": f"{span.step_s:.3f}"}
+        path, key = "/api/v1/query_range", "values"
+    answer = _answer_of(cluster, where, asked, path)
+    try:
+        return [
+            Series(
+                {name: str(each["metric"][name]) for name in (*each["metric"], *labels)},
+                [(float(at_s), float(value)) for at_s, value in (each[key] if span else [each[key]])],
+            )
+            for each in answer["data"]["result"]
+        ]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise UnavailableError(f"the answer of Prometheus at {where} cannot be read") from error
+
+
+def _answer_of(cluster: Cluster, where: str, query: Mapping[str, str], path: str) -> dict[str, Any]:
     if not where.startswith(("http://", "https://")):
         if not _SERVICE.fullmatch(where):
             raise InputError(

@@ -43,10 +43,8 @@ def short(seconds: float | None) -> str:
     return duration(seconds).replace("min", "m").replace(" ", "")
 
 
-def number(value: float | None, *, digits: int = 4) -> str:
-    """Return a number with so many significant digits; a dash where it is unknown."""
+def number(value: float | None) -> str:
+    """Return a number with four significant digits; a dash where it is unknown."""
     if value is None:
         return UNKNOWN
-    if abs(value) >= 10 ** (digits - 1):
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004  # four digits

@@ -180,12 +180,12 @@ class Draft:
             self.notes.append("left out: suspend: true, because Kueue holds the pods by gates until it admits them")
 
 
-def taken_metadata(document: Rest, name: str = "job") -> Draft:
+def taken_metadata(document: Rest) -> Draft:
     """Return a draft with name, labels and annotations of a Kubernetes object."""
     document.drop("apiVersion", "kind", "status")
     metadata = document.part("metadata")
     metadata.drop(*_OF_SOURCE)
-    prefix = str(metadata.take("generateName", name)).rstrip("-")
+    prefix = str(metadata.take("generateName", "job")).rstrip("-")
     annotations = metadata.object("annotations")
     annotations.pop(_APPLIED, None)
     return Draft(

@@ -116,12 +116,8 @@ class ModelFile(Document):
     most_stages: Annotated[Integer, Field(ge=1, le=MOST_UNITS)] = 16
     """Stages of one member at most."""
 
-    def problem(self, batch_samples: int, *, counts: Mapping[str, int] | None = None) -> Problem:
-        """Return the planner's problem.
-
-        Args:
-            batch_samples: the global batch.
-            counts: devices by kind, in place of the file's.
+    def problem(self, batch_samples: int) -> Problem:
+        """Return the planner's problem for a global batch.
 
         Raises:
             InputError: the file has too many units, or no micro-batch is as small as the batch.
@@ -144,8 +140,8 @@ class ModelFile(Document):
             )
         kinds = tuple(
             DeviceKind(
-                name=kind.name, count=(counts or {}).get(kind.name, kind.count),
-                memory_bytes=math.floor(kind.memory_gib * _GIB), price_per_hour=kind.price_per_hour,
+                name=kind.name, count=kind.count, memory_bytes=math.floor(kind.memory_gib * _GIB),
+                price_per_hour=kind.price_per_hour,
                 devices_per_node=kind.per_node, update_s_per_byte=kind.update_seconds_per_gib / _GIB,
             )
             for kind in self.devices

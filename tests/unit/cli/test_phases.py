@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heterotrain_cli.cluster.phases import Phases, read, split
+from heterotrain_cli.cluster.phases import Phases, split
 from heterotrain_cli.cluster.render import WORKERS, noticed
 from heterotrain_cli.cluster.view import view_of
-from heterotrain_cli.errors import UnavailableError
 from heterotrain_cli.main import main
 from heterotrain_operator.api.status import MAX_WORKER_ROWS
 from support.api_stub import ApiStub, serve
@@ -65,9 +64,11 @@ def test_the_parts_of_a_step_are_those_of_the_step_itself() -> None:
 
 
 @pytest.mark.parametrize("answer", [{}, {"data": {"result": [{"metric": {}, "value": [1, "1"]}]}}, {"data": None}])
-def test_an_answer_of_another_form_is_said(answer: dict[str, Any]) -> None:
-    with pytest.raises(UnavailableError, match=r"Prometheus at monitoring/prometheus:9090 cannot be read"):
-        read(answer, "monitoring/prometheus:9090")
+def test_an_answer_of_another_form_is_said(stub: ApiStub, answer: dict[str, Any]) -> None:
+    stub.objects[PROXY] = answer
+    done = CliRunner().invoke(main, ["top", "digits", "--prometheus", "monitoring/prometheus:9090"])
+    assert done.exit_code == 1
+    assert "Prometheus at monitoring/prometheus:9090 cannot be read" in done.output
 
 
 def test_top_shows_the_parts_of_each_step(stub: ApiStub) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from local_cluster import paths
 from local_cluster.process import Problem, run, step, wait_until
 
 from lab import chart_files
+from lab.bill_of_materials import MACHINES
 from lab.release_names import Release
 
 _KUBERNETES: Final = ("--kube-version", "1.36.0")
@@ -91,7 +93,7 @@ def rehearse(release: Release, out: Path) -> list[str]:
         _cluster(release, blocks[1].replace("\\\n", " ").splitlines(), here, left_out, has_images=has_images)
         _plugin(out, here)
         if has_images:
-            _run_operator(release, Path(folder) / "root", left_out)
+            _run_operator(release, out, Path(folder), left_out)
     return left_out
 
 
@@ -147,8 +149,7 @@ def _cluster(release: Release, lines: list[str], here: _Newcomer, left_out: list
 def _platforms(image: str) -> None:
     index = json.loads(run(_crane(), "manifest", image))
     for each in index["manifests"]:
-        platform = f"{each['platform']['os']}/{each['platform']['architecture']}"
-        run(_crane(), "config", image, "--platform", platform)
+        run(_crane(), "config", image, "--platform", f"linux/{each['platform']['architecture']}")
 
 
 def _plugin(out: Path, here: _Newcomer) -> None:
@@ -161,24 +162,27 @@ def _plugin(out: Path, here: _Newcomer) -> None:
         here.run('mv "$VIRTUAL_ENV/bin/heterotrain" . ; plugin/kubectl-htj --help')
 
 
-def _run_operator(release: Release, root: Path, left_out: list[str]) -> None:
-    """Pull the operator's image for this machine, and start its program in it."""
+def _run_operator(release: Release, out: Path, folder: Path, left_out: list[str]) -> None:
+    """Pull the operator's image for each architecture, and start its program in it; qemu runs foreign ones."""
     image = f"{release.image}:{release.version}"
-    if os.geteuid() != 0:
-        left_out.append(f"{image} was not started: that needs root")
-        return
-    with step(f"{image}, pulled and started"):
-        root.mkdir()
-        run(
-            "bash",
-            "-euo",
-            "pipefail",
-            "-c",
-            f"'{_crane()}' export '{image}' --platform linux/amd64 - | tar -x -C '{root}'",
-        )
-        run("chroot", root, "/opt/heterotrain/bin/heterotrain-operator", "--help")
-        shutil.rmtree(root)
-    left_out.append("no program of the arm64 images was started: their wheels were chosen and packed for arm64")
+    index = json.loads((out / "images/operator/index.json").read_text())
+    for architecture in (each["platform"]["architecture"] for each in index["manifests"]):
+        machine = MACHINES[architecture]
+        emulator = shutil.which(f"qemu-{machine}-static")
+        if os.geteuid() != 0 or (machine != platform.machine() and emulator is None):
+            left_out.append(f"{image} for {architecture} was not started: that needs root, and qemu-user-static")
+            continue
+        with step(f"{image} for {architecture}, pulled and started"):
+            root = folder / architecture
+            root.mkdir()
+            run(_crane(), "export", image, root / "files.tar", "--platform", f"linux/{architecture}")
+            run("tar", "-x", "-C", root, "-f", root / "files.tar")
+            start: list[str | Path] = ["chroot", root]
+            if machine != platform.machine() and emulator is not None:
+                shutil.copy(emulator, root / "emulator")
+                start.append("/emulator")
+            run(*start, "/opt/heterotrain/bin/python", "/opt/heterotrain/bin/heterotrain-operator", "--help")
+            shutil.rmtree(root)
 
 
 def _crane() -> str:
