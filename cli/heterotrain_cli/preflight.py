@@ -20,6 +20,7 @@ from heterotrain_core.uris import has_credentials
 from heterotrain_operator.cluster_state.containers import main_container
 from rich.console import Console
 
+from heterotrain_cli.bench.environment import lines_of
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.logs import training_container
 from heterotrain_cli.cluster.submit import until_ended
@@ -38,7 +39,6 @@ _MOST_NAME = 40
 _VERDICTS = ("ok ", "skipped ", "warning ", "failed ")
 _RANKS = re.compile(r"\[([^\]]+)\] (.*)")
 _KEPT = ("elasticPolicy", "workerPools", "template", "managedBy")
-_END_S = 10.0
 
 
 @click.command()
@@ -187,7 +187,7 @@ def _here(store: str | None, ranks: int | None, timeout_s: float, *, keep_output
     """
     if find_spec("torch") is None or find_spec("fsspec") is None:
         raise InputError("heterotrain preflight needs PyTorch: run pip install 'heterotrain[cli,trainer]'")
-    count = ranks or max(1, _gpus())
+    count = ranks or max(1, len(lines_of("nvidia-smi", "--list-gpus")))  # without loading PyTorch here
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -215,12 +215,3 @@ def _here(store: str | None, ranks: int | None, timeout_s: float, *, keep_output
                 child.kill()
                 child.wait()
     return any(codes), (said or "").splitlines()
-
-
-def _gpus() -> int:
-    """Return the GPUs of this machine as its driver lists them, without loading PyTorch here."""
-    try:
-        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=_END_S)
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return len(done.stdout.splitlines())

@@ -197,16 +197,9 @@ class TrainingJob:
         """Delete the job with its workers; checkpoints in its store stay."""
         self._cluster.delete(self.name)
 
-    def _unless_ended(self, change: str) -> dict[str, Any]:
-        """Return the whole object of a job that has not ended.
-
-        Raises:
-            InputError: it has ended.
-        """
-        body = self.body()
-        if ended := why_ended(body, name=self.name, change=change):
+    def _unless_ended(self, change: str) -> None:
+        if ended := why_ended(self.body(), name=self.name, change=change):
             raise InputError(ended)
-        return body
 
     def _view(self) -> JobSummary:
         return view_of(self.body())

@@ -21,9 +21,9 @@ def record() -> dict[str, Any]:
         "cores": usable_cores(),
         "memoryGib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load": list(os.getloadavg()),
-        "gpus": _lines(*_NVIDIA_SMI),
-        "commit": "".join(_lines("git", "rev-parse", "HEAD")) or None,
-        "changed": bool(_lines("git", "status", "--porcelain", "--untracked-files=no")),
+        "gpus": lines_of(*_NVIDIA_SMI),
+        "commit": "".join(lines_of("git", "rev-parse", "HEAD")) or None,
+        "changed": bool(lines_of("git", "status", "--porcelain", "--untracked-files=no")),
     }
 
 
@@ -52,7 +52,8 @@ def _processor() -> str:
     return "unknown"
 
 
-def _lines(*command: str) -> list[str]:
+def lines_of(*command: str) -> list[str]:
+    """Return the lines that a program prints; none where it is missing or fails."""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
         return [line.strip() for line in done.stdout.splitlines() if line.strip()]

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import BadStatusLine
 from itertools import chain
 from pathlib import Path
 from typing import IO, Final
@@ -180,8 +181,13 @@ def _scrape(first_port: int, ranks: int) -> Snapshot:
 
     rows: list[Series] = []
     for port in range(first_port, first_port + ranks):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.METRICS_PATH}", timeout=_REQUEST_S) as reply:
-            text = reply.read().decode()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.METRICS_PATH}", timeout=_REQUEST_S) as reply:
+                text = reply.read().decode()
+        except BadStatusLine as error:
+            if isinstance(error, OSError):  # the rank ends
+                raise
+            raise InputError(f"another program took port {port} a moment before a rank could: try again") from error
         rows += [
             Series({"__name__": sample.name, **sample.labels}, sample.value)
             for family in text_string_to_metric_families(text)

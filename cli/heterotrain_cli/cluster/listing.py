@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,29 +18,25 @@ from heterotrain_cli.output import TABLE, output_option, print_document
 from heterotrain_cli.terminal import console, plain_table, say, state_text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
-    """What the list says of a job; a value is ``None``, or an empty text, where it is unknown.
+def jobs_table(bodies: Iterable[Mapping[str, Any]], now: datetime, *, everywhere: bool) -> Table:
+    """Return one line for each job; with their namespaces where the list is of all of them."""
+    table = plain_table("namespace" if everywhere else "job")
+    if everywhere:
+        table.add_column("job", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for heading in ("ready", "progress", "samples/s", "busy", "left", "price/h", "age"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for body in bodies:
+        namespace, name, state, *figures = cells_of(body, now)
+        table.add_row(*([namespace] if everywhere else []), name, state_text(state), *figures)
+    return table
 
-    Attributes:
-        efficiency: measured throughput over that of workers that never wait, from 0 to 1.
-        price_per_hour: a number in the currency of the pools' prices, as text.
+
+def cells_of(body: Mapping[str, Any], now: datetime) -> list[str]:
+    """Return namespace, name, state and the figures of a job's object; a dash for what is unknown.
+
+    Values of another version of the operator that have another type are unknown.
     """
-
-    namespace: str
-    name: str
-    state: str
-    ready: str
-    progress: str
-    samples_per_second: float | None
-    efficiency: float | None
-    remaining_s: float | None
-    price_per_hour: str
-    age_s: float | None
-
-
-def row_of(body: Mapping[str, Any], now: datetime) -> JobRow:
-    """Return the row of a job's object; values of another version that have another type are left out."""
     metadata, status = body["metadata"], body.get("status") or {}
 
     def text(name: str) -> str:
@@ -53,32 +48,14 @@ def row_of(body: Mapping[str, Any], now: datetime) -> JobRow:
             return None
         return float(found)
 
-    state = text("state")
-    return JobRow(
-        namespace=str(metadata["namespace"]), name=str(metadata["name"]), state=state,
-        ready=text("ready") or "0/0", progress=text("progress"), samples_per_second=amount("samplesPerSecond"),
-        efficiency=amount("efficiency"), price_per_hour=text("pricePerHour"),
-        remaining_s=None if state in ("Succeeded", "Failed") else amount("estimatedRemainingSeconds"),
-        age_s=seconds_since(metadata.get("creationTimestamp"), now),
-    )  # fmt: skip
-
-
-def jobs_table(rows: Sequence[JobRow], *, everywhere: bool) -> Table:
-    """Return one line for each job; with their namespaces where the list is of all of them."""
-    table = plain_table("namespace" if everywhere else "job")
-    if everywhere:
-        table.add_column("job", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for heading in ("ready", "progress", "samples/s", "busy", "left", "price/h", "age"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            *([row.namespace] if everywhere else []), row.name, state_text(row.state), row.ready,
-            row.progress or UNKNOWN, number(row.samples_per_second),
-            UNKNOWN if row.efficiency is None else f"{100 * row.efficiency:.0f}%", short(row.remaining_s),
-            row.price_per_hour or UNKNOWN, short(row.age_s),
-        )  # fmt: skip
-    return table
+    state, efficiency = text("state"), amount("efficiency")
+    left_s = None if state in ("Succeeded", "Failed") else amount("estimatedRemainingSeconds")
+    return [
+        str(metadata["namespace"]), str(metadata["name"]), state, text("ready") or "0/0",
+        text("progress") or UNKNOWN, number(amount("samplesPerSecond")),
+        UNKNOWN if efficiency is None else f"{100 * efficiency:.0f}%", short(left_s),
+        text("pricePerHour") or UNKNOWN, short(seconds_since(metadata.get("creationTimestamp"), now)),
+    ]  # fmt: skip
 
 
 @click.command()
@@ -108,5 +85,4 @@ def get(*, name: str | None, everywhere: bool, output: str, **target: Any) -> No
         where = "any namespace" if everywhere else f"namespace {cluster.namespace}"
         say(console(), f"no jobs in {where}")
         return
-    now = datetime.now(UTC)
-    console().print(jobs_table([row_of(each, now) for each in found], everywhere=everywhere))
+    console().print(jobs_table(found, datetime.now(UTC), everywhere=everywhere))

@@ -90,7 +90,9 @@ def logs(
             read(pod, lambda line: _print(line, width))
         return
     with suppress(KeyboardInterrupt):
-        _follow(cluster, name, workers, read, width)
+        for line in followed(cluster, name, workers, read):
+            width = max(width, len(line.worker))
+            _print(line, width)
 
 
 def chosen(pods: Iterable[Mapping[str, Any]], workers: tuple[str, ...], *, job: str) -> list[Mapping[str, Any]]:
@@ -120,13 +122,6 @@ def training_container(pod: Mapping[str, Any]) -> str:
 def has_log(pod: Mapping[str, Any]) -> bool:
     """Return whether the pod's containers have started."""
     return (pod.get("status") or {}).get("phase") not in (None, "Pending")
-
-
-def _follow(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read, width: int) -> None:
-    """Print lines of all workers, of those that join later, too, until the job has ended and all lines are out."""
-    for line in followed(cluster, name, workers, read):
-        width = max(width, len(line.worker))
-        _print(line, width)
 
 
 def followed(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read) -> Iterator[LogLine]:

@@ -100,6 +100,18 @@ def test_a_script_that_never_trains_is_ended(tmp_path: Path) -> None:
         measure([str(script)], run_of(1), seconds=0.1, timeout_s=0.5, folder=tmp_path)
 
 
+def test_a_port_that_another_program_has_taken_is_said(tmp_path: Path) -> None:
+    """It answers as ranks of another job do, and not as a server of metrics does."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, socket\n"
+        "server = socket.create_server(('127.0.0.1', int(os.environ['HETEROTRAIN_METRICS_PORT'])))\n"
+        "while True:\n    server.accept()[0].sendall(b'heterotrain rank 1\\n')\n"
+    )
+    with pytest.raises(InputError, match=r"another program took port \d+"):
+        measure([str(script)], run_of(1), seconds=0.1, timeout_s=240, folder=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

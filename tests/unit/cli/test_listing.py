@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from heterotrain_cli.cluster.listing import row_of
+from heterotrain_cli.cluster.listing import cells_of
+from heterotrain_cli.cluster.values import UNKNOWN, number, short
 from heterotrain_cli.cluster.view import view_of
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -27,10 +28,11 @@ RUNNING = {
 def test_a_row_has_what_the_models_read(status: dict[str, Any] | None) -> None:
     created = "2026-11-22T10:00:00Z"
     body = {"metadata": {"name": "j", "namespace": "ml", "creationTimestamp": created}, "status": status}
-    row, view = row_of(body, NOW), view_of(body, NOW)
+    view = view_of(body, NOW)
     read = view.status
-    assert (row.namespace, row.name, row.age_s) == (view.namespace, view.name, 7200)
-    assert (row.state, row.ready, row.progress or None) == (read.state, read.ready, read.progress)
-    assert (row.samples_per_second, row.efficiency) == (read.samples_per_second, read.efficiency)
-    assert (row.price_per_hour or None) == read.price_per_hour
-    assert row.remaining_s == (None if view.has_ended else read.estimated_remaining_seconds)
+    busy = UNKNOWN if read.efficiency is None else f"{100 * read.efficiency:.0f}%"
+    left = UNKNOWN if view.has_ended else short(read.estimated_remaining_seconds)
+    assert cells_of(body, NOW) == [
+        view.namespace, view.name, read.state, read.ready, read.progress or UNKNOWN, number(read.samples_per_second),
+        busy, left, read.price_per_hour or UNKNOWN, "2h",
+    ]  # fmt: skip
