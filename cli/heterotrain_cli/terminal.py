@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +32,12 @@ def plain_table(first: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(first, no_wrap=True)
     return table
+
+
+def spread(values: Collection[int]) -> str:
+    """Return the smallest and the largest of these numbers, or the only one."""
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} – {high}"
 
 
 def say(console: Console, line: str) -> None:

@@ -8,7 +8,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from heterotrain_operator.api.text import quoted
@@ -21,8 +20,7 @@ TIMEOUT_S: Final = 30
 _SERVICE: Final = re.compile(r"[a-z0-9.-]+/[a-z0-9.-]+:[a-z0-9-]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """Points of time: from begin to end, in seconds since 1970, and the seconds between two of them."""
 
     begin_s: float

@@ -15,12 +15,12 @@ from rich.console import Console
 from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.documents import place, read_document
 from heterotrain_cli.errors import InputError
-from heterotrain_cli.forecast.allocations import AllocationForecast, JobForecast, PoolForecast, forecast_job
+from heterotrain_cli.forecast.allocations import AllocationForecast, JobForecast, forecast_job
 from heterotrain_cli.forecast.cluster import RunningJob, exchange, read_running_job, with_measured_speeds
 from heterotrain_cli.forecast.job import JobInput, job_of, read_job, with_profile
-from heterotrain_cli.forecast.tables import headline, noise_line
+from heterotrain_cli.forecast.tables import bindings, headline, noise_line
 from heterotrain_cli.profile import Profile
-from heterotrain_cli.terminal import plain_table, say
+from heterotrain_cli.terminal import plain_table, say, spread
 
 _SHOWN_ALTERNATIVES = 8
 _EQUAL = 1e-6
@@ -137,16 +137,15 @@ class JobReport:
             table.add_column(heading, justify="right")
         table.add_column("binding", no_wrap=True)
         for pool in outcome.pools:
-            low, high = pool.samples
             table.add_row(
                 pool.name,
                 str(pool.workers),
                 str(pool.ranks),
-                str(low) if low == high else f"{low} – {high}",
+                spread(pool.samples),
                 str(pool.micro_batches),
                 f"{pool.part:.1%}",
                 _money(pool.price_per_hour),
-                _bindings(pool),
+                bindings(pool.bindings),
             )
         console.print(table)
 
@@ -290,12 +289,6 @@ def _spread(outcomes: tuple[AllocationForecast, ...], count: int) -> list[Alloca
     if len(outcomes) <= count:
         return list(outcomes)
     return [outcomes[round(i * (len(outcomes) - 1) / (count - 1))] for i in range(count)]
-
-
-def _bindings(pool: PoolForecast) -> str:
-    if len(pool.bindings) == 1:
-        return pool.bindings[0][0].value
-    return ", ".join(f"{binding.value} {count}" for binding, count in pool.bindings)
 
 
 def _from_best(gain: float) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from heterotrain_core.contract.plan import Binding
 from rich.console import Console
 
-from heterotrain_cli.forecast.batch import BatchForecast, MemberForecast
+from heterotrain_cli.forecast.batch import BatchForecast
 from heterotrain_cli.profile import Profile
-from heterotrain_cli.terminal import plain_table, say
+from heterotrain_cli.terminal import plain_table, say, spread
 
 
 def show_batch(console: Console, profile: Profile, batch_samples: int, found: BatchForecast) -> None:
@@ -28,8 +29,9 @@ def show_batch(console: Console, profile: Profile, batch_samples: int, found: Ba
     for entry in profile.members:
         mine = found.members[at : at + entry.count]
         at += entry.count
-        samples = _range([m.samples for m in mine])
-        table.add_row(entry.name, str(entry.count), samples, _range([m.micro_batches for m in mine]), bindings(mine))
+        limits = bindings(Counter(m.binding for m in mine).most_common())
+        samples, micro = spread([m.samples for m in mine]), spread([m.micro_batches for m in mine])
+        table.add_row(entry.name, str(entry.count), samples, micro, limits)
     console.print(table)
     priced = [entry for entry in profile.members if entry.price_per_hour is not None]
     if priced:
@@ -64,14 +66,8 @@ def noise_line(step_s: float, quiet_step_s: float, variations: Sequence[float | 
     return f"steps of single ranks vary by {vary}, which makes a step {step_s / quiet_step_s - 1:.1%} longer{rest}"
 
 
-def bindings(members: Sequence[MemberForecast]) -> str:
-    """Return the binding limits of these members, the most frequent first."""
-    counts = Counter(member.binding.value for member in members)
+def bindings(counts: Sequence[tuple[Binding, int]]) -> str:
+    """Return binding limits with their numbers of members, in this order; a single one stands alone."""
     if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low} – {high}"
+        return counts[0][0].value
+    return ", ".join(f"{binding.value} {count}" for binding, count in counts)

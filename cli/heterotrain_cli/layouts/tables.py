@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from heterotrain_core.contract.plan import Member
 from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout
 from rich.console import Console
 
 from heterotrain_cli.layouts.forecast import LayoutForecast, draw
-from heterotrain_cli.terminal import plain_table, say
+from heterotrain_cli.terminal import plain_table, say, spread
 
 _GIB = 1024**3
 
@@ -56,8 +55,9 @@ def _show_cover(console: Console, forecast: LayoutForecast, found: Cover) -> Non
     for picture, group in groupby(sorted(rows, key=lambda row: row[0]), key=lambda row: row[0]):
         (_, first, layout, binding), *others = group
         members = [first, *(member for _, member, *_ in others)]
+        shares = spread([each.share_samples for each in members])
         table.add_row(
-            str(len(members)), picture, _shares(members), f"{first.micro_batches} x {first.micro_batch_samples}",
+            str(len(members)), picture, shares, f"{first.micro_batches} x {first.micro_batch_samples}",
             f"{_memory(layout) / _GIB:.2g} GiB", binding.value,
         )  # fmt: skip
     console.print(table)
@@ -71,11 +71,6 @@ def _show_cover(console: Console, forecast: LayoutForecast, found: Cover) -> Non
 
 def _memory(layout: DeviceLayout) -> int:
     return max([stage.memory_bytes for stage in layout.stages] + [shard.memory_bytes for shard in layout.shards])
-
-
-def _shares(members: list[Member]) -> str:
-    shares = sorted({member.share_samples for member in members})
-    return str(shares[0]) if len(shares) == 1 else f"{shares[0]} – {shares[-1]}"
 
 
 def _rate(rate: float | None) -> str:
