@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from heterotrain_cli.main import CAPTIONS, COMMANDS, main
+from heterotrain_cli.main import COMMANDS, main
 from support.cli_runner import CliRunner
 
 LONG = "x" * 500
@@ -156,9 +156,8 @@ def test_without_arguments_the_answer_is_the_help() -> None:
 
 
 def test_the_help_names_every_command_in_a_line_that_is_not_cut() -> None:
-    assert list(CAPTIONS) == list(COMMANDS)
     lines = CliRunner().invoke(main, ["--help"]).stdout.splitlines()
-    for name, caption in CAPTIONS.items():
+    for name, (_, caption) in COMMANDS.items():
         assert f"  {name:<12}{caption}" in lines
 
 
