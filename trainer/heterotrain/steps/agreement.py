@@ -18,7 +18,7 @@ from heterotrain.numerics.non_finite import Action
 from heterotrain.parts.interface import SecondPhase
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.steps.attempt import Attempts
-from heterotrain.steps.ballot import Ballot, Voting
+from heterotrain.steps.ballot import StepBallot, Voting
 from heterotrain.steps.columns import BEFORE, CHECKPOINT, ENDS
 from heterotrain.steps.departure import LEAVING, Departure
 from heterotrain.steps.ending import End
@@ -57,7 +57,7 @@ class Agreement:
         self._formations, self._end, self._hooks, self._replicas = formations, end, hooks, replicas
         self._records, self._resources, self._attempts, self._exchanges = records, resources, attempts, exchanges
         self._mark = new_mark()
-        self._ballot = Ballot({
+        self._ballot = StepBallot({
             PLAN: attrgetter("held.identity"), ENDS: shutdown.vote, LEAVING: departure.vote,
             CHECKPOINT: self._checkpoint, MEASURED: observer.vote, FINGERPRINTS: replicas.vote,
         })  # fmt: skip

@@ -34,7 +34,7 @@ Voice = Callable[[Voting], Sequence[float]]
 """Returns this rank's numbers for a column."""
 
 
-class Ballot:
+class StepBallot:
     """The columns of all features, and their voices."""
 
     def __init__(self, registered: Mapping[Column[Any], Voice]) -> None:

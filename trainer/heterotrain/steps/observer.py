@@ -49,7 +49,7 @@ FLUSH_S = 1.0
 UNKNOWN = Squares()
 
 
-class Measured(NamedTuple):
+class Measurements(NamedTuple):
     """Measurements of all ranks in the step before.
 
     Attributes:
@@ -72,9 +72,9 @@ def _squares(rows: Rows) -> tuple[Squares, ...]:
     return tuple([Squares(weighted=row[0], groups=int(row[1]), total=row[2]) for row in rows])
 
 
-def _measured(rows: Rows) -> Measured:
+def _measured(rows: Rows) -> Measurements:
     buckets = [row[7:] for row in rows]
-    return Measured(
+    return Measurements(
         _squares(rows), _squares([row[3:6] for row in rows]), int(max(row[6] for row in rows)),
         () if any(math.isnan(sum(row)) for row in buckets) else tuple(map(min, zip(*buckets, strict=True))),
     )  # fmt: skip
@@ -275,7 +275,7 @@ class Observer:
 
     # -- internals ---------------------------------------------------------------------------------------------------
 
-    def _average(self, found: Measured) -> None:
+    def _average(self, found: Measurements) -> None:
         """Update the noise averages with the previous step's squares; tokens count as samples of average length."""
         per_weight = self._measured_samples / math.fsum(self._measured_weights)
         for kind, squares in ((Statistics.PLAIN, found.plain), (Statistics.PRECONDITIONED, found.preconditioned)):

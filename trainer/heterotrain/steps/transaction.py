@@ -73,7 +73,7 @@ class Updates(NamedTuple):
     limits: ClipLimits
 
 
-class Sums(NamedTuple):
+class SummedGradient(NamedTuple):
     """What the host knows of a step's sums.
 
     Attributes:
@@ -167,7 +167,7 @@ def commit(step: StepPasses, together: Agreement) -> Generator[None, Updates, St
     )  # fmt: skip
 
 
-def _examined(step: StepPasses, together: Agreement, decision: StepDecision, skip_reason: str) -> Sums:
+def _examined(step: StepPasses, together: Agreement, decision: StepDecision, skip_reason: str) -> SummedGradient:
     """Scale the gradient and have it tested: on an accelerator, where ``_apply_behind`` reads the result."""
     exchange, measurement, gate = step.reducer, step.measurement, None
     if decision.non_finite and not skip_reason:  # a step is skipped as a whole
@@ -178,7 +178,7 @@ def _examined(step: StepPasses, together: Agreement, decision: StepDecision, ski
         if factor != 1.0:
             exchange.scale(factor)
         gate = None if decision.non_finite else exchange.gate()
-    sums = Sums(gate, skip_reason)
+    sums = SummedGradient(gate, skip_reason)
     if gate is None or step.more or step.passes or exchange.script_hooks.resting:
         sums, _ = _look(step, together, decision, sums)
     if measurement is not None and gate is not None:
@@ -188,7 +188,9 @@ def _examined(step: StepPasses, together: Agreement, decision: StepDecision, ski
     return sums
 
 
-def _look(step: StepPasses, together: Agreement, decision: StepDecision, sums: Sums) -> tuple[Sums, bool]:
+def _look(
+    step: StepPasses, together: Agreement, decision: StepDecision, sums: SummedGradient
+) -> tuple[SummedGradient, bool]:
     """Wait until the sums are known to be whole; return what they are, and whether there was a gate, and it was open.
 
     Raises:
@@ -204,7 +206,7 @@ def _look(step: StepPasses, together: Agreement, decision: StepDecision, sums: S
     is_tested = is_open or bool(skip_reason) or bool(decision.non_finite)
     if not (is_tested or step.part.second_phase is not None or step.reducer.is_finite()):
         skip_reason = _judged(step, together, decision)
-    return Sums(None, skip_reason, squared), is_open
+    return SummedGradient(None, skip_reason, squared), is_open
 
 
 def _judged(step: StepPasses, together: Agreement, decision: StepDecision) -> str:
@@ -220,8 +222,8 @@ def _judged(step: StepPasses, together: Agreement, decision: StepDecision) -> st
 
 
 def _accepted(
-    step: StepPasses, together: Agreement, decision: StepDecision, sums: Sums, confirmation: Confirmation
-) -> Sums:
+    step: StepPasses, together: Agreement, decision: StepDecision, sums: SummedGradient, confirmation: Confirmation
+) -> SummedGradient:
     """Return the sums with what all ranks together know of the gradient of a divided model.
 
     Raises:
@@ -232,7 +234,7 @@ def _accepted(
     return sums._replace(skip_reason=_judged(step, together, decision))
 
 
-def _apply(step: StepPasses, updates: Updates, sums: Sums) -> tuple[GradientNorm, tuple[float, ...]]:
+def _apply(step: StepPasses, updates: Updates, sums: SummedGradient) -> tuple[GradientNorm, tuple[float, ...]]:
     """Update the model, or skip that; return the norm of the gradient and the learning rates."""
     began, numerics, samples = step.clock.now(), step.numerics, step.task.global_batch_samples
     if sums.skip_reason:
@@ -253,7 +255,7 @@ def _apply(step: StepPasses, updates: Updates, sums: Sums) -> tuple[GradientNorm
 
 def _apply_behind(
     gate: Gate, step: StepPasses, together: Agreement, decision: StepDecision, updates: Updates
-) -> tuple[Sums, tuple[GradientNorm, tuple[float, ...]] | None]:
+) -> tuple[SummedGradient, tuple[GradientNorm, tuple[float, ...]] | None]:
     """Queue the update behind the sums, then wait for the gate between them: the device goes on meanwhile.
 
     As ``_apply``, but ``None`` if nothing has changed yet, and the host now knows what the gradient is.
@@ -262,7 +264,7 @@ def _apply_behind(
     exchange.check_kept()
     changed = clip_norm is not None and exchange.take_back()
     if changed or clip_value is not None or not can_stay_behind(updates.optimizers):
-        return _look(step, together, decision, Sums(gate, ""))[0], None
+        return _look(step, together, decision, SummedGradient(gate, ""))[0], None
     began, is_known = step.clock.now(), gate.is_current
     step.transaction = Transaction(StepState.APPLIED)
     if clip_norm is not None:
@@ -270,7 +272,7 @@ def _apply_behind(
     samples = step.task.global_batch_samples
     rates = step.numerics.update(updates.optimizers, global_batch_samples=samples, gate=gate)
     step.clock.spent(Phase.UPDATE, began)
-    sums, was_open = _look(step, together, decision, Sums(gate, ""))
+    sums, was_open = _look(step, together, decision, SummedGradient(gate, ""))
     if not was_open:
         step.transaction = Transaction(StepState.VOTED, sums.skip_reason)
         return sums, None
@@ -286,7 +288,7 @@ def _finish_late(
     *,
     decision: StepDecision,
     updates: Updates,
-    sums: Sums,
+    sums: SummedGradient,
 ) -> None:
     """Apply the step with the sums that this rank has kept, now that it is known that every rank could."""
     sums = _accepted(step, together, decision, sums, confirmation)

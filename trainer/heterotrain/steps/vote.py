@@ -15,11 +15,11 @@ from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
-from heterotrain.steps.ballot import Ballot, Voting
+from heterotrain.steps.ballot import StepBallot, Voting
 from heterotrain.steps.columns import CHANGED, SAMPLES, SIGNATURE, UNUSED
 
 
-def exchange_votes(ballot: Ballot, voting: Voting, *, ok: bool, job_uid: str) -> tuple[StepDecision, HeldPlan]:
+def exchange_votes(ballot: StepBallot, voting: Voting, *, ok: bool, job_uid: str) -> tuple[StepDecision, HeldPlan]:
     """Return the decision of all ranks, and the newest plan that any of them holds; an accelerator may still add up.
 
     Args:
