@@ -18,18 +18,13 @@ def record() -> dict[str, Any]:
     return {
         "versions": versions,
         "processor": _processor(),
-        "cores": usable_cores(),
+        "cores": len(os.sched_getaffinity(0)),  # that this process may use
         "memoryGib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load": list(os.getloadavg()),
         "gpus": lines_of(*_NVIDIA_SMI),
         "commit": "".join(lines_of("git", "rev-parse", "HEAD")) or None,
         "changed": bool(lines_of("git", "status", "--porcelain", "--untracked-files=no")),
     }
-
-
-def usable_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def gpus() -> int:
