@@ -106,25 +106,6 @@ class _NoDiffBase(kopf.DiffBaseStorage):
         pass
 
 
-class _NoProgress(kopf.ProgressStorage):
-    """Stores nothing: event handlers have no progress."""
-
-    def fetch(self, **_: Any) -> Any:
-        return None
-
-    def store(self, **_: Any) -> None:
-        pass
-
-    def purge(self, **_: Any) -> None:
-        pass
-
-    def touch(self, **_: Any) -> None:
-        pass
-
-    def clear(self, *, essence: Any) -> Any:
-        return essence
-
-
 def configure(settings: kopf.OperatorSettings) -> None:
     """Configure kopf for clusters with many pods."""
     owned = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
@@ -139,4 +120,3 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, *[10] * 10_000)  # outlasts any outage of the API server
     settings.persistence.finalizer = f"{keys.GROUP}/never-used"
     settings.persistence.diffbase_storage = _NoDiffBase()
-    settings.persistence.progress_storage = _NoProgress()

@@ -128,12 +128,10 @@ def noticed(workers: Sequence[WorkerStatus]) -> Sequence[WorkerStatus]:
 
 
 def _memory(worker: WorkerStatus) -> str:
-    """Return what a worker spares since it ran out of memory, with its largest micro-batch."""
+    """Return what a worker spares since it ran out of memory; the condition ``MemoryShort`` has its micro-batch."""
     if worker.memory is None:
         return UNKNOWN
-    what = "recomputes" if worker.memory == "ActivationsRecomputed" else "small batches"
-    limit = worker.micro_batch_limit_samples
-    return what if limit is None else f"{what}, {limit} at once"
+    return "recomputes" if worker.memory == "ActivationsRecomputed" else "small batches"
 
 
 def events_table(events: Sequence[Mapping[str, Any]], now: datetime) -> Table:

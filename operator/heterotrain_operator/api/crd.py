@@ -21,19 +21,6 @@ COLUMNS = (
     ("Progress", "string", ".status.progress", 0, "Completed part of all samples."),
     ("Restarts", "integer", ".status.restarts", 0, "Workers that failed by their own fault."),
     ("Age", "date", ".metadata.creationTimestamp", 0, "Time since the job was created."),
-    ("Samples/s", "number", ".status.samplesPerSecond", 1, "Measured throughput."),
-    ("StepTime", "number", ".status.prediction.measuredStepSeconds", 1, "Measured duration of a step, in seconds."),
-    (
-        "PredictedStepTime",
-        "number",
-        ".status.prediction.predictedStepSeconds",
-        1,
-        "Predicted duration of a step, in seconds.",
-    ),
-    ("Batch", "integer", ".status.globalBatchSize", 1, "Samples of one step, over all workers."),
-    ("Plan", "string", ".status.plan.applied", 1, "Version (generation.revision) of the plan in force."),
-    ("Disruptions", "integer", ".status.disruptions", 1, "Workers lost through no fault of their own."),
-    ("Price/h", "string", ".status.pricePerHour", 1, "Price of an hour, in the currency of the pools' pricePerHour."),
     ("Reason", "string", ".status.reason", 1, "Why the job is in its state."),
 )
 

@@ -152,11 +152,6 @@ class WorkerStatus(Model):
         description="What the worker spares since it ran out of memory: SmallerMicroBatches, or ActivationsRecomputed "
         "(units of the model compute their activations again in the backward pass). Absent where memory sufficed.",
     )
-    micro_batch_limit_samples: Count | None = Field(
-        default=None,
-        description="Largest micro-batch of the worker's processes, in samples: set by the script, or learned when "
-        "memory ran out. Absent without a limit.",
-    )
     samples_per_second: Number | None = Field(
         default=None, description="Samples per second of the worker's own computation, without the gradient exchange."
     )

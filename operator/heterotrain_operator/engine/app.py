@@ -93,8 +93,7 @@ class App:
             self.queue,
             self.metrics,
             allocator=self.allocator,
-            note_gone=self.reconciler.note_gone,
-            wrote_numbers=self.reconciler.wrote_numbers,
+            reconciler=self.reconciler,
             announcements=self._announcements,
             leads=lambda: self.elector is None or self.elector.leads,
         )

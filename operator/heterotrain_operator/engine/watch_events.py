@@ -11,12 +11,13 @@ from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state.parse import key_of, parse_job, parse_node, parse_plan_object, parse_pod
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.unanswered import unanswered
-from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PodView
+from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.decide.node_interest import changes_decisions, wants_one_of
 from heterotrain_operator.engine.allocator import Allocator
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.engine.reconcile import Reconciler
 
 log = structlog.get_logger()
 
@@ -31,8 +32,7 @@ class WatchEvents:
         metrics: OperatorMetrics,
         *,
         allocator: Allocator,
-        note_gone: Callable[[PodView], None],
-        wrote_numbers: Callable[[JobKey, str], bool],
+        reconciler: Reconciler,
         announcements: Collection[str],
         leads: Callable[[], bool],
     ) -> None:
@@ -43,14 +43,12 @@ class WatchEvents:
             queue: of jobs.
             metrics: of the operator.
             allocator: shares nodes between jobs.
-            note_gone: is told of each worker's pod that was deleted.
-            wrote_numbers: returns whether a version of a job differs by written numbers only.
+            reconciler: looks at jobs, and has written their newest states.
             announcements: taints and conditions that announce a node's end.
             leads: returns whether this replica leads.
         """
         self._store, self._queue, self._metrics = store, queue, metrics
-        self._allocator = allocator
-        self._note_gone, self._wrote_numbers = note_gone, wrote_numbers
+        self._allocator, self._reconciler = allocator, reconciler
         self._announcements = announcements
         self._leads = leads
 
@@ -74,7 +72,7 @@ class WatchEvents:
         key, version = key_of(body), body["metadata"]["resourceVersion"]
         if not deleted and self._store.jobs.is_stored(key, version):
             # An echo of the status that was just written: unless it brought numbers only, the next step waits for it.
-            if not self._wrote_numbers(key, version):
+            if not self._reconciler.wrote_numbers(key, version):
                 self._enqueue(key)
             return
         before = self._store.jobs.get(key)
@@ -103,7 +101,7 @@ class WatchEvents:
         if deleted:
             self._store.pods.discard((view.key.namespace, view.name))
             if self._leads():
-                self._note_gone(view)
+                self._reconciler.note_gone(view)
         else:
             self._store.pods.put(view)
         self._enqueue(view.key, urgent=before is not None and before.can_train and (deleted or not view.can_train))

@@ -132,13 +132,13 @@ def test_describe_shows_which_workers_spare_memory(stub: ApiStub) -> None:
     """The column is there only where a worker does."""
     assert "memory" not in told("describe", "digits")
     status = json.loads(json.dumps(RUNNING))
-    status["workers"][1] |= {"memory": "ActivationsRecomputed", "microBatchLimitSamples": 1}
+    status["workers"][1] |= {"memory": "ActivationsRecomputed"}
     status["workers"][2] |= {"memory": "SmallerMicroBatches"}
     status["conditions"].append(condition("MemoryShort", "True", "ActivationsRecomputed", "digits-w1 computes twice"))
     stub.objects[f"{JOBS}/digits"] = job(**status)
     page = told("describe", "digits")
     assert "MemoryShort is true (ActivationsRecomputed): digits-w1 computes twice" in page
-    assert "recomputes, 1 at once" in page
+    assert "recomputes" in page
     assert "small batches" in page
 
 

@@ -23,7 +23,7 @@ def memory_by_worker(context: JobContext) -> dict[str, str]:
     return found
 
 
-def micro_batch_limits(context: JobContext) -> dict[str, int]:
+def _micro_batch_limits(context: JobContext) -> dict[str, int]:
     """Return, by uid, the least of the limits that the ranks of each worker report; the others are left out."""
     found: dict[str, int] = {}
     for identity, gauges in context.telemetry.gauges.items():
@@ -39,7 +39,7 @@ def memory_condition(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=True, reason=_SMALLER_PARTS, message=text)
     if not context.runs:
         return ConditionValue(type=kind, holds=False, reason="NotTraining")
-    spared, limits = memory_by_worker(context), micro_batch_limits(context)
+    spared, limits = memory_by_worker(context), _micro_batch_limits(context)
     for reason, what in (
         (ACTIVATIONS_RECOMPUTED, "computes activations twice, because memory did not suffice for a single sample"),
         (SMALLER_MICRO_BATCHES, "computes smaller micro-batches since memory ran out"),

@@ -33,7 +33,7 @@ from heterotrain_operator.decide.status.conditions import condition_values, ende
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.cost import cost_so_far, cost_text, price_per_hour, price_text, step_cost_text
 from heterotrain_operator.decide.status.layout_text import layout_text, units_by_worker
-from heterotrain_operator.decide.status.memory import memory_by_worker, micro_batch_limits
+from heterotrain_operator.decide.status.memory import memory_by_worker
 from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
 from heterotrain_operator.decide.workers.disruptions import persisted_row
@@ -262,7 +262,7 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
             if index in rates:
                 solo[uid] = solo.get(uid, 0.0) + rates[index]
     units = units_by_worker(plan, context.telemetry) if plan is not None else {}
-    spared, limits = memory_by_worker(context), micro_batch_limits(context)
+    spared = memory_by_worker(context)
     chosen = sorted(context.workers, key=lambda worker: (worker.state is WorkerState.READY, worker.pod.index))[
         :MAX_WORKER_ROWS
     ]
@@ -277,7 +277,6 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
             binding=bindings.get(worker.pod.uid) if worker.pod.uid in training else None,
             units=units.get(worker.pod.uid) if worker.pod.uid in training else None,
             memory=spared.get(worker.pod.uid),
-            micro_batch_limit_samples=limits.get(worker.pod.uid),
             samples_per_second=solo.get(worker.pod.uid) if worker.pod.uid in training else None,
             message=worker.reason[:MAX_MESSAGE_LENGTH] or None,
         )
