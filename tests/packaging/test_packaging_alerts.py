@@ -127,7 +127,10 @@ CASES = {
         fires_min=10, labels=BY_RANKS,
     ),
     "HeteroTrainPredictionOff": Case(
-        series=by_job({"measured_over_predicted_ratio": "0.8x90"}, {"measured_over_predicted_ratio": "1.05x90"}),
+        series=by_job(
+            {"measured_step_seconds": "0.8x90", "predicted_step_seconds": "1x90"},
+            {"measured_step_seconds": "2.1x90", "predicted_step_seconds": "2x90"},
+        ),
         fires_min=30, labels=BY_JOB,
     ),
     "HeteroTrainCheckpointFailing": Case(

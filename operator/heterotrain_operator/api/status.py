@@ -79,13 +79,6 @@ class PredictionStatus(Model):
         "shares do not count.",
     )
 
-    @property
-    def measured_over_predicted(self) -> float | None:
-        """Measured over predicted duration: 1.05 means that steps take 5 % longer; ``None`` before it is measured."""
-        if self.measured_step_seconds is None or not self.predicted_step_seconds:
-            return None
-        return self.measured_step_seconds / self.predicted_step_seconds
-
 
 class CheckpointStatus(Model):
     """The newest durable checkpoint."""

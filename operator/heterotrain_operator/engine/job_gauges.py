@@ -44,11 +44,6 @@ _SERIES = (
         lambda status: status.prediction.measured_step_seconds if status.prediction else None,
     ),
     _Series(
-        "heterotrain_operator_measured_over_predicted_ratio",
-        "Measured step time divided by the predicted one, for the plan in force.",
-        lambda status: status.prediction.measured_over_predicted if status.prediction else None,
-    ),
-    _Series(
         "heterotrain_operator_efficiency_ratio",
         "Throughput divided by the sum of the workers' solo rates.",
         lambda status: status.efficiency,

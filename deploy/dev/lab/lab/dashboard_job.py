@@ -46,6 +46,8 @@ _PODS = 'namespace="$namespace",pod=~"$name-w[0-9]+"'
 
 _COMPUTING: Final = by_rank("heterotrain_phase_seconds_total", phase="compute")
 _ACHIEVED: Final = f"sum(rate({of_job('heterotrain_samples_total')}{RATE}))"
+_MEASURED = one("heterotrain_operator_measured_step_seconds")
+_PREDICTED = one("heterotrain_operator_predicted_step_seconds")
 _SOLO: Final = f"{by_rank('heterotrain_samples_total')} / ({_COMPUTING} > 0)"
 """What each rank would reach without waiting and exchange."""
 
@@ -226,14 +228,14 @@ JOB: Final = Dashboard(
                     unit="s",
                     queries=[
                         (f"max({seconds_of('step')})", "measured now"),
-                        (one("heterotrain_operator_predicted_step_seconds"), "predicted for the plan in force"),
-                        (one("heterotrain_operator_measured_step_seconds"), "mean since it took effect"),
+                        (_PREDICTED, "predicted for the plan in force"),
+                        (_MEASURED, "mean since it took effect"),
                     ],
                 ),
                 Panel(
                     title="Measured over predicted step time",
                     about="1 is exact; far from it, plans rest on wrong models.",
-                    queries=[(one("heterotrain_operator_measured_over_predicted_ratio"), "measured / predicted")],
+                    queries=[(f"{_MEASURED} / {_PREDICTED}", "measured / predicted")],
                 ),
                 Panel(
                     title="Phases of a step, mean over ranks",
