@@ -17,14 +17,16 @@ only. ``local_batch_norm.py`` is the other choice: statistics of each micro-batc
 
 The statistics travel over the formation's control connections and neither reorder nor delay the gradient buckets.
 
-Legend: N samples of this rank, C channels, W ranks, K numbers sent by each rank.
+Legend: N samples of this rank, C channels, W ranks, V values per channel, K numbers sent by each rank.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from heterotrain_core.contract.choices import Choice
 from torch import nn
@@ -32,6 +34,8 @@ from torch import nn
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
+
+Array: TypeAlias = npt.NDArray[np.float64]
 
 LEAST_VALUES = 2
 """Fewer values per channel have no variance; the same limit as torch's."""
@@ -85,21 +89,25 @@ class BatchNormContext:
         """Pickle an empty context: a model loaded from a file has no peers."""
         return BatchNormContext, ()
 
-    def gather(self, values_K: torch.Tensor) -> torch.Tensor:  # noqa: N803  # shape in the name
-        """Return every rank's values, by rank, as (W, K) float64 on the CPU; W is 1 for a process without peers.
+    def gather(self, count: float, values_VC: torch.Tensor) -> tuple[Array, Array]:  # noqa: N803  # shape in the name
+        """Return the counts of all ranks that count, by rank, as (W,) float64, and their values as (W, V, C).
 
         Args:
-            values_K: this rank's (K,) values, of any dtype, on any device; K is the same on every rank.
+            count: this rank's values per channel; 0 if they do not count.
+            values_VC: this rank's values, of any dtype, on any device; (V, C) is the same on every rank.
 
         Raises:
             PeerLost: the group is broken.
         """
-        row_K = values_K.detach().to("cpu", torch.float64).contiguous()  # noqa: N806  # shape in the name
-        if self.group is None:
-            return row_K.unsqueeze(0)
-        gathering = self.group.gather(row_K.numpy().tobytes(), Purpose.BATCH_NORM)
-        self.group.wait(gathering, "the statistics of a BatchNorm layer")
-        return torch.frombuffer(bytearray(b"".join(gathering.rows)), dtype=torch.float64).view(-1, row_K.numel())
+        row_K = np.append(values_VC.detach().to("cpu", torch.float64).numpy(), count)  # noqa: N806  # shape in the name
+        rows = [row_K.tobytes()]
+        if self.group is not None:
+            gathering = self.group.gather(rows[0], Purpose.BATCH_NORM)
+            self.group.wait(gathering, "the statistics of a BatchNorm layer")
+            rows = gathering.rows
+        rows_WK = np.frombuffer(b"".join(rows)).reshape(len(rows), -1)  # noqa: N806  # shape in the name
+        rows_WK = rows_WK[rows_WK[:, -1] > 0]  # noqa: N806  # shape in the name
+        return rows_WK[:, -1], rows_WK[:, :-1].reshape(-1, *values_VC.shape)
 
 
 def synchronise(model: nn.Module, context: BatchNormContext) -> list[nn.Module]:
@@ -138,13 +146,12 @@ class ChannelStatistics:
     """Mean and variance of each channel over the samples of all ranks; bitwise equal on all ranks.
 
     Attributes:
-        mean: (C,) float64, on the CPU.
-        variance: (C,) float64, on the CPU, with divisor ``count`` (the biased variance, used for normalising).
+        moments: (3, C) in the layer's dtype, on its device: the mean, the variance with divisor ``count`` (biased, used
+            for normalising), and the variance with divisor ``count - 1`` (unbiased, for the running statistics).
         count: number of values per channel: samples times positions.
     """
 
-    mean: torch.Tensor
-    variance: torch.Tensor
+    moments: torch.Tensor
     count: float
 
 
@@ -187,9 +194,8 @@ class GlobalBatchNorm(_BatchNorm):
             return super().forward(input)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._track(statistics, self.running_mean, self.running_var)
-        output: torch.Tensor = _Normalise.apply(input, statistics, self.eps, self.heterotrain_context)
-        if self.weight is not None:
-            output = output * self.weight.view(_by_channel(input)) + self.bias.view(_by_channel(input))
+        over: _Over = (statistics, self.eps, self.heterotrain_context)
+        output: torch.Tensor = _Normalise.apply(input, self.weight, self.bias, over)
         return output.to(input.dtype)
 
     def _track(self, statistics: ChannelStatistics, running_mean: torch.Tensor, running_var: torch.Tensor) -> None:
@@ -198,9 +204,9 @@ class GlobalBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 share = 1.0 / float(self.num_batches_tracked)
-        unbiased = statistics.variance * (statistics.count / (statistics.count - 1.0))
-        for running, value in ((running_mean, statistics.mean), (running_var, unbiased)):
-            running.mul_(1 - share).add_(value.to(running), alpha=share)
+        mean, _, unbiased = statistics.moments
+        running_mean.lerp_(mean.to(running_mean), share)
+        running_var.lerp_(unbiased.to(running_var), share)
 
 
 class GlobalBatchNorm1d(GlobalBatchNorm, nn.BatchNorm1d):
@@ -239,44 +245,58 @@ def channel_statistics(x: torch.Tensor, context: BatchNormContext) -> ChannelSta
     Raises:
         PeerLost: the group is broken.
     """
-    channels = x.shape[1]
-    count = x.numel() / channels if context.counts else 0.0
-    var_C, mean_C = torch.var_mean(_wide(x.detach()), dim=_others(x), correction=0)  # noqa: N806  # shapes in names
-    rows_WK = context.gather(torch.cat([mean_C.new_tensor([count]), mean_C, var_C]))  # noqa: N806  # shapes in names
-    rows_WK = rows_WK[rows_WK[:, 0] > 0]  # noqa: N806  # shapes in names
-    total = float(rows_WK[:, 0].sum())
-    weight_W1 = rows_WK[:, :1] / total  # noqa: N806  # shapes in names
-    means_WC, vars_WC = rows_WK[:, 1 : 1 + channels], rows_WK[:, 1 + channels :]  # noqa: N806  # shapes in names
-    mean_C = (weight_W1 * means_WC).sum(0)  # noqa: N806  # shapes in names
-    return ChannelStatistics(
-        mean=mean_C, variance=(weight_W1 * (vars_WC + (means_WC - mean_C) ** 2)).sum(0), count=total
-    )
+    wide = _wide(x.detach())
+    var_C, mean_C = torch.var_mean(wide, dim=_others(x), correction=0)  # noqa: N806  # shapes in names
+    count = x.numel() / x.shape[1] if context.counts else 0.0
+    counts_W, values = context.gather(count, torch.stack((mean_C, var_C)))  # noqa: N806  # shapes in names
+    total = float(counts_W.sum())
+    weight_W1 = counts_W[:, None] / total  # noqa: N806  # shapes in names
+    mean = (weight_W1 * values[:, 0]).sum(0)
+    biased = (weight_W1 * (values[:, 1] + (values[:, 0] - mean) ** 2)).sum(0)
+    moments = np.stack((mean, biased, biased * (total / max(1.0, total - 1.0))))
+    return ChannelStatistics(moments=torch.from_numpy(moments).to(wide.device, wide.dtype), count=total)
+
+
+_Over: TypeAlias = tuple[ChannelStatistics, float, BatchNormContext]
+"""The statistics, what is added to the variance, and the step."""
 
 
 class _Normalise(torch.autograd.Function):
-    """``(x - mean) / sqrt(var + eps)``, with the gradient through mean and variance of the global batch."""
+    """``(x - mean) / sqrt(var + eps) * weight + bias``, with the gradient through mean and variance of all ranks.
+
+    Torch's kernels for given statistics compute the output, the gradient without that through the statistics, and the
+    sums ``sum(d)`` and ``sum(d h)`` of this rank; then one more pass subtracts what goes through the statistics.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, statistics: ChannelStatistics, eps: float, context: BatchNormContext
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, over: _Over
     ) -> torch.Tensor:
-        wide, shape = _wide(x), _by_channel(x)
-        inverse = (statistics.variance + eps).rsqrt().to(wide).view(shape)
-        normal = (wide - statistics.mean.to(wide).view(shape)) * inverse
-        ctx.save_for_backward(normal, inverse)
-        ctx.count, ctx.context, ctx.counts, ctx.dtype = statistics.count, context, context.counts, x.dtype
-        return normal
+        statistics, ctx.eps, ctx.context = over
+        wide = _wide(x)
+        mean, variance, _ = statistics.moments
+        gain, shift = (None if each is None else each.to(wide.dtype) for each in (weight, bias))
+        ctx.save_for_backward(wide, mean, variance, gain)
+        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        ctx.count, ctx.counts = statistics.count, ctx.context.counts
+        return nn.functional.batch_norm(wide, mean, variance, gain, shift, training=False, eps=ctx.eps)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        normal, inverse = ctx.saved_tensors
-        d = gradients[0]
-        here = torch.cat([d.sum(_others(d)), (d * normal).sum(_others(d))])
-        if not ctx.counts:
-            here = torch.zeros_like(here)
-        mean_d, mean_dh = (ctx.context.gather(here).sum(0) / ctx.count).to(d).view(2, *_by_channel(d))
-        through = inverse * (d - mean_d - normal * mean_dh) if ctx.counts else torch.zeros_like(d)
-        return through.to(ctx.dtype), None, None, None
+        wide, mean, variance, gain = ctx.saved_tensors
+        through, sum_dh, sum_d = torch.ops.aten.native_batch_norm_backward(
+            gradients[0], wide, gain, mean, variance, None, None, False, ctx.eps, [True, True, True]
+        )
+        _, values = ctx.context.gather(float(ctx.counts), torch.stack((sum_dh, sum_d)))
+        if ctx.counts:
+            means = torch.from_numpy(values.sum(0) / ctx.count).to(wide.device, wide.dtype)
+            scale = (variance + ctx.eps).rsqrt_()
+            shares = means * (scale if gain is None else scale.mul_(gain))
+            through -= nn.functional.batch_norm(wide, mean, variance, shares[0], shares[1], training=False, eps=ctx.eps)
+        else:
+            through = torch.zeros_like(wide)
+        found = zip((through, sum_dh, sum_d), ctx.dtypes, strict=True)
+        return *(None if dtype is None else each.to(dtype) for each, dtype in found), None
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

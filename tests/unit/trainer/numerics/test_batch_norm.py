@@ -86,18 +86,16 @@ class Threads:
 def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: list[int], seed: int) -> None:
     """Two layers on several ranks, some with empty shares, match torch's own layers on the whole batch."""
     torch.manual_seed(seed)
-    plain = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3)).double()
+    make = partial(nn.BatchNorm1d, 3, affine=seed % 2 == 0)
+    plain = nn.Sequential(make(), nn.Linear(3, 3), make()).double()
+    for parameter in plain.parameters():
+        nn.init.uniform_(parameter, 0.5, 2.0)
+    threads, models = Threads(len(shares)), [copy.deepcopy(plain) for _ in shares]
     x = 2 + torch.randn(sum(shares), 3, dtype=torch.float64)
     weights = torch.randn(sum(shares), 3, dtype=torch.float64)
     whole = x.clone().requires_grad_()
     (plain(whole) * weights).sum().backward()
-    threads, models = Threads(len(shares)), [copy.deepcopy(plain) for _ in shares]
     parts = [part.clone().requires_grad_() for part in x.split(shares)]
-    for model in models:
-        for parameter in model.parameters():
-            parameter.grad = None
-        for layer in (model[0], model[2]):
-            layer.load_state_dict(type(layer)(3).double().state_dict())
 
     def train(rank: int) -> None:
         synchronise(models[rank], BatchNormContext(group=threads.of(rank), counts=shares[rank] > 0))
@@ -120,13 +118,23 @@ def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: li
         torch.testing.assert_close(sum(g for g in mine if g is not None), parameter.grad, rtol=1e-8, atol=1e-10)
 
 
-def test_half_inputs_are_summed_wide() -> None:
-    """The result has the input's dtype; statistics are computed in fp32."""
-    layer = nn.BatchNorm1d(2)
-    synchronise(layer, BatchNormContext())
+@pytest.mark.parametrize("peers", [False, True])
+def test_half_inputs_are_summed_wide(peers: bool) -> None:
+    """The result has the input's dtype, and so has the gradient; statistics are computed in fp32."""
+    twice = SimpleNamespace(
+        world_size=2, wait=lambda *_: None, gather=lambda row, _purpose: SimpleNamespace(rows=[row, row])
+    )
+    layer: Any = nn.BatchNorm1d(2)
+    plain = copy.deepcopy(layer)
+    synchronise(layer, BatchNormContext(group=twice if peers else None))  # type: ignore[arg-type]  # what it asks
     x = (100 + torch.randn(64, 2, generator=torch.Generator().manual_seed(1))).bfloat16()
-    assert layer(x).dtype is torch.bfloat16
+    own, other = x.clone().requires_grad_(), x.float().requires_grad_()
+    output = layer(own)
+    output.float().pow(3).sum().backward()
+    plain(other).pow(3).sum().backward()
+    assert output.dtype is torch.bfloat16
     torch.testing.assert_close(layer.running_mean, 0.1 * x.float().mean(0))
+    torch.testing.assert_close(own.grad.float(), other.grad, rtol=0.05, atol=0.05)
 
 
 def test_a_single_value_is_refused() -> None:
