@@ -51,7 +51,10 @@ def test_a_loss_and_a_join_in_another_phase(operate: Operate, lost: dict[str, An
         assert worker.code == 0, worker.log()
         assert_same_weights(operator.weights(worker), expected)
     calls = [json.loads((operator.folder / f"{worker.name}.json").read_text()) for worker in workers]
-    assert calls[0] == calls[1] == ["steps 4", "epoch 0", "steps 8", "epoch 1"]
+    every = ["steps 4", "epoch 0", "steps 8", "epoch 1"]
+    assert every in calls[:2]
+    # A rank that takes over step 3 from one that had committed it does not call that step's hook.
+    assert all(called == every or (lost["step"] == 3 and called == every[1:]) for called in calls[:2])
     assert calls[2] == ["epoch 1"]
     assert samples(operator.folder, "w1") == {0: list(range(FIRST)), 1: list(range(SECOND))}
 

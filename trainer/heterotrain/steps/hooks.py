@@ -46,6 +46,13 @@ class HookContext(Protocol):
     def rest(self) -> None:
         """Give up what hooks have gathered of the model."""
 
+    def agree_on_end(self) -> None:
+        """Wait until all ranks have called their hooks, and agree on whether one of these has ended the training.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+        """
+
 
 class Hooks:
     """The hooks of one script.
@@ -111,7 +118,10 @@ class Hooks:
         where = f"epoch {progress.epoch - 1} done"
         if self._epochs < ANY_EPOCHS:
             where += f" ({progress.epoch} of {self._epochs})"
-        self._call(context, self.after_epochs, progress.epoch - 1, who="a hook of job.on_epoch_end", where=where)
+        self._call(
+            context, self.after_epochs, progress.epoch - 1, who="a hook of job.on_epoch_end", where=where,
+            conclude=context.agree_on_end,
+        )  # fmt: skip
         self.epoch_hooks_s = time.monotonic() - began_s
         self._training.progress = replace(progress, evaluated=progress.epoch)
         return True
@@ -121,11 +131,13 @@ class Hooks:
         return progress.evaluated < progress.epoch and bool(self.after_epochs)
 
     def _call(
-        self, context: HookContext, hooks: Sequence[EpochHook | StepsHook], number: int, *, who: str, where: str
-    ) -> None:
-        """Call hooks in ``eval`` mode without gradients, and report what they return."""
+        self, context: HookContext, hooks: Sequence[EpochHook | StepsHook], number: int, *, who: str, where: str,
+        conclude: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Call hooks in ``eval`` mode without gradients, report what they return, and conclude with the other ranks."""
         model = self._training.model
         if model is None or not hooks:
+            conclude()
             return
         active_group = context.active_group
         alone = active_group is None or active_group.group is None
@@ -139,6 +151,7 @@ class Hooks:
                     values = hook(number)
                     if values is not None:
                         self.report(who, values)
+            conclude()
         except PeerLost:
             if before is not None:  # whatever the hooks have stepped so far, they step again
                 before.restore()

@@ -184,7 +184,6 @@ class Loop:
             self._observer.evaluated()
         if self._hooks.finish_epoch(self):
             self._observer.evaluated()
-            self._end.agree(active_group.group)
         self._end.note(alone=active_group.group is None)
 
     def finish(self, reason: str) -> None:
@@ -316,6 +315,11 @@ class Loop:
     def rest(self) -> None:
         """Give up what hooks have gathered of the model."""
         self._wrapped.part.rest()
+
+    def agree_on_end(self) -> None:
+        """Wait until all ranks have called the hooks of an epoch, and agree on whether one has ended the training."""
+        group = self._formations.require().group
+        self._end.agree(group)
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from heterotrain import UsageError
+from heterotrain.data.progress import Progress
+from heterotrain.errors import PeerLost
+from heterotrain.state.training import TrainState
+from heterotrain.steps.hooks import Hooks
 from support.one_process import DATA, a_job, squared_error
 
 
@@ -66,3 +71,23 @@ def test_a_hook_that_does_not_take_its_argument_is_refused_where_it_is_given(hoo
     job.on_epoch_end(lambda *_: None)
     with pytest.raises(UsageError, match=r"write @job.every_steps\(500\)"):
         job.every_steps(hook if callable(hook) else print)  # type: ignore[arg-type]  # the mistake
+
+
+def test_hooks_of_an_epoch_count_once_all_ranks_have_called_them() -> None:
+    """A rank that is lost behind the own rank's hook, but before the end of another one's, repeats it on both."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    training = TrainState(model=model, optimizers=[optimizer], progress=Progress(steps=3, epoch=1))
+    hooks = Hooks(training, MagicMock(), MagicMock(), epochs=2)
+
+    def decay(_epoch: int) -> None:
+        optimizer.param_groups[0]["lr"] /= 2
+
+    hooks.after_epochs.append(decay)
+    context = MagicMock(agree_on_end=MagicMock(side_effect=[PeerLost("rank 1"), None]))
+    with pytest.raises(PeerLost):
+        hooks.finish_epoch(context)
+    assert training.progress.evaluated == 0
+    assert hooks.finish_epoch(context)
+    assert training.progress.evaluated == 1
+    assert optimizer.param_groups[0]["lr"] == 0.5
