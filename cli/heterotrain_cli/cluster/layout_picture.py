@@ -19,7 +19,7 @@ from heterotrain_planner.layout.costs import seconds_at
 from heterotrain_planner.layout.schedule import Passes, share_seconds, timeline
 
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.prometheus import Series, series_of
+from heterotrain_cli.cluster.prometheus import QueriedSeries, series_of
 from heterotrain_cli.cluster.values import number
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.cluster import running_job
@@ -152,7 +152,7 @@ def _members(
     job: str,
     plan: Plan,
     curves: _Curves,
-    sizes: Sequence[Series],
+    sizes: Sequence[QueriedSeries],
     *,
     bytes_per_s: Callable[[str, str], float],
 ) -> tuple[MemberShown, ...]:
@@ -198,7 +198,7 @@ def _members(
     return tuple(found)
 
 
-def _curves(rows: Sequence[Series]) -> _Curves:
+def _curves(rows: Sequence[QueriedSeries]) -> _Curves:
     """Return the measurements of each unit by worker, by growing micro-batch."""
     found: dict[tuple[str, int], dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for labels, points in rows:

@@ -28,7 +28,7 @@ class Span(NamedTuple):
     step_s: float
 
 
-class Series(NamedTuple):
+class QueriedSeries(NamedTuple):
     """The labels of one series, and its points: seconds since 1970, and the value."""
 
     labels: Mapping[str, str]
@@ -37,7 +37,7 @@ class Series(NamedTuple):
 
 def series_of(
     cluster: Cluster, where: str, query: str, labels: Sequence[str] = (), span: Span | None = None
-) -> list[Series]:
+) -> list[QueriedSeries]:
     """Return what Prometheus answers to a query.
 
     Args:
@@ -58,7 +58,7 @@ def series_of(
     answer = _answer_of(cluster, where, asked, path)
     try:
         return [
-            Series(
+            QueriedSeries(
                 {name: str(each["metric"][name]) for name in (*each["metric"], *labels)},
                 [(float(at_s), float(value)) for at_s, value in (each[key] if span else [each[key]])],
             )
