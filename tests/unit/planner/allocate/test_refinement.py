@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from heterotrain_planner.allocate import value
 from heterotrain_planner.allocate.capacity import PoolCapacity
 from heterotrain_planner.allocate.problem import JobDemand, JobPool, Pool
 from heterotrain_planner.allocate.propose import build_candidates, propose
+from heterotrain_planner.allocate.sharing import SharedNodes, share
 from support.repeat import times
 
 
@@ -89,6 +92,28 @@ def test_a_choice_of_listed_options_is_the_best_of_these() -> None:
     assert not proposal.exact
     assert proposal.most_gain < 1e-3
     assert proposal.reason == "2 of 2 jobs run; no listed allocation for these is better"
+
+
+@pytest.mark.parametrize(("tenants", "weight"), [(("a", "a"), 4.0), (("a", "b"), 5.0)])
+def test_the_most_gain_counts_jobs_by_weight_and_exponent(
+    monkeypatch: pytest.MonkeyPatch, tenants: tuple[str, str], weight: float
+) -> None:
+    """Rates of weights 1 and 3, all larger by a factor, raise the sum by its logarithm four times.
+
+    With tenants of weights 1 and 3, the jobs' exponents are a half and one and a half.
+    """
+
+    def far(*arguments: Any) -> SharedNodes:
+        found = share(*arguments)
+        return found._replace(bound=found.value + 0.4)
+
+    monkeypatch.setattr(f"{propose.__module__}.share", far)
+    capacity, jobs = two_jobs(random.Random(3), (4, 4, 4), 4)
+    weighted = [
+        replace(job, weight=own, tenant=tenant, tenant_weight=1.0 if tenant == "a" else 3.0)
+        for job, own, tenant in zip(jobs, (1.0, 3.0), tenants, strict=True)
+    ]
+    assert propose(capacity, weighted).most_gain == pytest.approx(math.expm1(0.4 / weight))
 
 
 def test_refined_grants_come_to_rest() -> None:
