@@ -179,6 +179,7 @@ def gap(problem: Problem) -> float | None:
         assert math.isinf(best), f"refused, although a step of {best:.4g} s is possible: {found.reason}"
         return None
     assert found.step_s >= best * (1 - 1e-9)
+    check_memory(problem, found)
     return found.step_s / best - 1
 
 
@@ -253,7 +254,6 @@ def test_stages_compute_activations_again_where_that_is_best(first: int) -> None
             chosen += any(member.layout.recomputing for member in found.members)
             plain = solved(replace(problem, may_recompute=False))
             assert not isinstance(plain, Cover) or found.step_s <= plain.step_s * (1 + 1e-9)
-            check_memory(problem, found)
     assert max(gaps) <= 0.05
     assert sum(gaps) <= 0.01 * 8
     assert chosen >= 1
@@ -264,6 +264,7 @@ def check_memory(problem: Problem, found: Cover) -> None:
     for member, layout in zip(found.members, found.layouts, strict=True):
         stages = tuple((stage.kind, stage.first_unit, stage.last_unit + 1) for stage in layout.stages)
         most = member.cap_samples or problem.batch_samples
+        assert member.share_samples <= most
         assert math.isfinite(played(problem, stages, most, frozenset(member.layout.recomputing)))
         for stage in layout.stages:
             assert stage.memory_bytes <= next(kind.memory_bytes for kind in problem.kinds if kind.name == stage.kind)
