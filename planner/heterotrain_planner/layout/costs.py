@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from heterotrain_core.units import UnitSeconds
@@ -59,6 +59,8 @@ class Costs:
     memory_K: Floats
     class_KK: Ints
     receive_CE: Floats
+    _known: dict[tuple[int, int], tuple[Ints, Floats]] = field(default_factory=dict, init=False, repr=False)
+    """Reach and seconds of stages by kind and by the micro-batches that they keep."""
 
     def compute_E(self, kind: int) -> Floats:  # noqa: N802  # an array carries its shape
         """Return the seconds of forward and backward pass of all units in front of each edge."""
@@ -91,6 +93,29 @@ class Costs:
 
     def ends(self, kind: int, position: int) -> Ints:
         """Return for each edge the last edge that one stage from there can reach within the kind's memory."""
+        return self._stages(kind, position)[0]
+
+    def stage_s(self, kind: int, position: int) -> Floats:
+        """Return the seconds of both passes of a stage from one edge to another one, without links.
+
+        Units are computed again where memory permits nothing else; infinite where it permits not even that.
+        """
+        return self._stages(kind, position)[1]
+
+    def _stages(self, kind: int, position: int) -> tuple[Ints, Floats]:
+        """Return ``ends`` and ``stage_s``."""
+        key = (kind, self.kept(position))
+        if key not in self._known:
+            ends = self._ends(kind, position)
+            compute, edge = self.compute_E(kind), np.arange(len(self.unit_E))
+            again_EE = self.again_KE[kind][None] - self.again_KE[kind][:, None]
+            keeps_EE = edge[None] <= self.plain_ends(kind, position)[:, None]
+            seconds_EE = compute[None] - compute[:, None] + np.where(keeps_EE, 0.0, again_EE)
+            possible = (edge[None] > edge[:, None]) & (edge[None] <= ends[:, None])
+            self._known[key] = ends, np.where(possible, seconds_EE, np.inf)
+        return self._known[key]
+
+    def _ends(self, kind: int, position: int) -> Ints:
         plain = self.plain_ends(kind, position)
         if not self.working_EE.any():  # no unit may be computed again
             return plain
@@ -105,19 +130,6 @@ class Costs:
         bytes_E = self.state_E + self.kept(position) * self.activation_E
         ends: Ints = np.searchsorted(bytes_E, bytes_E + self.memory_K[kind], side="right") - 1
         return ends
-
-    def stage_s(self, kind: int, position: int) -> Floats:
-        """Return the seconds of both passes of a stage from one edge to another one, without links.
-
-        Units are computed again where memory permits nothing else; infinite where it permits not even that.
-        """
-        compute, edge = self.compute_E(kind), np.arange(len(self.unit_E))
-        again_EE = self.again_KE[kind][None] - self.again_KE[kind][:, None]
-        keeps_EE = edge[None] <= self.plain_ends(kind, position)[:, None]
-        seconds_EE = compute[None] - compute[:, None] + np.where(keeps_EE, 0.0, again_EE)
-        possible = (edge[None] > edge[:, None]) & (edge[None] <= self.ends(kind, position)[:, None])
-        found: Floats = np.where(possible, seconds_EE, np.inf)
-        return found
 
 
 def costs_of(problem: Problem, micro_batch_samples: int, most_micro_batches: int | None = None) -> Costs:

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from heterotrain_planner.layout.costs import Costs
 from heterotrain_planner.layout.cut import finalists, slowest_with_room
 from heterotrain_planner.layout.equal_members import least_slowest
 from heterotrain_planner.layout.exchange import rough_exchange
@@ -31,7 +32,7 @@ MOST_PARTITIONS = 1000
 MOST_STARTS = 6
 NEAR = 1.3
 """Step of a start over the shortest one by the formula, at most."""
-MOST_STEPS = 3000
+MOST_STEPS = 2000
 """Steps that are worked out."""
 _BETTER = 1e-6
 """Part of a step by which a change has to shorten it."""
@@ -56,6 +57,7 @@ class LocalSearch:
         self._templates, self._options, self._devices = templates, options, tuple(devices)
         self.step = WholeStep(templates)
         self._left = MOST_STEPS
+        self._limited: dict[tuple[int, int], Costs] = {}
         self._cuts: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], ...]] = {}
         self._most_stages = int(templates.family.counts_UK.sum(axis=1).max()) if menu_has_pipelines(options) else 1
 
@@ -277,8 +279,10 @@ class LocalSearch:
         if (kinds, size) not in self._cuts:
             found, costs = [], self.step.costs[size]
             for most in (costs.micro_batches, *_OTHER_LIMITS[: len(kinds) - 1]):
-                own = replace(costs, micro_batches=min(most, costs.micro_batches))
-                stages = least_slowest(own, kinds)
+                key = (size, min(most, costs.micro_batches))
+                if key not in self._limited:
+                    self._limited[key] = replace(costs, micro_batches=key[1])
+                stages = least_slowest(self._limited[key], kinds)
                 found += [] if stages is None else [(0, *(end for _, _, end in stages))]
             self._cuts[kinds, size] = tuple(dict.fromkeys(found))
         return self._cuts[kinds, size]

@@ -21,9 +21,9 @@ from heterotrain_planner.layout.family import Multisets, family_of
 from heterotrain_planner.layout.problem import Problem, invalid
 from heterotrain_planner.layout.result import NoLayout
 
-FEW_DEVICES = 16
+FEW_DEVICES = 8
 """Devices up to which members with fewer micro-batches than stages have templates of their own. They keep fewer."""
-FEW_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12)
+FEW_MICRO_BATCHES = (1, 2, 3, 4, 6)
 """Most micro-batches of such members."""
 MOST_WORK = 300_000_000
 """Steps of the passes for all sizes of micro-batch: about a second."""
