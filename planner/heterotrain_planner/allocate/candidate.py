@@ -10,9 +10,6 @@ import numpy as np
 from heterotrain_planner.allocate.problem import JobDemand, Size
 from heterotrain_planner.allocate.value import Floats, Ints, Option
 
-EPSILON = 1e-9
-"""Scores that differ by less are equal."""
-
 Choice = tuple[Option | None, ...]
 """One option for each candidate, ``None`` for a job that waits."""
 Need = Mapping[tuple[str, Size], int]

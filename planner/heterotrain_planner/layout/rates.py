@@ -102,11 +102,6 @@ class LayoutRates:
         rate_O: Floats = self._rate_N[np.ravel_multi_index(tuple(cells.T), self._sizes())]
         return rate_O
 
-    @property
-    def most_per_s(self) -> float:
-        """The highest rate of all numbers of devices."""
-        return float(self._rate_N.max())
-
     def _sizes(self) -> tuple[int, ...]:
         return tuple((self._counts // self._steps + 1).tolist())
 
