@@ -145,9 +145,7 @@ def decode_manifest(name: str, text: bytes) -> Manifest:
     try:
         places: list[dict[TensorRange, int]] = [{} for _ in raw["parts"]]
         for each in raw["tensors"]:
-            if (number := _count(each["part"])) >= len(places):
-                raise ValueError("a tensor is in a part that does not exist")
-            places[number] |= _place(each)
+            places[_count(each["part"])] |= _place(each)
         hooked, evaluated = raw["hooks"]
         parts = tuple(WrittenPart(**_file(part), places=own) for part, own in zip(raw["parts"], places, strict=True))
         manifest = Manifest(
@@ -155,7 +153,7 @@ def decode_manifest(name: str, text: bytes) -> Manifest:
             skeleton=StoredFile(**_file(raw["skeleton"])), written_unix_s=_number(raw["written_unix_s"]),
             hooks=(_count(hooked, least=-1), _count(evaluated, least=-1)),
         )  # fmt: skip
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"a field is missing or of another type: {error!r}") from error
     if label is None or manifest.order != (label.generation, label.step):
         raise ValueError("it is that of another checkpoint")
@@ -215,10 +213,7 @@ def _file(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(raw: dict[str, Any]) -> dict[TensorRange, int]:
-    own = TensorRange(_text(raw["name"]), _count(raw["start"]), _count(raw["stop"]))
-    if own.stop < own.start:
-        raise ValueError("elements of a tensor end before they begin")
-    return {own: _count(raw["at"])}
+    return {TensorRange(_text(raw["name"]), _count(raw["start"]), _count(raw["stop"])): _count(raw["at"])}
 
 
 def _text(raw: object) -> str:

@@ -86,15 +86,12 @@ def slices_of(items: Sequence[Item]) -> list[tuple[int, int]]:
 
 
 def parts_in(items: Sequence[Item], start: int, stop: int) -> tuple[Item, ...]:
-    """Return the parts of tensors between two bytes of the state. They begin and end between words and values."""
+    """Return the parts of tensors between two bytes of the state. They begin and end between values."""
     found, begin = [], 0
     for item, size in zip(items, sizes_bytes([item.tensor for item in items]), strict=True):
-        of_value = item.tensor.element_size()
-        unit = max(WORD_BYTES, of_value)
-        first, last = (size if at >= begin + size else max(0, at - begin) // unit * unit for at in (start, stop))
+        first, last = (min(size, max(0, at - begin)) // item.tensor.element_size() for at in (start, stop))
         if first < last:
-            values = item.tensor.reshape(-1)[first // of_value : last // of_value]
-            found.append(Item(item.name, item.role, values))
+            found.append(Item(item.name, item.role, item.tensor.reshape(-1)[first:last]))
         begin += size
     return tuple(found)
 
