@@ -29,6 +29,7 @@ include_patterns = [
 ]  # fmt: skip
 exclude_patterns = [".venv*", "out", "**/.pytest_cache"]
 templates_path = ["templates"]
+html_static_path, html_css_files = ["static"], ["tables.css"]
 html_theme = "furo"
 html_additional_pages = {"index": "index.html"}
 html_title = f"heterotrain {version}"
