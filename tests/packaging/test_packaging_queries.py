@@ -310,6 +310,6 @@ def test_one_query_of_the_operator_brings_a_job_s_series_and_the_times_of_its_sc
     written = {name("heterotrain_ready", **identity): constant(1), name("heterotrain_step", **identity): constant(7)}
     server.write(written, range(0, 11, 5))
     answer = server.query(series_and_times_of("read"), 12)
-    found = parse_everything([vector.Series(dict(labels), value) for labels, value in answer.items()])
+    found = parse_everything([vector.VectorSample(dict(labels), value) for labels, value in answer.items()])
     assert {member: gauges.step for member, gauges in found.gauges.items()} == {MemberId("uid-a", 0): 7}
     assert found.times == {MemberId("uid-a", 0): START_S + 10}

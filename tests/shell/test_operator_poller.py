@@ -20,7 +20,7 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
-from heterotrain_operator.prom.vector import Series, Vector
+from heterotrain_operator.prom.vector import Vector, VectorSample
 from heterotrain_operator.settings import PrometheusSettings, Settings
 from support.executors import at_once
 from support.fake_cluster import FakeCluster
@@ -81,11 +81,11 @@ class Bench:
     def answer(self, step: int, at_s: float, labels: dict[str, str] = LABELS) -> None:
         """Let Prometheus hold one scrape of one member."""
 
-        def answers(promql: str) -> tuple[Series, ...]:
+        def answers(promql: str) -> tuple[VectorSample, ...]:
             time_s = self.cluster.now_s + at_s
             if promql.startswith("sum"):
-                return (Series({"job_uid": "job-uid"}, time_s),)
-            return (Series({"__name__": metrics.STEP, **labels}, step), Series(labels, time_s))
+                return (VectorSample({"job_uid": "job-uid"}, time_s),)
+            return (VectorSample({"__name__": metrics.STEP, **labels}, step), VectorSample(labels, time_s))
 
         assert self.prom is not None
         self.prom.answers = answers
@@ -236,12 +236,12 @@ async def test_jobs_without_a_new_scrape_need_no_query_of_their_own() -> None:
     asked: list[str] = []
     scrapes = {"job-uid": 10.0, "other-uid": 20.0}
 
-    def answers(promql: str) -> tuple[Series, ...]:
+    def answers(promql: str) -> tuple[VectorSample, ...]:
         asked.append(promql)
         if promql.startswith("sum"):
-            return tuple(Series({"job_uid": uid}, number) for uid, number in scrapes.items())
-        time = Series(LABELS, bench.cluster.now_s + scrapes["job-uid"])
-        return (Series({"__name__": metrics.STEP, **LABELS}, scrapes["job-uid"]), time)
+            return tuple(VectorSample({"job_uid": uid}, number) for uid, number in scrapes.items())
+        time = VectorSample(LABELS, bench.cluster.now_s + scrapes["job-uid"])
+        return (VectorSample({"__name__": metrics.STEP, **LABELS}, scrapes["job-uid"]), time)
 
     bench.prom.answers = answers
     task = asyncio.create_task(bench.poller.run())
@@ -266,7 +266,7 @@ async def test_jobs_are_read_one_by_one_where_the_common_query_fails() -> None:
     assert bench.prom is not None
     known = bench.prom.answers
 
-    def answers(promql: str) -> tuple[Series, ...]:
+    def answers(promql: str) -> tuple[VectorSample, ...]:
         if promql.startswith("sum"):
             raise PromBadAnswer("too many series")
         return known(promql)
@@ -298,12 +298,12 @@ async def test_one_odd_label_costs_one_series() -> None:
     bench.answer(step=1, at_s=0)
     good = bench.prom.answers if bench.prom else None
 
-    def answers(promql: str) -> tuple[Series, ...]:
+    def answers(promql: str) -> tuple[VectorSample, ...]:
         assert good is not None
         if promql.startswith("sum"):
             return good(promql)
         odd = {"__name__": metrics.STEP, **LABELS, "local_rank": "9" * 5000}
-        return (*good(promql), Series(odd, 3.0))
+        return (*good(promql), VectorSample(odd, 3.0))
 
     assert bench.prom is not None
     bench.prom.answers = answers
@@ -359,7 +359,7 @@ async def test_an_unexpected_error_does_not_end_the_reads() -> None:
     bench = Bench(FakeProm())
     assert bench.prom is not None
 
-    def fail(_: str) -> tuple[Series, ...]:
+    def fail(_: str) -> tuple[VectorSample, ...]:
         raise ArithmeticError("x" * 1000)
 
     bench.prom.answers = fail
@@ -418,24 +418,25 @@ def a_training_job() -> JobView:
 def profiling(bench: Bench, labels: dict[str, str], *, complete: bool = True) -> list[str]:
     """Let Prometheus hold the profile of one rank's units; return the queries that it gets."""
     queries: list[str] = []
-    rows = [Series({**row, **labels}, value) for row, value in series([unit(0), unit(1)])]
+    rows = [VectorSample({**row, **labels}, value) for row, value in series([unit(0), unit(1)])]
     gauges = [row for row in rows if "unit" not in row.labels]
     own = bench.cluster.pod_views[0].pool
     measured = ((own, 5e8), ("elsewhere", 5e8), (own, 1e300))
     gauges += [
-        Series({"__name__": metrics.LINK_BANDWIDTH, "peer_pool": pool, **labels}, value) for pool, value in measured
+        VectorSample({"__name__": metrics.LINK_BANDWIDTH, "peer_pool": pool, **labels}, value)
+        for pool, value in measured
     ]
     if not complete:
         gauges = [row for row in gauges if row.labels["__name__"] != metrics.UNIT_PROFILE_COMPLETE]
 
-    def answers(promql: str) -> tuple[Series, ...]:
+    def answers(promql: str) -> tuple[VectorSample, ...]:
         queries.append(promql)
         time_s = bench.cluster.now_s + asyncio.get_running_loop().time() - bench.started_s
         if promql.startswith("sum"):
-            return (Series({"job_uid": "job-uid"}, time_s),)
+            return (VectorSample({"job_uid": "job-uid"}, time_s),)
         if metrics.UNIT_BYTES in promql:
             return tuple(row for row in rows if "unit" in row.labels)
-        return (*gauges, Series(labels, time_s))
+        return (*gauges, VectorSample(labels, time_s))
 
     assert bench.prom is not None
     bench.prom.answers = answers

@@ -11,7 +11,7 @@ from aiohttp import web
 from heterotrain_operator.prom import client as prom_client
 from heterotrain_operator.prom.client import PromClient
 from heterotrain_operator.prom.errors import PromBadAnswer
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 from support.executors import at_once
 from support.ports import free_port
 
@@ -54,10 +54,10 @@ async def client(server: Server) -> AsyncIterator[PromClient]:
 
 
 async def test_plain_and_compressed_answers_are_read(server: Server, client: PromClient) -> None:
-    assert tuple(await client.query("up")) == (Series({"a": "b"}, 1.5),)
+    assert tuple(await client.query("up")) == (VectorSample({"a": "b"}, 1.5),)
     assert server.accepted == "gzip"
     server.body, server.headers = gzip.compress(GOOD), {"Content-Encoding": "gzip"}
-    assert tuple(await client.query("up")) == (Series({"a": "b"}, 1.5),)
+    assert tuple(await client.query("up")) == (VectorSample({"a": "b"}, 1.5),)
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound
 from heterotrain_operator.kube.resources import EVENTS, Resource
 from heterotrain_operator.prom.errors import PromError
-from heterotrain_operator.prom.vector import Series, Vector
+from heterotrain_operator.prom.vector import Vector, VectorSample
 
 from support.api_stub import merge
 
@@ -149,7 +149,7 @@ class FakeProm:
     """Answers each query by ``answers``, or raises ``error``."""
 
     def __init__(self) -> None:
-        self.answers: Callable[[str], tuple[Series, ...]] = lambda _: ()
+        self.answers: Callable[[str], tuple[VectorSample, ...]] = lambda _: ()
         self.error: PromError | None = None
         self.queries = 0
 

@@ -21,7 +21,7 @@ from typing import IO, Final
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_operator.prom.series_map import parse_everything
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
 
 from heterotrain_cli.errors import InputError
@@ -179,7 +179,7 @@ def _end(children: Sequence[tuple[subprocess.Popen[bytes], IO[bytes]]]) -> None:
 def _scrape(first_port: int, ranks: int) -> Snapshot:
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415  # an extra of the trainer
 
-    rows: list[Series] = []
+    rows: list[VectorSample] = []
     for port in range(first_port, first_port + ranks):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.METRICS_PATH}", timeout=_REQUEST_S) as reply:
@@ -189,7 +189,7 @@ def _scrape(first_port: int, ranks: int) -> Snapshot:
                 raise
             raise InputError(f"another program took port {port} a moment before a rank could: try again") from error
         rows += [
-            Series({"__name__": sample.name, **sample.labels}, sample.value)
+            VectorSample({"__name__": sample.name, **sample.labels}, sample.value)
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         ]

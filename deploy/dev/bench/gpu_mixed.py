@@ -32,7 +32,7 @@ from heterotrain_core.split.proportion import evenly
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.prom.series_map import parse_everything
 from heterotrain_operator.prom.snapshot import counter_name
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 from heterotrain_planner.perf.counters import CounterKey, Counters, Observation, observe
 from heterotrain_planner.perf.merge import merge_old
 from heterotrain_planner.planning.probe import PROBE_STEPS
@@ -230,7 +230,7 @@ def read(worker: Worker) -> Mapping[CounterKey, Counters]:
     with urllib.request.urlopen(f"http://127.0.0.1:{worker.metrics_port}/metrics", timeout=10) as reply:
         text = reply.read().decode()
     rows = [
-        Series({"__name__": sample.name, **sample.labels}, float(sample.value))
+        VectorSample({"__name__": sample.name, **sample.labels}, float(sample.value))
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from heterotrain_core.contract import metrics
 
 from heterotrain_operator.prom.accepted import PLAUSIBLE
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 
 _TIME = "time_of"
 
@@ -38,6 +38,6 @@ def scrapes_of(job_uids: Iterable[str]) -> str:
     return f"sum by ({metrics.LABEL_JOB_UID}) ({scraped})"
 
 
-def parse_scrapes(rows: Iterable[Series]) -> dict[str, float]:
+def parse_scrapes(rows: Iterable[VectorSample]) -> dict[str, float]:
     """Return that number by the job's uid."""
     return {labels.get(metrics.LABEL_JOB_UID, ""): value for labels, value in rows}

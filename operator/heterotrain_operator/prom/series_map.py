@@ -29,7 +29,7 @@ from heterotrain_operator.prom.accepted import (
     member_of,
 )
 from heterotrain_operator.prom.snapshot import JobSeries, Special, counter_name, gauges_of
-from heterotrain_operator.prom.vector import Series, Vector
+from heterotrain_operator.prom.vector import Vector, VectorSample
 
 MAX_SHAPES = 4 * metrics.MAX_LIVE_SHAPES
 """Shapes of one member: its own limit, with a margin for shapes that Prometheus still has."""
@@ -212,7 +212,7 @@ class JobReader:
 
 
 def parse_everything(
-    rows: Iterable[Series], *, workers: Mapping[str, str] | None = None, namespace: str = ""
+    rows: Iterable[VectorSample], *, workers: Mapping[str, str] | None = None, namespace: str = ""
 ) -> JobSeries:
     """Return what these series say; for the arguments, see ``SeriesMap``."""
     found = tuple(rows)

@@ -20,7 +20,7 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.prom.accepted import MOST_BYTES, member_of, number
 
 if TYPE_CHECKING:
-    from heterotrain_operator.prom.vector import Series
+    from heterotrain_operator.prom.vector import VectorSample
 
 _NAMES = (metrics.UNIT_SECONDS, metrics.UNIT_BYTES)
 _NAME = re.compile(r"[\w.]+( [\w.]+)*", re.ASCII)
@@ -36,7 +36,7 @@ def profile_of(job_uid: str, member: MemberId) -> str:
 
 
 def parse_profile(
-    rows: Iterable[Series],
+    rows: Iterable[VectorSample],
     member: MemberId,
     gauges: MemberGauges,
     *,

@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 100
 """The labels of so many rows are decoded within a fifth of a millisecond."""
 
 
-class Series(NamedTuple):
+class VectorSample(NamedTuple):
     """One row of an instant vector."""
 
     labels: Mapping[str, str]
@@ -48,14 +48,14 @@ class Vector:
     values: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, rows: Iterable[Series]) -> Vector:
+    def of(cls, rows: Iterable[VectorSample]) -> Vector:
         """Return an answer with these rows."""
         found = tuple(rows)
         return cls(tuple(json.dumps(dict(row.labels)).encode() for row in found), tuple(row.value for row in found))
 
-    def __iter__(self) -> Iterator[Series]:
+    def __iter__(self) -> Iterator[VectorSample]:
         rows = zip(self.labels(), self.values, strict=True)
-        return (Series(labels, value) for labels, value in rows if math.isfinite(value))
+        return (VectorSample(labels, value) for labels, value in rows if math.isfinite(value))
 
     def labels(self) -> tuple[dict[str, str], ...]:
         """Return the labels of each row.

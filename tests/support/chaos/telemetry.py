@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from heterotrain_core.contract import metrics
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
-from heterotrain_operator.prom.vector import Series, Vector
+from heterotrain_operator.prom.vector import Vector, VectorSample
 
 from support.chaos.machines import Cluster
 from support.chaos.training import JobTraining
@@ -49,16 +49,16 @@ class ChaosPrometheus:
             return Vector()
         times = self._times(job)
         if promql.startswith("sum by"):
-            return Vector.of([Series({metrics.LABEL_JOB_UID: job.job_uid}, sum(row.value for row in times))])
+            return Vector.of([VectorSample({metrics.LABEL_JOB_UID: job.job_uid}, sum(row.value for row in times))])
         rows = [*self._everything(job), *times]
         return Vector.of(self._lied(row) for row in rows)
 
-    def _times(self, job: JobTraining) -> list[Series]:
+    def _times(self, job: JobTraining) -> list[VectorSample]:
         scraped_s = self._now_s() // SCRAPE_S * SCRAPE_S + self.skew_s
         scraped_s += {"old": -600.0, "future": 86_400.0}.get(self.lie, 0.0)
-        return [Series(_identity(job, uid), scraped_s) for uid in sorted(job.processes)]
+        return [VectorSample(_identity(job, uid), scraped_s) for uid in sorted(job.processes)]
 
-    def _everything(self, job: JobTraining) -> list[Series]:
+    def _everything(self, job: JobTraining) -> list[VectorSample]:
         rows = []
         for uid, process in sorted(job.processes.items()):
             if process.plan is None:
@@ -75,12 +75,12 @@ class ChaosPrometheus:
                 (metrics.SAMPLES_COMMITTED, 100 * job.steps),
                 (metrics.LOSS, 1.0 / (1 + job.steps)),
             ):
-                rows.append(Series({**own, "__name__": name}, float(value)))
+                rows.append(VectorSample({**own, "__name__": name}, float(value)))
             for share, steps in sorted(job.counters.get(uid, {}).items()):
                 rows += _shape(own, share, steps, slow)
         return rows
 
-    def _lied(self, row: Series) -> Series:
+    def _lied(self, row: VectorSample) -> VectorSample:
         if not self.lie or self._rng.random() < 0.5:
             return row
         labels, value = dict(row.labels), row.value
@@ -90,7 +90,7 @@ class ChaosPrometheus:
             labels[metrics.LABEL_WORKER_UID] = self._rng.choice(["", "uid-of-another", "x" * 5000])
         elif self.lie == "mixed":
             labels[self._rng.choice(sorted(labels))] = self._rng.choice(["9" * 5000, "-1", "NaN", "١"])
-        return Series(labels, value)
+        return VectorSample(labels, value)
 
 
 def _identity(job: JobTraining, uid: str) -> dict[str, str]:
@@ -102,7 +102,7 @@ def _identity(job: JobTraining, uid: str) -> dict[str, str]:
     }
 
 
-def _shape(own: dict[str, str], share: int, steps: int, slow: float) -> list[Series]:
+def _shape(own: dict[str, str], share: int, steps: int, slow: float) -> list[VectorSample]:
     labels = {**own, metrics.LABEL_SHARE: str(share), metrics.LABEL_MICRO_BATCH: str(share)}
     forward_s, backward_s = 0.002 * slow * share, 0.004 * slow * share
     seconds = {
@@ -113,9 +113,9 @@ def _shape(own: dict[str, str], share: int, steps: int, slow: float) -> list[Ser
         metrics.PHASE_COMPUTE: forward_s + backward_s + 0.01,
         metrics.PHASE_STEP: forward_s + backward_s + 0.02,
     }
-    rows = [Series({**labels, "__name__": metrics.STEPS}, float(steps))]
+    rows = [VectorSample({**labels, "__name__": metrics.STEPS}, float(steps))]
     for phase, each_s in seconds.items():
         named = {**labels, metrics.LABEL_PHASE: phase}
-        rows.append(Series({**named, "__name__": metrics.PHASE_SECONDS}, steps * each_s))
-        rows.append(Series({**named, "__name__": metrics.PHASE_SECONDS_SQUARED}, steps * each_s**2 * 1.0001))
+        rows.append(VectorSample({**named, "__name__": metrics.PHASE_SECONDS}, steps * each_s))
+        rows.append(VectorSample({**named, "__name__": metrics.PHASE_SECONDS_SQUARED}, steps * each_s**2 * 1.0001))
     return rows

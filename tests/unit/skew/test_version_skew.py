@@ -22,7 +22,7 @@ from heterotrain_core.contract.outcome import Cause, Ending, decode_outcome
 from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.prom.series_map import parse_everything
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 from support.fake_cluster import FakeCluster, a_running_job
 
 Body = dict[str, Any]
@@ -223,9 +223,9 @@ def test_an_image_that_cannot_read_the_plan_is_named(reads: int, reason: str) ->
 
 def test_an_image_that_reports_no_schema_is_older_than_the_report() -> None:
     labels = {"worker": "w", "worker_uid": "u", "local_rank": "0"}
-    (silent,) = parse_everything([Series({"__name__": metrics.STEP, **labels}, 1)]).gauges.values()
+    (silent,) = parse_everything([VectorSample({"__name__": metrics.STEP, **labels}, 1)]).gauges.values()
     assert silent.plan_schema == metrics.UNREPORTED_PLAN_SCHEMA
-    (telling,) = parse_everything([Series({"__name__": metrics.PLAN_SCHEMA, **labels}, 7)]).gauges.values()
+    (telling,) = parse_everything([VectorSample({"__name__": metrics.PLAN_SCHEMA, **labels}, 7)]).gauges.values()
     assert telling.plan_schema == 7
 
 

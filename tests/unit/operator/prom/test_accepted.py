@@ -17,7 +17,7 @@ from heterotrain_operator.prom.errors import PromBadAnswer
 from heterotrain_operator.prom.history import FORGET_S, TelemetryHistory
 from heterotrain_operator.prom.series_map import JobReader, SeriesMap, parse_everything
 from heterotrain_operator.prom.snapshot import JobSeries
-from heterotrain_operator.prom.vector import Series, parse_vector
+from heterotrain_operator.prom.vector import VectorSample, parse_vector
 from support.fake_cluster import NOW_S, FakeCluster, a_running_job
 from support.repeat import first_seed, times
 
@@ -28,9 +28,9 @@ LONG = "9" * 5000
 SHAPE = {"share": "40", "micro_batch": "20"}
 
 
-def row(series: str, value: float, /, **labels: str) -> Series:
+def row(series: str, value: float, /, **labels: str) -> VectorSample:
     identity = {"__name__": series, "job_uid": "job-uid", "worker": "job-w0", "worker_uid": "uid-a", "local_rank": "0"}
-    return Series({**identity, **labels}, value)
+    return VectorSample({**identity, **labels}, value)
 
 
 @pytest.mark.parametrize(
@@ -272,12 +272,12 @@ VALUES = (0.0, 1.0, -1.0, 0.1, 5e-324, 1e-300, 1e9, 1e15, 2.0**53 - 1, 2.0**53, 
 LABELS = ("local_rank", "share", "micro_batch", "phase", "cause", "name", "worker", "worker_uid", "__name__", "pod")
 
 
-def answer(rows: list[Series]) -> dict[str, Any]:
+def answer(rows: list[VectorSample]) -> dict[str, Any]:
     result = [{"metric": dict(labels), "value": [0, repr(float(value))]} for labels, value in rows]
     return {"status": "success", "data": {"resultType": "vector", "result": result}}
 
 
-def random_rows(rng: random.Random, cluster: FakeCluster, scrape: int) -> list[Series]:
+def random_rows(rng: random.Random, cluster: FakeCluster, scrape: int) -> list[VectorSample]:
     """Return most series of the cluster's workers, some of them with wild values and labels, some twice."""
     rows = []
     for pod in cluster.pod_views:
@@ -293,7 +293,7 @@ def random_rows(rng: random.Random, cluster: FakeCluster, scrape: int) -> list[S
             if rng.random() < 0.1:
                 labels[rng.choice(LABELS)] = rng.choice(TEXTS)
             value = rng.choice(VALUES) if rng.random() < 0.3 else 100.0 * (scrape + 1) * rng.uniform(0.9, 1.1)
-            rows += [Series(labels, value)] * rng.choice((1, 1, 1, 2))
+            rows += [VectorSample(labels, value)] * rng.choice((1, 1, 1, 2))
     rng.shuffle(rows)
     return rows
 
@@ -309,7 +309,7 @@ def test_no_history_of_random_series_raises() -> None:
         for scrape in range(3):
             rows = random_rows(rng, cluster, scrape)
             scraped = [
-                Series(r.labels | {"__name__": ""}, NOW_S + rng.choice((5 * scrape, 0, -1e12, 1e300)))
+                VectorSample(r.labels | {"__name__": ""}, NOW_S + rng.choice((5 * scrape, 0, -1e12, 1e300)))
                 for r in rows[:20]
             ]
             found = JobReader().read(

@@ -12,23 +12,23 @@ from heterotrain_operator.cluster_state.links import MeasuredLink
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.prom.history import TelemetryHistory
 from heterotrain_operator.prom.series_map import parse_everything
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 
 ME, OTHER = MemberId("uid-a", 0), MemberId("uid-b", 0)
 POOLS = {"uid-a": "a", "uid-b": "b"}
 
 
-def row(series: str, value: float, /, *, uid: str = "uid-a", **labels: str) -> Series:
+def row(series: str, value: float, /, *, uid: str = "uid-a", **labels: str) -> VectorSample:
     identity = {"__name__": series, "job_uid": "job-uid", "worker": "job-w0", "worker_uid": uid, "local_rank": "0"}
-    return Series({**identity, **labels}, value)
+    return VectorSample({**identity, **labels}, value)
 
 
-def link(value: float, latency_s: float | None = None, *, uid: str = "uid-a", peer: str = "b") -> list[Series]:
+def link(value: float, latency_s: float | None = None, *, uid: str = "uid-a", peer: str = "b") -> list[VectorSample]:
     rows = [row(metrics.LINK_BANDWIDTH, value, uid=uid, peer_pool=peer)]
     return rows if latency_s is None else [*rows, row(metrics.LINK_LATENCY, latency_s, uid=uid, peer_pool=peer)]
 
 
-def taken(*scrapes: list[Series], pools: dict[str, str] = POOLS) -> Telemetry:
+def taken(*scrapes: list[VectorSample], pools: dict[str, str] = POOLS) -> Telemetry:
     job = TelemetryHistory()
     for number, rows in enumerate(scrapes):
         steps = [row(metrics.STEP, number, uid=uid) for uid in pools]
@@ -66,7 +66,7 @@ def test_links_of_unknown_pools_are_left_out() -> None:
     ],
     ids=str,
 )
-def test_implausible_links_are_dropped(rows: list[Series]) -> None:
+def test_implausible_links_are_dropped(rows: list[VectorSample]) -> None:
     assert taken(rows).links == {}
 
 
@@ -84,7 +84,7 @@ def test_a_rank_has_a_limited_number_of_links() -> None:
 
 def test_the_order_of_an_answer_does_not_matter() -> None:
     rng = random.Random(1)  # noqa: S311  # reproducible
-    twice = [Series({**labels, "instance": "other"}, value) for labels, value in link(2e8, 0.2)]
+    twice = [VectorSample({**labels, "instance": "other"}, value) for labels, value in link(2e8, 0.2)]
     rows = [*link(1e8, 0.1), *twice, *link(5e8, 0.3, uid="uid-b", peer="a")]
     answers: list[Any] = []
     for _ in range(20):

@@ -13,19 +13,19 @@ from heterotrain_operator.prom.history import FORGET_S, KEPT_FORMER, RATE_WINDOW
 from heterotrain_operator.prom.queries import everything_of, scrapes_of, series_and_times_of
 from heterotrain_operator.prom.series_map import parse_everything
 from heterotrain_operator.prom.snapshot import JobSeries, counter_name
-from heterotrain_operator.prom.vector import Series, parse_answer, parse_vector
+from heterotrain_operator.prom.vector import VectorSample, parse_answer, parse_vector
 from heterotrain_planner.perf.counters import CounterKey
 
 ME = MemberId("uid-a", 0)
 POOLS = {"uid-a": "a"}
 
 
-def row(series: str, value: float, /, *, uid: str = "uid-a", **labels: str) -> Series:
+def row(series: str, value: float, /, *, uid: str = "uid-a", **labels: str) -> VectorSample:
     identity = {"__name__": series, "job_uid": "job-uid", "worker": "job-w0", "worker_uid": uid, "local_rank": "0"}
-    return Series({**identity, **labels}, value)
+    return VectorSample({**identity, **labels}, value)
 
 
-def shape_rows(steps: float, *, share: int = 40, compute_s: float = 0.5, uid: str = "uid-a") -> list[Series]:
+def shape_rows(steps: float, *, share: int = 40, compute_s: float = 0.5, uid: str = "uid-a") -> list[VectorSample]:
     """Return counters of this many equal steps."""
     shape = {"share": str(share), "micro_batch": str(share), "uid": uid}
     seconds = {metrics.PHASE_COMPUTE: compute_s, metrics.PHASE_STEP: compute_s * 1.1}
@@ -109,7 +109,7 @@ def test_an_invalid_answer_is_refused(answer: object) -> None:
 def test_values_that_are_not_numbers_are_left_out() -> None:
     result = [{"metric": {"a": "b"}, "value": [1, text]} for text in ("NaN", "+Inf", "1.5")]
     answer = {"status": "success", "data": {"resultType": "vector", "result": result}}
-    assert tuple(parse_vector(answer)) == (Series({"a": "b"}, 1.5),)
+    assert tuple(parse_vector(answer)) == (VectorSample({"a": "b"}, 1.5),)
 
 
 def test_a_pause_is_the_mean_over_all_causes() -> None:
@@ -147,8 +147,8 @@ def test_counters_are_read_by_member_and_shape() -> None:
 
 def test_series_without_a_member_are_left_out() -> None:
     rows = [
-        Series({"__name__": metrics.STEP}, 1.0),
-        Series({"__name__": metrics.STEP, "worker_uid": "u", "local_rank": "first"}, 1.0),
+        VectorSample({"__name__": metrics.STEP}, 1.0),
+        VectorSample({"__name__": metrics.STEP, "worker_uid": "u", "local_rank": "first"}, 1.0),
         row(metrics.STEPS, 1.0, share="many", micro_batch="1"),
         row(metrics.PHASE_SECONDS, 1.0, share="4", micro_batch="4", phase="compute"),
     ]
@@ -173,7 +173,7 @@ def test_peak_memory_of_a_micro_batch_is_the_highest_over_all_shares() -> None:
 
 
 def test_scrape_times_are_by_member() -> None:
-    assert parse_everything([row("", 12.5), Series({}, 3.0)]).times == {ME: 12.5}
+    assert parse_everything([row("", 12.5), VectorSample({}, 3.0)]).times == {ME: 12.5}
 
 
 def test_steps_between_scrapes_become_observations() -> None:

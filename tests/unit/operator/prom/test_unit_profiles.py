@@ -9,7 +9,7 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.prom.queries import everything_of
 from heterotrain_operator.prom.series_map import parse_everything
 from heterotrain_operator.prom.unit_profiles import parse_profile, profile_of
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 from support.unit_series import series, unit
 
 ME = MemberId("uid-a", 0)
@@ -19,15 +19,15 @@ WORKERS = {"uid-a": "job-w0"}
 PROFILES = tuple(map(unit, range(3)))
 
 
-def exported() -> list[Series]:
+def exported() -> list[VectorSample]:
     """Return what a rank exports, as Prometheus has it."""
     identity = {
         "job_uid": "job-uid", "worker": "job-w0", "worker_uid": "uid-a", "local_rank": "0", "pod": "job-w0",
     }  # fmt: skip
-    return [Series({**labels, **identity}, value) for labels, value in series(PROFILES)]
+    return [VectorSample({**labels, **identity}, value) for labels, value in series(PROFILES)]
 
 
-def parsed(rows: list[Series], **gauges: object) -> PoolProfile | str:
+def parsed(rows: list[VectorSample], **gauges: object) -> PoolProfile | str:
     """Return the profile in these rows."""
     known = {"units": 3, "usable_memory_bytes": 2.0**30, "profile_complete": True, **gauges}
     found = MemberGauges(worker="job-w0", **known)  # type: ignore[arg-type]  # tests pass what they mean
@@ -45,7 +45,7 @@ def test_what_an_update_takes_is_read_within_bounds() -> None:
     units = next(labels for labels, _ in exported() if labels["__name__"] == metrics.UNITS)
     identity = {**units, "__name__": metrics.UPDATE_SECONDS_PER_BYTE}
     for value, expected in ((1e-9, 1e-9), (1.0, None), (-1.0, None)):
-        gauges = parse_everything([*exported(), Series(identity, value)], workers=WORKERS).gauges[ME]
+        gauges = parse_everything([*exported(), VectorSample(identity, value)], workers=WORKERS).gauges[ME]
         assert gauges.update_s_per_byte == expected
     found = parsed(exported(), update_s_per_byte=1e-9)
     assert isinstance(found, PoolProfile)
@@ -60,7 +60,7 @@ def test_the_many_series_are_read_by_a_query_of_their_own() -> None:
     assert 'worker_uid="uid-a",local_rank="0"' in query
 
 
-def without(name: str, **labels: str) -> list[Series]:
+def without(name: str, **labels: str) -> list[VectorSample]:
     """Return what is exported without the series of this name that have these labels."""
     return [
         row for row in exported() if row.labels["__name__"] != name or not labels.items() <= dict(row.labels).items()
@@ -72,14 +72,17 @@ def without(name: str, **labels: str) -> list[Series]:
     [
         (without(metrics.UNIT_BYTES, unit="1", what="boundary"), "the bytes of unit 1 are missing"),
         (without(metrics.UNIT_SECONDS, unit="2", phase="backward"), "the seconds of unit 2 are missing"),
-        ([*exported(), Series({**exported()[0].labels, "unit": "3"}, 1.0)], "a unit beyond the 3"),
+        ([*exported(), VectorSample({**exported()[0].labels, "unit": "3"}, 1.0)], "a unit beyond the 3"),
         (
-            [Series(row.labels, -1.0) if row.labels["__name__"] == metrics.UNIT_SECONDS else row for row in exported()],
+            [
+                VectorSample(row.labels, -1.0) if row.labels["__name__"] == metrics.UNIT_SECONDS else row
+                for row in exported()
+            ],
             "the seconds of unit 0 are missing or implausible",
         ),
         (
             [
-                Series({**row.labels, "samples": str(size)}, row.value)
+                VectorSample({**row.labels, "samples": str(size)}, row.value)
                 for row in exported()
                 for size in ([1, 2, 3, 4] if row.labels["__name__"] == metrics.UNIT_SECONDS else [1])
             ],
@@ -87,7 +90,7 @@ def without(name: str, **labels: str) -> list[Series]:
         ),
     ],
 )
-def test_a_profile_that_is_incomplete_or_implausible_is_refused(rows: list[Series], clause: str) -> None:
+def test_a_profile_that_is_incomplete_or_implausible_is_refused(rows: list[VectorSample], clause: str) -> None:
     found = parsed(rows)
     assert isinstance(found, str)
     assert clause in found
@@ -96,7 +99,7 @@ def test_a_profile_that_is_incomplete_or_implausible_is_refused(rows: list[Serie
 @pytest.mark.parametrize("name", ["", "a;b", "x" * 41, "blocks.0\n", "\u202eblocks.0"])
 def test_a_name_that_no_model_has_is_left_out(name: str) -> None:
     """Older images export none, and a hostile one could write anything into the status."""
-    found = parsed([Series({**row.labels, metrics.LABEL_UNIT_NAME: name}, row.value) for row in exported()])
+    found = parsed([VectorSample({**row.labels, metrics.LABEL_UNIT_NAME: name}, row.value) for row in exported()])
     assert isinstance(found, PoolProfile)
     assert [unit.name for unit in found.units] == ["", "", ""]
 
@@ -107,5 +110,5 @@ def test_a_profile_without_its_memory_is_refused() -> None:
 
 def test_series_of_other_pods_are_left_out() -> None:
     """Any pod may export the uid of another one."""
-    foreign = [Series({**row.labels, "pod": "other"}, row.value * 7) for row in exported()]
+    foreign = [VectorSample({**row.labels, "pod": "other"}, row.value * 7) for row in exported()]
     assert parsed([*foreign, *exported()]) == PoolProfile(memory_bytes=2**30, units=PROFILES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from heterotrain_operator.prom.errors import PromBadAnswer
-from heterotrain_operator.prom.vector import Series, Vector, parse_answer, parse_vector
+from heterotrain_operator.prom.vector import Vector, VectorSample, parse_answer, parse_vector
 
 PARTS = ('"', "\\", "{", "}", "[", "]", ",", ":", "metric", "value", "result", "1", "é", "\u2028", "\n", "\x00", "🦆")
 
@@ -53,11 +53,11 @@ def test_a_row_of_another_form_is_read_as_json_or_refused(rest: str) -> None:
         for all_rows in (rows, f'{rows},{{"metric":{{}},"value":[1,"9"]}}'):
             body = f'{{"status":"success","data":{{"resultType":"vector","result":[{all_rows}]}}}}'.encode()
             try:
-                expected: tuple[Series, ...] | None = tuple(parse_vector(json.loads(body)))
+                expected: tuple[VectorSample, ...] | None = tuple(parse_vector(json.loads(body)))
             except PromBadAnswer:
                 expected = None
             try:
-                found: tuple[Series, ...] | None = tuple(parse_answer(body))
+                found: tuple[VectorSample, ...] | None = tuple(parse_answer(body))
             except PromBadAnswer:
                 found = None
             assert found == expected
@@ -80,7 +80,7 @@ def test_labels_that_are_no_json_are_refused_when_they_are_decoded() -> None:
 
 
 def test_answers_with_the_same_series_have_the_same_digest() -> None:
-    one, other = Series({"a": "b"}, 1.0), Series({"a": "c"}, 1.0)
+    one, other = VectorSample({"a": "b"}, 1.0), VectorSample({"a": "c"}, 1.0)
     assert Vector.of([one, other]).digest() == Vector.of([one._replace(value=2.0), other]).digest()
     digests = [Vector.of(rows).digest() for rows in ([], [one], [one, one], [one, other], [other, one])]
     assert len(set(digests)) == len(digests)

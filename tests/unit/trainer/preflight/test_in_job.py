@@ -16,7 +16,7 @@ from heterotrain_core.contract import metrics
 from heterotrain_operator.cluster_state.telemetry import PreflightProblem
 from heterotrain_operator.prom.accepted import PLAUSIBLE
 from heterotrain_operator.prom.series_map import parse_everything
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 
 CPU = torch.device("cpu")
 
@@ -112,7 +112,7 @@ def test_the_operator_reads_what_is_exported(tmp_path: Path) -> None:
     found = [Check(name="store", verdict=Verdict.FAILED, message='"no"\nrights')]
     in_job.report_checks([*found, Check(name="DNS", verdict=Verdict.OK, message="m")], report)
     rows = [
-        Series({"__name__": sample.name, **sample.labels}, sample.value)
+        VectorSample({"__name__": sample.name, **sample.labels}, sample.value)
         for family in report.collect()
         for sample in family.samples
     ]

@@ -7,7 +7,7 @@ from heterotrain_core.contract import metrics
 from heterotrain_core.contract.outcome import Cause, Ending
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.prom.series_map import parse_everything
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 from support.fake_cluster import FakeCluster, a_running_job
 
 
@@ -17,7 +17,7 @@ def with_counters(cluster: FakeCluster, **counters: float) -> FakeCluster:
         "at": metrics.NON_FINITE_STEP, "loss": metrics.LAST_FINITE_LOSS,
     }  # fmt: skip
     labels = {"worker": "job-w0", "worker_uid": cluster.pod_views[0].uid, "local_rank": "0"}
-    rows = [Series({"__name__": names[name], **labels}, value) for name, value in counters.items()]
+    rows = [VectorSample({"__name__": names[name], **labels}, value) for name, value in counters.items()]
     cluster.telemetry = Telemetry(gauges=parse_everything(rows).gauges, newest_sample_s=cluster.now_s)
     return cluster
 

@@ -7,7 +7,7 @@ from heterotrain_core.contract import metrics
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.prom.series_map import parse_everything
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 from support.fake_cluster import FakeCluster, a_running_job
 
 DENIED = "s3://bucket/digits cannot be written and read (Forbidden): check its name, credentials, rights and network"
@@ -18,11 +18,11 @@ def with_checks(cluster: FakeCluster, *problems: tuple[int, str, str, float], pa
     rows = []
     for number, pod in enumerate(cluster.pod_views):
         labels = {"worker": pod.name, "worker_uid": pod.uid, "local_rank": "0"}
-        rows.append(Series({"__name__": metrics.PREFLIGHT_PASSED, **labels}, passed))
+        rows.append(VectorSample({"__name__": metrics.PREFLIGHT_PASSED, **labels}, passed))
         for at, check, message, value in problems:
             if at == number:
                 own = {"__name__": metrics.PREFLIGHT_PROBLEM, "check": check, "message": message}
-                rows.append(Series({**own, **labels}, value))
+                rows.append(VectorSample({**own, **labels}, value))
     cluster.telemetry = Telemetry(gauges=parse_everything(rows).gauges, newest_sample_s=cluster.now_s)
     return cluster
 

@@ -7,7 +7,7 @@ from heterotrain_core.contract import metrics
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, Telemetry
 from heterotrain_operator.prom.history import TelemetryHistory
 from heterotrain_operator.prom.series_map import parse_everything
-from heterotrain_operator.prom.vector import Series
+from heterotrain_operator.prom.vector import VectorSample
 from support.fake_cluster import FakeCluster, a_running_job
 
 
@@ -94,8 +94,8 @@ def test_the_time_of_the_newest_commit_is_that_of_the_first_scrape_with_its_step
     for second, step in enumerate([3, 3, 4, 4, 4, 2]):  # at last, a resume from a checkpoint
         labels = {"worker": "w", "worker_uid": "uid", "local_rank": "0"}
         rows = [
-            Series({"__name__": metrics.STEP, **labels}, step),
-            Series({"__name__": metrics.WAITING_SECONDS, **labels}, float(second)),
+            VectorSample({"__name__": metrics.STEP, **labels}, step),
+            VectorSample({"__name__": metrics.WAITING_SECONDS, **labels}, float(second)),
         ]
         history.take(parse_everything(rows), {MemberId("uid", 0): 100.0 + second}, pools={})
         times.append(history.telemetry.commit_s)
