@@ -15,14 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from local_cluster import assembly, images, oci
+from local_cluster import assembly, images, oci, paths
 from local_cluster.process import Problem, niced, run, step
 
 from lab.bill_of_materials import MACHINES, bill
 
 IMAGES: Final = {"operator": "operator.txt", "trainer": "examples-cu12.txt"}
 """The lock of each image; that of the trainer for CUDA 13 is made by the workflow only."""
-_BASE: Final = "python3,python3-venv,python3-pip,ca-certificates,base-files,base-passwd,dash,coreutils"
+_BASE: Final = "python3,python3-venv,python3-pip,libstdc++6,ca-certificates,base-files,base-passwd,dash,coreutils"
 _SETUP: Final = (
     'cp "$1/usr/share/base-passwd/passwd.master" "$1/etc/passwd"',
     'cp "$1/usr/share/base-passwd/group.master" "$1/etc/group"',
@@ -84,7 +84,7 @@ def _base(architecture: str) -> oci.Blob:
             run(*niced([*words, f"--include={_BASE}", "--format=tar", "bookworm", target]), timeout_s=900)
             return oci.write_blob(lambda blob: blob.write(target.read_bytes()))
 
-    return oci.kept(f"base-{architecture}", unpack)
+    return oci.kept(f"base-{architecture}-{paths.digest((), _BASE, *_SETUP)}", unpack)
 
 
 def _packages(lock: Path, architecture: str) -> oci.Blob:
