@@ -67,6 +67,6 @@ def found(figure: str) -> list[str]:
 def test_the_sources_grow_in_commits_of_their_own_only(figure: str) -> None:
     """A change may lower a figure of ``[tool.heterotrain.shape]``; a commit with its reason raises one."""
     counted = found(figure)
-    assert counted, f"{figure} counts nothing"
+    assert counted or not MOST[figure], f"{figure} counts nothing"
     which = sorted(set(counted)) if len(counted) < 100 else ""  # a list that fits a screen
     assert len(counted) <= MOST[figure], f"{figure}: {len(counted)}, at most {MOST[figure]}. Delete as much. {which}"
