@@ -70,7 +70,7 @@ class _Link:
             link.wait(began_s, ends_s)
             return found
 
-        gathered_unit.Exchange = Slow  # type: ignore[misc]  # a deliberate wrapper
+        gathered_unit.PartExchange = Slow  # type: ignore[misc]  # a deliberate wrapper
         gathered_unit.sum_of_parts = slow_sum
 
     def begin(self, parts: Sequence[torch.Tensor]) -> float:

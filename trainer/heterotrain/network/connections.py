@@ -19,7 +19,7 @@ from heterotrain.network.connection_attempt import short_message
 from heterotrain.network.connection_setup import HostedStore
 from heterotrain.network.gloo.abort import OpenSocket
 from heterotrain.network.key_store import close_store
-from heterotrain.network.mesh.exchange import CALLS, AllGather, Exchange, Payload, Purpose
+from heterotrain.network.mesh.exchange import CALLS, AllGather, MessageExchange, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
 from heterotrain.network.peer_sockets import PeerSockets, SocketFilter
 from heterotrain.network.sums import Reduction
@@ -178,7 +178,7 @@ class Connections:
         start = self._require_mesh().send_receive
         self.wait(self.guarded(lambda: start(outgoing=outgoing, incoming=incoming, purpose=purpose), OSError), what)
 
-    def wait(self, work: Reduction | Exchange, what: str = "an exchange between ranks") -> None:
+    def wait(self, work: Reduction | MessageExchange, what: str = "an exchange between ranks") -> None:
         """Wait for an operation.
 
         Args:
@@ -188,7 +188,7 @@ class Connections:
         Raises:
             PeerLost: the group is broken.
         """
-        broken = OSError if isinstance(work, Exchange) else RuntimeError
+        broken = OSError if isinstance(work, MessageExchange) else RuntimeError
         self.waiting = Waiting(what, self.clock())  # as ``named_wait``, with fewer calls
         try:
             work.wait()

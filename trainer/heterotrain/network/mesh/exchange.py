@@ -63,7 +63,7 @@ class Payload:
     views: Iterable[memoryview]
 
 
-class Exchange:
+class MessageExchange:
     """Sends and receives until all data have been transferred; ``wait`` belongs to the training thread.
 
     Attributes:
@@ -209,7 +209,7 @@ def _rest(view: memoryview | None, then: Iterator[memoryview]) -> memoryview | N
     return view
 
 
-class AllGather(Exchange):
+class AllGather(MessageExchange):
     """Every rank sends the same number of bytes to all others; ``rows`` holds them after ``wait``."""
 
     def __init__(
@@ -219,12 +219,12 @@ class AllGather(Exchange):
         """Start sending ``data``; the same number of bytes is expected from every rank.
 
         Args:
-            peers: see ``Exchange``.
+            peers: see ``MessageExchange``.
             rank: this rank.
-            number: see ``Exchange``.
+            number: see ``MessageExchange``.
             data: the bytes of this rank.
-            limit_s: see ``Exchange``.
-            purpose: see ``Exchange``.
+            limit_s: see ``MessageExchange``.
+            purpose: see ``MessageExchange``.
 
         Raises:
             OSError: a connection is broken.
@@ -245,7 +245,7 @@ class AllGather(Exchange):
         return [rows[rank] for rank in range(len(rows))]
 
 
-class SendReceive(Exchange):
+class SendReceive(MessageExchange):
     """Every rank sends payloads of its own to some of the others; they are in place after ``wait``."""
 
     def __init__(
@@ -255,12 +255,12 @@ class SendReceive(Exchange):
         """Start sending.
 
         Args:
-            peers: see ``Exchange``.
-            number: see ``Exchange``.
-            limit_s: see ``Exchange``.
+            peers: see ``MessageExchange``.
+            number: see ``MessageExchange``.
+            limit_s: see ``MessageExchange``.
             outgoing: payload by receiving rank.
             incoming: payload by sending rank, with memory to fill; the sender's payload has the same size.
-            purpose: see ``Exchange``.
+            purpose: see ``MessageExchange``.
 
         Raises:
             OSError: a connection is broken.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from heterotrain.errors import UsageError
 from heterotrain.network.authentication import shut_down
-from heterotrain.network.mesh.exchange import AllGather, Exchange, Payload, Purpose, SendReceive
+from heterotrain.network.mesh.exchange import AllGather, MessageExchange, Payload, Purpose, SendReceive
 
 
 class Mesh:
@@ -32,7 +32,7 @@ class Mesh:
         self._rank = rank
         self._limit_s = limit_s
         self._exchanges = 0
-        self._newest: Exchange | None = None
+        self._newest: MessageExchange | None = None
         for connection in self._peers.values():
             connection.setblocking(False)
             if connection.family in (socket.AF_INET, socket.AF_INET6):
