@@ -376,7 +376,7 @@ class HeteroTrainJobSpec(
         default=CleanPodPolicy.RUNNING,
         description="Which pods are deleted at the end of the job: those still Running, All, or None.",
     )
-    network: Network = Field(default_factory=Network, description="Ports and IP families of the workers.")
+    network: Network = Field(default_factory=Network, description="Ports of the workers.")
     pod_group: PodGroup | None = Field(
         default=None,
         description="Makes the job's pods a PodGroup, so that a scheduler places the minimum of workers together or "

@@ -121,7 +121,7 @@ class PodView:
         requests: resources that the scheduler reserves for the pod.
         priority: of its PriorityClass; 0 without one.
         has_secret: whether the job's secret is mounted in it; pods of older operators have none.
-        address: at which other workers reach it, of the job's IP family; empty while it has none.
+        address: at which other workers reach it, the pod's first one; empty while it has none.
         peer_port: where its first rank listens for other workers.
         fatal_probes: probes whose failure makes the kubelet end the training container.
         all_ended: whether every container has ended. The kubelet changes the phase a moment later, once it has cleaned

@@ -81,8 +81,8 @@ def test_no_reason_is_explained_that_no_code_has() -> None:
 
 
 def test_every_event_is_explained() -> None:
-    literal = re.findall(r'_event\(\s*"(\w+)"', (OPERATOR / "decide/status/events.py").read_text())
-    code = {rule.reason for rule in _RULES.values()} | set(literal)
+    source = "".join(file.read_text() for file in OPERATOR.rglob("*.py"))
+    code = {rule.reason for rule in _RULES.values()} | set(re.findall(r'[eE]vent\((?:\s*|.*reason=)"(\w+)"', source))
     table = {word for line in EVENTS.splitlines() if line.startswith("| `") for word in words(line.split("|")[1])}
     assert table == code
 
