@@ -1,4 +1,4 @@
-"""The last section of docs/install.md: values of the chart, and pools of a job, for each platform."""
+"""The section Platforms of docs/install.md: values of the chart, and pools of a job, for each platform."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-TEXT = (Path(__file__).parents[2] / "docs/install.md").read_text().partition("\n## Platforms\n")[2]
+TEXT = (Path(__file__).parents[2] / "docs/install.md").read_text().split("\n## Platforms\n")[1].split("\n## ")[0]
 PLATFORM = re.compile(r"^### (.+)$", re.MULTILINE)
 BLOCK = re.compile(r"```yaml\n# (\w+)\n(.*?)```", re.DOTALL)
 
