@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload
 from heterotrain.state.loads import Holdings, loads_of, range_in
@@ -257,6 +258,12 @@ def _payload(states: Sequence[Mapping[str, Held]], ranges: Sequence[TensorRange]
 
     def memory(part: TensorRange) -> memoryview:
         found = (held for state in states if (held := state.get(part.name)) is not None)
-        return memory_of(next(held for held in found if held.own_bytes.has(part)).bytes_in(part).cpu())
+        held = next((each for each in found if each.own_bytes.has(part)), None)
+        if held is None:  # a StopIteration would end the payload before its size, and the next frame fill the rest
+            raise UsageError(
+                f"this rank's state lacks {part.name!r}, or a part of it, and that of another rank has it: register "
+                "the same objects on every rank, with tensors of the same names and shapes"
+            )
+        return memory_of(held.bytes_in(part).cpu())
 
     return Payload(sum(each.elements for each in ranges), map(memory, ranges))
