@@ -21,7 +21,7 @@ def train(*, out: str, where: str, ranks: Collection[int], at: int, kind: str = 
         ranks: those that make the call.
         at: steps after which the training ends.
         kind: ``norm`` for a model whose ranks wait for each other in forward, ``sum`` for a script that exchanges data
-            in each step, else ``plain``.
+            in each step, ``passes`` for one with two passes a step, else ``plain``.
     """
     job = heterotrain.init(epochs=4, batch_samples=16)
     model = job.wrap(
@@ -45,11 +45,12 @@ def train(*, out: str, where: str, ranks: Collection[int], at: int, kind: str = 
     for step in job.steps(problem(96)):
         with step:
             end("before", step.number + 1)
-            for x, y in step.micro_batches():
-                step.backward(((model(x) - y) ** 2).mean())
-            if kind == "sum":
-                job.sum(one=1.0)
-            step.apply(optimizer)
+            for more in (True, False) if kind == "passes" else (False,):
+                for x, y in step.micro_batches(more=more):
+                    step.backward(((model(x) - y) ** 2).mean())
+                if kind == "sum":
+                    job.sum(one=1.0)
+                step.apply(optimizer)
         if step.committed:
             end("after", step.number + 1)
             Path(f"{out}/steps-{own}").write_text(str(step.number + 1))

@@ -22,6 +22,7 @@ SCRIPT = "distributed.finish_scripts:train"
         {"where": "before", "ranks": [2], "at": 4},
         {"where": "epoch", "ranks": [0], "at": 6, "kind": "norm"},
         {"where": "steps", "ranks": [0], "at": 5, "kind": "sum"},
+        {"where": "after", "ranks": [1], "at": 4, "kind": "passes"},
     ],
 )
 def test_one_rank_ends_the_training_of_all(own_ranks: OwnRanks, tmp_path: Path, case: dict[str, Any]) -> None:

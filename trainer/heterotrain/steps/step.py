@@ -45,6 +45,7 @@ class Step(StepPasses):
     is_retry: bool = False
     _transaction: Generator[None, Updates, StepResult] | None = None
     _exchanges_before: int = 0
+    _lost: PeerLost | RepeatStep | None = None
 
     def apply(
         self, *optimizers: torch.optim.Optimizer, clip_norm: float | None = None, clip_value: float | None = None
@@ -77,9 +78,9 @@ class Step(StepPasses):
         )  # fmt: skip
         if not self._began:
             self._begin()
-        transaction = self._reduce()
+        self._reduce()
         try:
-            transaction.send(Updates(optimizers, (clip_norm, clip_value)))
+            self._advance(Updates(optimizers, (clip_norm, clip_value)))
         except StopIteration as ended:
             result: StepResult = ended.value
             return result
@@ -143,7 +144,7 @@ class Step(StepPasses):
         else:
             return False
         drop_frames(error)
-        self._transaction = None
+        self._transaction = self._lost = None
         self.transaction = Transaction(StepState.REPEAT, failure=failure, was_sent=was_sent)
         if not isinstance(failure, EndedBefore):
             _log.info("step %d is repeated: %s", self.task.number, error)
@@ -185,15 +186,27 @@ class Step(StepPasses):
         """Whether the script has exchanged data with other ranks since the step began."""
         return self.group is not None and self.group.script.started != self._exchanges_before
 
-    def _reduce(self) -> Generator[None, Updates, StepResult]:
+    def _reduce(self) -> None:
         """Begin the transaction of this pass, unless it has begun; see ``commit`` for what it raises."""
         if self._transaction is None or self.transaction.state is StepState.OPEN:
             if not self._counts.handed_out:
                 self._reduce_nothing()
             self._look_ahead()
             self._transaction = commit(self, self.agreement)
-            next(self._transaction)
-        return self._transaction
+            self._advance(None)
+
+    def _advance(self, updates: Updates | None) -> None:
+        """Run the transaction to its pause, or to its end; an error that the script swallows is raised again."""
+        if self._lost is not None or self._transaction is None:
+            raise self._lost or AssertionError("_reduce comes first")
+        try:
+            if updates is None:
+                next(self._transaction)
+            else:
+                self._transaction.send(updates)
+        except (PeerLost, RepeatStep) as error:
+            self._lost = error
+            raise
 
     def _look_ahead(self) -> None:
         """Load samples of the next step, while the device computes this one's gradients."""

@@ -6,9 +6,9 @@
 and who may rely on it:
 
 OPEN to SENT: *this rank has computed its part.* Its buckets travel, and its vote follows them. The state changes before
-    the first byte leaves, because from then on others may commit the step with this rank's vote. So a rank that fails
-    in OPEN votes against the step, and one that fails later does not vote again: it leaves the formation. Nothing of
-    its state has changed; in the next formation it takes over the state of a rank that has committed, if one has.
+    the vote's first byte leaves, because from then on others may commit the step with it. So a rank that fails in OPEN
+    votes against the step, and one that fails later does not vote again: it leaves the formation. Nothing of its state
+    has changed; in the next formation it takes over the state of a rank that has committed, if one has.
 
 SENT to VOTED: *every rank has computed its part.* All ranks have the same votes and derive the same decision from them,
     so all come to VOTED or all repeat. Sums are complete, or the device's queue waits for them. A rank may rely on the
@@ -117,14 +117,14 @@ def commit(step: StepPasses, together: Agreement) -> Generator[None, Updates, St
     decision = together.vote(step, ok=True)
     clock.spent(Phase.SYNC, began)
     agreed = decision.agreed
+    if agreed[ENDS] == BEFORE:
+        raise EndedBefore
+    if not decision.committed:  # a rank that votes against the step may not know yet whether a pass follows
+        raise RepeatStep("another rank could not finish its part")
     if not agreed[MORE]:
         refuse_other_pass(task.number)
     if agreed[SUMMED]:
         check_alike(agreed[SUMMED], step=task.number)
-    if agreed[ENDS] == BEFORE:
-        raise EndedBefore
-    if not decision.committed:
-        raise RepeatStep("another rank could not finish its part")
     if step.more:
         step.attempts.keep_weights()
     sums = _examined(step, together, decision, before)

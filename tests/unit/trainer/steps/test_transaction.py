@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -48,16 +49,21 @@ class Watched:
         monkeypatch.setattr(StepPasses, "transaction", property(slot.__get__, change))  # type: ignore[attr-defined]
 
     def run(
-        self, *, more: bool = False, spoil: Callable[[torch.Tensor, Step], torch.Tensor] | None = None
-    ) -> list[str]:
-        """Train; return the states of each attempt at step 1."""
+        self, *, more: bool = False, spoil: Callable[[torch.Tensor, Step], torch.Tensor] | None = None,
+        swallowed: tuple[type[Exception], ...] = (),
+    ) -> list[str]:  # fmt: skip
+        """Train with a script that swallows some errors; return the states of each attempt at step 1."""
         for step in self.job.steps(DATA):
             with step:
                 for again in (True, False) if more else (False,):
-                    for x, y in step.micro_batches(more=again):
-                        loss = squared_error(self.model, x, y)
-                        step.backward(spoil(loss, step) if spoil is not None and step.number == 1 else loss)
-                    step.apply(self.optimizer)
+                    with contextlib.suppress(*swallowed):
+                        for x, y in step.micro_batches(more=again):
+                            loss = squared_error(self.model, x, y)
+                            step.backward(spoil(loss, step) if spoil is not None and step.number == 1 else loss)
+                    with contextlib.suppress(*swallowed):
+                        step.apply(self.optimizer)
+                    if swallowed and not step.committed:
+                        step.apply(self.optimizer)
         for attempt in self.attempts:
             for one, other in pairwise(attempt):
                 assert other.state.name in MAY_FOLLOW[one.state].split(), attempt
@@ -118,6 +124,12 @@ def test_a_vote_against_the_step_repeats_it(monkeypatch: pytest.MonkeyPatch) -> 
     failure = watched.attempts[0][-1].failure
     assert isinstance(failure, RepeatStep)
     assert not isinstance(failure, EndedBefore)
+
+
+def test_an_error_that_the_script_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    disturbed(monkeypatch, None)
+    watched = Watched(monkeypatch)
+    assert watched.run(swallowed=(RepeatStep,)) == ["OPEN SENT REPEAT", APPLIED]
 
 
 def test_memory_that_ends_before_the_vote_leaves_nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,14 +66,15 @@ class IslandSums(Sums):
 
     def start(self, flat: torch.Tensor) -> IslandSum:
         """Start to add up."""
+        if self.outer is not None and self._relay is None:  # by the training thread, whose current device it takes
+            device = torch.cuda.current_device() if self._is_nccl else None
+            relay = threading.Thread(target=self._run, args=(device,), name="heterotrain-relay", daemon=True)
+            relay.start()  # may fail, and then no operation must be on its way
+            self._relay = relay
         options = _c10d.ReduceOptions()
         options.rootRank = HEAD
         work = IslandSum(self, flat, self._inside(self.inner.reduce([flat], options)))
         if self.outer is not None:
-            if self._relay is None:  # by the training thread, whose current device it takes
-                device = torch.cuda.current_device() if self._is_nccl else None
-                self._relay = threading.Thread(target=self._run, args=(device,), name="heterotrain-relay", daemon=True)
-                self._relay.start()
             self._queue.put(work)
         return work
 
