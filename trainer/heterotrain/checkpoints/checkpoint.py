@@ -297,7 +297,9 @@ def _read_plan(flat: Flat, manifest: Manifest) -> list[Wanted]:
         DamagedFileError: the parts lack something, or have something outside of a tensor.
     """
     wanted: list[Wanted] = [[] for _ in manifest.parts]
-    missing = {held.entry.name: held.own.elements for held in flat.held}
+    missing: dict[str, tuple[TensorRange, ...]] = {
+        held.entry.name: (held.own,) for held in flat.held if held.own.elements
+    }
     for part, memories in zip(manifest.parts, wanted, strict=True):
         for there, at in part.places.items():
             held = flat.by_name.get(there.name)
@@ -308,8 +310,9 @@ def _read_plan(flat: Flat, manifest: Manifest) -> list[Wanted]:
                 raise DamagedFileError(f"elements of {there.name} are outside of it")
             place = at + (common.start - there.start) * held.entry.dtype.itemsize
             memories.append((place, memory_of(held.values_in(common))))
-            missing[there.name] -= common.elements
-    absent = [name for name, elements in missing.items() if elements]
+            left = missing.get(there.name, ())
+            missing[there.name] = tuple(rest for each in left for rest in each.without(common))
+    absent = [name for name, left in missing.items() if left]
     if absent:
         raise DamagedFileError(f"{len(absent)} tensors are not complete in it, {absent[0]} among them")
     return [sorted(each, key=lambda pair: pair[0]) for each in wanted]
@@ -319,6 +322,8 @@ def _with_gaps(wanted: Wanted, size_bytes: int) -> Iterator[memoryview]:
     """Yield memory for a whole file: what is not wanted is read, too, because the checksum is that of the file."""
     scratch, reached = memoryview(bytearray(min(CHUNK_BYTES, size_bytes))), 0
     for at, memory in (*wanted, (size_bytes, memoryview(b""))):
+        if reached > at:
+            raise DamagedFileError("ranges of its tensors overlap")
         while reached < at:
             step = min(len(scratch), at - reached)
             yield scratch[:step]

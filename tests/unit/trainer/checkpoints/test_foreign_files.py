@@ -104,6 +104,19 @@ def test_a_tensor_outside_of_its_part_is_refused(
     assert continues_from(folder) == 1
 
 
+@pytest.mark.parametrize("at", [0, 4])
+def test_ranges_that_overlap_do_not_stand_for_those_that_are_absent(
+    folder: CheckpointFolder, tmp_path: Path, at: int
+) -> None:
+    """As many elements as the tensor has, but not all of them."""
+    path = tmp_path / "own" / f"{written(folder, 2).stem}.json"
+    whole = json.loads(path.read_text())["tensors"][0]
+    half = whole["stop"] // 2
+    second = {"start": 1, "stop": whole["stop"] - half + 1, "at": whole["at"] + at}
+    forged(path, tensors=[whole | {"stop": half}, whole | second])
+    assert continues_from(folder) == 1
+
+
 def test_a_skeleton_that_would_run_code_runs_none(folder: CheckpointFolder, tmp_path: Path) -> None:
     """Its checksum is right, because whoever writes it writes the manifest."""
 
