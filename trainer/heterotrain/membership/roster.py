@@ -7,7 +7,7 @@ is the position in that tuple. A formation consists of whole members, and shares
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, Layout, LayoutKind, Member, Plan, Rank
 from heterotrain_core.split.balance import Split, balance
@@ -77,16 +77,29 @@ def roster_of(
     """
     indices = plan.whole_members(plan_ranks)
     at = {index: position for position, index in enumerate(indices)}
+    shares = plan.shares if len(indices) == len(plan.members) else survivors_shares(plan, indices)
     return Roster(
         formation=formation,
         plan=plan,
         plan_ranks=plan_ranks,
-        members=tuple(plan.members[index] for index in indices),
+        members=tuple(_within_cap(plan.members[index], share) for index, share in zip(indices, shares, strict=True)),
         positions=tuple(at[plan.ranks[rank].member] for rank in plan_ranks),
-        shares=plan.shares if len(indices) == len(plan.members) else survivors_shares(plan, indices),
+        shares=shares,
         since_epoch=epoch,
         since_epoch_step=epoch_step,
     )
+
+
+def _within_cap(member: Member, share_samples: int) -> Member:
+    """Return the member with micro-batches so small that its stages keep no more samples than its cap was planned for.
+
+    A stage of a pipeline keeps at most as many micro-batches as the member has stages.
+    """
+    stages = member.layout.stages
+    if stages == 1 or member.cap_samples is None or share_samples <= member.cap_samples:
+        return member
+    most = max(1, member.cap_samples // stages)
+    return replace(member, micro_batch_samples=min(member.micro_batch_samples or most, most))
 
 
 def survivors_shares(plan: Plan, indices: tuple[int, ...]) -> tuple[int, ...]:

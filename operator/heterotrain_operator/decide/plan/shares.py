@@ -196,6 +196,8 @@ def _divided(
         exchange,
     )
     if isinstance(decision, Infeasible):
+        if spec.parallelism.is_planned and sum(terms.draft.shares) == samples:  # even ones may exceed planned memory
+            return replace(_as_planned(terms.draft, changed=current is None), reason=f"as planned: {decision.reason}")
         return _even(samples, terms.draft, terms.evidence, reason=f"even shares, because {decision.reason}")
     reasons = (
         brake.reason if brake is not None else "",

@@ -71,6 +71,25 @@ def test_survivors_are_balanced_by_their_models_and_caps() -> None:
     assert a_roster(capped, (0, 1)).shares == (50, 30)
 
 
+@pytest.mark.parametrize(("micro_batch", "expected"), [(2, 1), (0, 1), (1, 1)])
+def test_a_survivor_beyond_its_cap_keeps_no_more_samples_than_its_memory_was_planned_for(
+    micro_batch: int, expected: int
+) -> None:
+    """A stage keeps a micro-batch for each stage behind it; two of one sample instead of one of two."""
+    layout = Layout(kind=LayoutKind.PIPELINE, cuts=(2,))
+    members = tuple(
+        Member(index=i, pool="p", share_samples=2, micro_batch_samples=micro_batch, cap_samples=2, layout=layout)
+        for i in (0, 1)
+    )
+    plan = plan_of((2, 2, 2, 2), revision=1)
+    ranks = tuple(replace(rank, member=rank.rank // 2, stage=rank.rank % 2) for rank in plan.ranks)
+    plan = replace(plan, members=members, ranks=ranks, global_batch_samples=4)
+    assert a_roster(plan).members == members
+    left = a_roster(plan, (0, 1))
+    assert left.shares == (4,)
+    assert left.members[0].micro_batch_samples == expected
+
+
 def test_a_short_last_step_is_divided_in_proportion() -> None:
     """No share is larger than the same member's share of a whole step."""
     roster = a_roster(a_plan(8, 4, 2))

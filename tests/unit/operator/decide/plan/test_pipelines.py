@@ -11,6 +11,7 @@ import pytest
 from heterotrain_core.contract.codec import decode_plan
 from heterotrain_core.contract.consistency import problems
 from heterotrain_core.contract.plan import LayoutKind, Plan
+from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.units import UnitProfile, UnitSeconds
 from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
@@ -425,6 +426,22 @@ def test_shares_are_the_planner_s_first_and_then_follow_the_measurements() -> No
     shares = plan_of(cluster).shares
     assert 2 < shares[0] / shares[1] < 4
     assert [member.micro_batch_samples for member in plan_of(cluster).members] == sizes
+
+
+def test_planned_shares_stay_where_no_division_keeps_to_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their memory was planned; that of even shares was not."""
+    profiles = {"a": profile("a", units_that_fit=4), "b": profile("b", units_that_fit=4, slowness=3.0)}
+    pools = (pool("a", maxReplicas=2), pool("b", maxReplicas=2))
+    cluster = a_cluster(*pools, profiles=profiles, elasticPolicy={"minReplicas": 2}).start()
+    first = plan_of(cluster)
+    assert len(first.members) == 2
+    assert first.shares[0] != first.shares[1]
+    odd = Infeasible(reason="the batch is odd")
+    monkeypatch.setattr("heterotrain_operator.decide.plan.shares.shares_of_models", lambda *_given: odd)
+    measurements = measured(cluster, {0: 0.01, 1: 0.03})
+    cluster.telemetry = replace(measurements, profiles=profiles)
+    cluster.settle()
+    assert plan_of(cluster).shares == first.shares
 
 
 def test_a_pipeline_s_speed_is_not_kept_as_that_of_a_worker() -> None:
