@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,9 +45,11 @@ def cells_of(body: Mapping[str, Any], now: datetime) -> list[str]:
 
     def amount(name: str) -> float | None:
         found = status.get(name)
-        if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
+        if not isinstance(found, int | float) or isinstance(found, bool):
             return None
-        return float(found)
+        with suppress(OverflowError):  # a whole number beyond all floats
+            return float(found) if math.isfinite(found) else None
+        return None
 
     state, efficiency = text("state"), amount("efficiency")
     left_s = None if state in ("Succeeded", "Failed") else amount("estimatedRemainingSeconds")

@@ -294,5 +294,7 @@ def _too_short(start_s: float, longest_s: float, guess_s: float, enough: Callabl
             low, high = high, high * 2
     while high > low * (1 + TOLERANCE):
         middle = (low + high) / 2
+        if middle in (low, high):  # no number lies between them
+            break
         low, high = (low, middle) if enough(middle) else (middle, high)
     return low

@@ -27,6 +27,8 @@ MOST_BYTES = 1e18
 """Bytes of anything: an exabyte, far beyond real devices, and exact enough in a float."""
 MOST_UPDATE_S_PER_BYTE = 1.0
 """Seconds of the optimizer for a byte of parameters. Slow processors take some 1e-9."""
+LEAST_SECONDS = 1e-9
+"""Shorter than any device takes. In a step of seconds such times vanish by rounding, and a search may never end."""
 MOST_SECONDS = 1e6
 """Seconds of one pass through one unit."""
 
@@ -190,6 +192,6 @@ def _invalid_points(points: tuple[UnitSeconds, ...]) -> str | None:
     times = [second for point in points for second in (point.forward_s, point.backward_s)]
     if not all(0 <= second <= MOST_SECONDS for second in times):
         return f"has a time that is not between 0 and {MOST_SECONDS:g} s"
-    if any(point.forward_s + point.backward_s <= 0 for point in points):
-        return "has a measurement without any time"
+    if any(point.forward_s + point.backward_s < LEAST_SECONDS for point in points):
+        return f"has a measurement of less than {LEAST_SECONDS:g} s"
     return None

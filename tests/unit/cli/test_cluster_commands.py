@@ -13,6 +13,7 @@ import yaml
 from click.testing import Result
 from heterotrain_cli.cluster import api, checkpoint, submit
 from heterotrain_cli.cluster.diagnosis import findings
+from heterotrain_cli.cluster.listing import jobs_table
 from heterotrain_cli.cluster.values import duration, number
 from heterotrain_cli.cluster.view import trained, view_of
 from heterotrain_cli.errors import InputError
@@ -550,6 +551,11 @@ def test_a_kubeconfig_that_cannot_be_used(
 )
 def test_durations(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_table_stands_whole_numbers_beyond_all_floats() -> None:
+    status = {"samplesPerSecond": 10**400, "efficiency": 10**400, "estimatedRemainingSeconds": 10**400}
+    jobs_table([{"metadata": {"name": "a", "namespace": "n"}, "status": status}], datetime.now(UTC), everywhere=False)
 
 
 def test_numbers() -> None:

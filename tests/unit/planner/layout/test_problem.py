@@ -74,7 +74,8 @@ def test_the_first_mistake_is_named(changes: dict[str, object], sentence: str) -
         ([(0, 1.0, 1.0)], "do not grow"),
         ([(1, -1.0, 1.0)], "not between 0"),
         ([(1, math.nan, 1.0)], "not between 0"),
-        ([(1, 0.0, 0.0)], "without any time"),
+        ([(1, 0.0, 0.0)], "less than 1e-09 s"),
+        ([(1, 1e-25, 5e-324)], "less than 1e-09 s"),
     ],
 )
 def test_measurements_have_to_make_sense(points: list[tuple[int, float, float]], sentence: str) -> None:
