@@ -106,12 +106,14 @@ def _exact(timing: Timing, total: int, start: float, first_W: Ints) -> Ints:
         return timing.hi_W.copy()
     low, few_W, high, many_W = _bracket(timing, total, start, first_W)
     low, few_W, high, many_W = _narrow(timing, total, low=low, few_W=few_W, high=high, many_W=many_W)
-    # Only few granules lie between the two levels: list each of them with its completion time.
     more_W = (many_W - few_W) // granularity
+    wanted = (total - int(few_W.sum())) // granularity
+    if int(more_W.sum()) > _most_listed(len(more_W)):  # no float lies between the two levels: all end at the higher one
+        return few_W + np.array(in_proportion(wanted, more_W.tolist()), dtype=np.int64) * granularity
+    # Only few granules lie between the two levels: list each of them with its completion time.
     columns = np.repeat(np.arange(len(more_W)), more_W)
     ordinal = np.arange(len(columns)) - np.repeat(np.cumsum(more_W) - more_W, more_W) + 1
     times = timing.step_at(columns, few_W[columns] + ordinal * granularity)
-    wanted = (total - int(few_W.sum())) // granularity
     level = np.partition(times, wanted - 1)[wanted - 1]
     before = np.bincount(columns[times < level], minlength=len(more_W))
     tied = np.bincount(columns[times == level], minlength=len(more_W))
@@ -145,19 +147,23 @@ def _bracket(timing: Timing, total: int, start: float, first_W: Ints) -> tuple[f
     return float(timing.step_s(timing.lo_W).min()) / 2, timing.lo_W, start, first_W
 
 
+def _most_listed(members: int) -> int:
+    return 4 * members + _SMALL_SPREAD
+
+
 def _narrow(
     timing: Timing, total: int, *, low: float, few_W: Ints, high: float, many_W: Ints
 ) -> tuple[float, Ints, float, Ints]:
     """Return a bracket with only few granules between its levels, or one that no float divides."""
     granularity = int(timing.granularity_W[0])
     halve = False
-    while int((many_W - few_W).sum()) > (4 * len(few_W) + _SMALL_SPREAD) * granularity:
+    while int((many_W - few_W).sum()) > _most_listed(len(few_W)) * granularity:
         few, many = int(few_W.sum()), int(many_W.sum())
         # Straight-line interpolation, every other time a bisection so that jumps cannot stall it.
         part = 0.5 if halve else (total - few) / (many - few)
         middle = low + (high - low) * min(max(part, 0.02), 0.98)
         halve = not halve
-        if not low < middle < high:
+        if not low < middle < high and not low < (middle := (low + high) / 2) < high:
             break
         shares = np.clip(timing.most(np.array([middle])), few_W, many_W)
         if int(shares.sum()) < total:

@@ -201,22 +201,23 @@ class Timing:
         """Return the largest allowed share that each member finishes within a level; its floor where none is.
 
         The closed form gives the share up to rounding errors and the rounding of the last micro-batch. The two loops
-        make it exact with respect to ``step_s``, in one or two passes.
+        make it exact with respect to ``step_s``, in one or two passes. Their steps double, because a level has room for
+        any number of samples that take less than its last digit.
         """
         real, _ = self.real_most(level_L1)
         whole = (real / self.granularity_W).astype(np.int64) * self.granularity_W
         shares: Ints = np.clip(whole, self.lo_W, self.hi_W)
+        step = self.granularity_W
+        while (late := (shares > self.lo_W) & (self.step_s(shares) > level_L1)).any():
+            shares = np.where(late, np.maximum(shares - step, self.lo_W), shares)
+            step = np.where(late, 2 * step, self.granularity_W)
+        step = self.granularity_W
         while True:
-            more = shares + self.granularity_W
+            more = shares + step
             fits = (more <= self.hi_W) & (self.step_s(np.minimum(more, self.hi_W)) <= level_L1)
-            if not fits.any():
-                break
-            shares = np.where(fits, more, shares)
-        while True:
-            late = (shares > self.lo_W) & (self.step_s(shares) > level_L1)
-            if not late.any():
+            if not (fits | (step > self.granularity_W)).any():
                 return shares
-            shares = np.where(late, shares - self.granularity_W, shares)
+            shares, step = np.where(fits, more, shares), np.where(fits, 2 * step, self.granularity_W)
 
 
 _NO_MODEL = ComputeTime(per_sample_s=0.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)

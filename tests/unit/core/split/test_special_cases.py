@@ -8,7 +8,8 @@ runs).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tracemalloc
+from dataclasses import dataclass, replace
 
 import pytest
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
@@ -147,3 +148,26 @@ def test_times_that_grow_by_less_than_a_float_resolves_are_shared() -> None:
         found = balance(13, members, communication=CommunicationTime(overlapped_s=0.1, last_bucket_s=0.1))
         assert isinstance(found, Split)
         assert sum(found.shares) == 13
+
+
+@pytest.mark.parametrize("per_sample_s", [0.0, 5e-324, 1e-25, 1e-17])
+def test_samples_that_take_less_than_the_last_digit_of_a_step_cost_neither_time_nor_memory(per_sample_s: float) -> None:
+    """Fits of steps that do not grow with the share say this, too. The third member takes what it ends within 1 s."""
+    tiny, slow = pipeline(per_sample_s), pipeline(0.001)
+    tiny, slow = (
+        replace(member, compute=replace(compute, fixed_s=fixed_s))
+        for member, compute, fixed_s in ((tiny, tiny.compute, 1.0), (slow, slow.compute, 0.5))
+        if isinstance(compute, ComputeTime)
+    )
+    tracemalloc.start()
+    try:
+        found = balance(10**7, (tiny, tiny, slow))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, Split)
+    assert sum(found.shares) == 10**7
+    assert found.step_s == pytest.approx(1.0, rel=1e-9)
+    assert found.shares[2] <= 500
+    assert abs(found.shares[0] - found.shares[1]) <= 1
+    assert peak_bytes < 10**6

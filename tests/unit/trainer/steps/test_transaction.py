@@ -46,7 +46,7 @@ class Watched:
                 watched.attempts[-1].append(value)
             slot.__set__(step, value)  # type: ignore[attr-defined]  # a slot's descriptor
 
-        monkeypatch.setattr(StepPasses, "transaction", property(slot.__get__, change))  # type: ignore[attr-defined]
+        monkeypatch.setattr(StepPasses, "transaction", property(slot.__get__, change))  # type: ignore[attr-defined]  # a slot, too
 
     def run(
         self, *, more: bool = False, spoil: Callable[[torch.Tensor, Step], torch.Tensor] | None = None,
