@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 MAX_NAMES_SHOWN = 3
 """Parameters listed in a message at most."""
+_KEYS = ("progress", "order", "stream", "shapes", "model", "trained", "optimizers", "kinds", "extras")
+"""Of a captured state."""
 SAME_SCRIPT = "run the same script on every worker and in every resumed run, or start with another checkpoint folder"
 
 
@@ -174,8 +176,13 @@ class TrainState:
         """Restore a captured state.
 
         Raises:
-            UsageError: it belongs to another model or script, or to an epoch in another order.
+            UsageError: it belongs to another model or script, to an epoch in another order, or to an older version.
         """
+        if lacking := [key for key in _KEYS if key not in state]:
+            raise UsageError(
+                f"the state to continue from lacks {', '.join(lacking)}, because an older version wrote it: continue "
+                "with that version, or start with another checkpoint folder"
+            )
         progress = Progress(**state["progress"])
         if self._is_past(progress):
             self.earlier, self.progress, self.has_state = HeldState(flatten(state), None), progress, True

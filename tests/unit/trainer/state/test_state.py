@@ -138,6 +138,8 @@ def test_a_state_of_another_script_is_refused() -> None:
             other.restore(kept)
         assert "\n" not in str(caught.value)
         assert not other.has_state
+    with pytest.raises(UsageError, match="lacks order, kinds, because an older version wrote it"):
+        TrainState(model=model).restore({key: value for key, value in kept.items() if key not in ("order", "kinds")})
 
 
 def a_thawing_script(*, thawed: bool) -> TrainState:
