@@ -37,7 +37,14 @@ _MANY_EPOCHS = 1_000_000
 """The script is ended once it is measured."""
 _MOST_QUOTED = 300
 
+_MOST_TRIES = 3
+"""Each with other ports, because another program may take one between the search for free ones and their use."""
+
 Snapshot = Mapping[CounterKey, Counters]
+
+
+class _PortTakenError(InputError):
+    """Another program answers where a rank should."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +84,16 @@ def measure(
     Raises:
         InputError: the script ended, or it did not train within the time.
     """
-    deadline_s = time.monotonic() + timeout_s
+    within = {"seconds": seconds, "deadline_s": time.monotonic() + timeout_s, "timeout_s": timeout_s}
+    for _ in range(_MOST_TRIES - 1):
+        with contextlib.suppress(_PortTakenError):
+            return _measured(command, run, **within, folder=folder)
+    return _measured(command, run, **within, folder=folder)
+
+
+def _measured(
+    command: Sequence[str], run: BenchRun, *, seconds: float, deadline_s: float, timeout_s: float, folder: Path
+) -> list[Observation]:
     with _started(command, run, folder) as (port, failure):
 
         def scraped(is_enough: Callable[[Snapshot], bool], what: str) -> Snapshot:
@@ -187,7 +203,9 @@ def _scrape(first_port: int, ranks: int) -> Snapshot:
         except BadStatusLine as error:
             if isinstance(error, OSError):  # the rank ends
                 raise
-            raise InputError(f"another program took port {port} a moment before a rank could: try again") from error
+            raise _PortTakenError(
+                f"another program took port {port} a moment before a rank could: try again"
+            ) from error
         rows += [
             VectorSample({"__name__": sample.name, **sample.labels}, sample.value)
             for family in text_string_to_metric_families(text)

@@ -101,15 +101,17 @@ def test_a_script_that_never_trains_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_port_that_another_program_has_taken_is_said(tmp_path: Path) -> None:
-    """It answers as ranks of another job do, and not as a server of metrics does."""
-    script = tmp_path / "train.py"
+    """It answers as ranks of another job do, and not as a server of metrics does; ranks are started three times."""
+    script, started = tmp_path / "train.py", tmp_path / "started"
     script.write_text(
         "import os, socket\n"
+        f"open({str(started)!r}, 'a').write('started ')\n"
         "server = socket.create_server(('127.0.0.1', int(os.environ['HETEROTRAIN_METRICS_PORT'])))\n"
         "while True:\n    server.accept()[0].sendall(b'heterotrain rank 1\\n')\n"
     )
     with pytest.raises(InputError, match=r"another program took port \d+"):
         measure([str(script)], run_of(1), seconds=0.1, timeout_s=240, folder=tmp_path)
+    assert started.read_text() == "started started started "
 
 
 @pytest.mark.parametrize(
