@@ -221,7 +221,7 @@ bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torchr
 ##@ Research: the simulator and published comparisons (neither in the wheel nor in an image)
 
 research: setup-core ## their tests, and the table of published systems; a minute
-	@$(PYTEST) $(PARALLEL) tests/research
+	@$(PYTEST) $(PARALLEL) research/tests
 	@PYTHONPATH=research $(PY) -m heterotrain_simulate --published
 
 pictures: setup ## draw the pictures of docs/mathematics.md again

@@ -33,7 +33,7 @@ def test_a_missing_program_skips_a_test_and_fails_it_in_ci(tmp_path: Path, ci: s
     (tmp_path / "test_programs.py").write_text(TEST)
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "-p", "conftest", tmp_path / "test_programs.py"],
+        [sys.executable, "-m", "pytest", *options, "-p", "support.settings", tmp_path / "test_programs.py"],
         env={**os.environ, "CI": ci, "PYTHONPATH": str(ROOT / "tests")},
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip

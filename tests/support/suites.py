@@ -1,4 +1,4 @@
-"""Runs a suite of a few lines under the settings of ``tests/conftest.py``, from a folder of its own."""
+"""Runs a suite of a few lines under the settings of all tests, from a folder of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def output_of(text: str, folder: Path, environment: Mapping[str, str] | None = N
     suite = folder / "test_suite.py"
     suite.write_text(text)
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "support.settings"]
     return subprocess.run(
         [*command, "-c", str(TESTS.parent / "pyproject.toml"), *options, str(suite)],
         env={**os.environ, "PYTHONPATH": path, **(environment or {})},

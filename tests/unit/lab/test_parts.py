@@ -29,7 +29,8 @@ def chunks_of(file: PurePosixPath) -> list[tuple[str, ...]]:
 
 
 def test_every_test_file_runs_in_one_program_of_one_part() -> None:
-    files = [PurePosixPath(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    folders = (REPOSITORY / "tests", REPOSITORY / "research/tests")
+    files = [PurePosixPath(path.relative_to(REPOSITORY)) for each in folders for path in each.rglob("test_*.py")]
     counts = {str(file): len(chunks_of(file)) for file in files if PurePosixPath(BY_GPU) not in file.parents}
     assert len(counts) > 400
     assert {file: count for file, count in counts.items() if count != 1} == {}

@@ -1,6 +1,7 @@
 """The parts of the tests: which folders, which programs, and what runs beside what.
 
-This table is the only place that says where a test runs. Each test file below ``tests/`` belongs to one part.
+This table is the only place that says where a test runs. Each test file below ``tests/`` and ``research/tests/``
+belongs to one part.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ CHECKED = (
     Part(name="core", chunks=(("tests/unit/core",),)),
     Part(name="docs", chunks=(("tests/unit/docs",),)),
     Part(name="lab", chunks=(("tests/unit/lab",),)),
-    Part(name="research", chunks=(("tests/research/decisions",),)),
+    Part(name="research", chunks=(("research/tests/decisions",),)),
 )
 HEAVY = Part(name="heavy", marks="heavy")
 """Tests of the parts above that take seconds of a processor; the files that have the mark are searched for."""
@@ -98,7 +99,7 @@ OTHERS = (
         arguments=("-k", "not unknown_protocol"),
     ),
     Part(name="guides", chunks=(("tests/guides",),), prepared_by=("guides-packages",)),
-    Part(name="comparisons", chunks=(("tests/research/comparisons",),)),
+    Part(name="comparisons", chunks=(("research/tests/comparisons",),)),
     Part(name="wheel", chunks=(("tests/wheel",),)),
     Part(name="oldest-torch", command=(*MAKE, "oldest-torch")),
     Part(name="coscheduling", chunks=(("tests/coscheduling",),), is_real=True),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from decisions.scenarios import a_workload
 from heterotrain_planner.allocate.problem import JobDemand, Pool
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.fleet import Fleet, FleetJob, run_fleet
 from heterotrain_simulator.scenario import Change, Group
 from heterotrain_simulator.schedulers import Grants, any_mix, first_come, one_pool_each
-from research.decisions.scenarios import a_workload
 
 NETWORK = Network(bytes_per_s=1e12)
 WORKLOAD = a_workload()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from decisions.scenarios import a_scenario, a_workload
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
@@ -19,7 +20,6 @@ from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import MemberSlot, View
 from heterotrain_simulator.scenario import Group, Slowdown
 from heterotrain_simulator.workloads import CIFAR10, IMAGENET
-from research.decisions.scenarios import a_scenario, a_workload
 
 TIMES = {"a": (0.001, 0.01), "b": (0.004, 0.02)}
 

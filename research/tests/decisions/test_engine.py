@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decisions.scenarios import a_scenario, a_workload
 from heterotrain_core.split.balance import evenly
 from heterotrain_simulator.baselines import Even, Proportional
 from heterotrain_simulator.buckets import Network
@@ -17,7 +18,6 @@ from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import PolicyDecision, View
 from heterotrain_simulator.result import RunResult
 from heterotrain_simulator.scenario import Change, Group, Noise, Pauses, Slowdown
-from research.decisions.scenarios import a_scenario, a_workload
 
 QUIET = Noise(variation=0.0)
 

@@ -1,0 +1,3 @@
+"""The settings of all tests."""
+
+pytest_plugins = ["support.settings"]
