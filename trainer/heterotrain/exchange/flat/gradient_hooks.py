@@ -84,7 +84,9 @@ class GradientHooks:
         self._is_each = None
 
     def _call(self, parameter: torch.nn.Parameter, bucket: WholeBucket, *, each: bool, is_last: bool) -> None:
-        def arrived(_gradient_is_there: torch.Tensor) -> None:
+        def arrived(_parameter: torch.Tensor) -> None:
+            if parameter.grad is None:
+                return  # a function of autograd has returned none for it; the buffer may hold that of the step before
             if each:
                 self.arrive(parameter, bucket)
             elif is_last:
@@ -132,6 +134,6 @@ class GradientWatchers:
         self._hooks.clear()
         self.ids.clear()
 
-    def _look(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        if self._on_gradient is not None:
+    def _look(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        if self._on_gradient is not None and gradient is not None:  # a function may return none for a parameter
             self._on_gradient(parameter, gradient)

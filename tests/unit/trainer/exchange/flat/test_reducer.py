@@ -107,16 +107,33 @@ def test_gradients_changed_between_backward_passes_are_noticed() -> None:
             reducer.check_untouched()
 
 
-def test_parameters_unused_by_all_ranks_have_no_gradient() -> None:
+class NoGradient(torch.autograd.Function):
+    """Takes parameters, and returns none as their gradients."""
+
+    @staticmethod
+    def forward(_ctx: Any, loss: torch.Tensor, *_parameters: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradient of the loss."""
+        return gradients[0], *[None for _ in ctx.needs_input_grad[1:]]
+
+
+@pytest.mark.parametrize("is_reached", [False, True], ids=["not reached", "none returned"])
+def test_parameters_unused_by_all_ranks_have_no_gradient(is_reached: bool) -> None:
     """In every kind of step; a parameter that another rank has used keeps its place in the sum."""
     model = torch.nn.ModuleList(torch.nn.Linear(3, 3, bias=False) for _ in range(4))
-    reducer = Reducer(model, bucket_bytes=40)
+    reducer, seen = Reducer(model, bucket_bytes=40), list[torch.Size]()
     for micro_batches, used in ((1, (0, 1, 2, 3)), (1, (0, 3)), (1, (0, 1, 2, 3)), (2, (1, 2)), (2, (0, 1, 2, 3))):
         reducer.begin(micro_batches=micro_batches)
+        reducer.watch(lambda _parameter, gradient: seen.append(gradient.shape))
         for number in range(micro_batches):
             if number == micro_batches - 1:
                 reducer.arm(None)
-            sum(model[i](torch.ones(1, 3)).sum() for i in used).backward()
+            loss = sum(model[i](torch.ones(1, 3)).sum() for i in used)
+            (NoGradient.apply(loss, *model.parameters()) if is_reached else loss).backward()
         reducer.flush()
         layers = {id(layer.weight): i for i, layer in enumerate(model)}
         places = [layers[id(p)] for bucket in reducer.buckets for p in bucket.parameters]
