@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import heterotrain
 import pytest
@@ -77,6 +78,35 @@ def test_weights_on_the_device_equal_those_on_the_cpu(workers: int) -> None:
             plain.step()
     for found, expected in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert float((found.cpu() - expected).norm() / expected.norm()) < 1e-10
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_graphs_train_to_the_weights_of_eager_passes(dropout: float) -> None:
+    """Micro-batches of several sizes, with running statistics and random numbers; outputs stay as they were."""
+
+    def trained(*, graphs: bool) -> tuple[torch.nn.Module, list[torch.Tensor]]:
+        job = heterotrain.init(epochs=3, batch_samples=16, micro_batch_samples=7, batch_norm="local")
+        head = net()  # begins torch's random numbers
+        body = (torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(dropout), head)
+        model = job.wrap(torch.nn.Sequential(*body).double(), graphs=graphs)
+        optimizer = job.optimizer(optimizer_of(model))
+        outputs = []
+        for step in job.steps(problem(90)):
+            with step:
+                for x, y in step.micro_batches():
+                    outputs.append(model(x))
+                    step.backward(((outputs[-1] - y) ** 2).mean())
+                step.apply(optimizer)
+        assert ("forward" in vars(model)) is graphs
+        return model, [output.detach() for output in outputs]
+
+    (eager, expected), (recorded, found) = trained(graphs=False), trained(graphs=True)
+    forms: Any = recorded.forward
+    assert len(forms._forms) >= 2, "nothing was recorded"
+    for own, other in zip(recorded.state_dict().values(), eager.state_dict().values(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-12)
+    for output, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(output, other, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")

@@ -37,7 +37,9 @@ from heterotrain.parts.units.draws import UnitDraws
 from heterotrain.parts.units.initial_weights import Filling, built
 from heterotrain.parts.units.units import Units, units_of
 from heterotrain.parts.units.weight_files import PretrainedWeights
+from heterotrain.parts.whole.graphs import GraphedForward, check_recordable
 from heterotrain.parts.whole.part import WholePart
+from heterotrain.parts.whole.recording import CudaRecorder
 from heterotrain.state import admission
 from heterotrain.state.training import TrainState
 from heterotrain.telemetry.report import RankMetrics
@@ -55,6 +57,11 @@ OFFLOADED_STAGES = (
 )
 """Said before anything is planned: the operator would plan with the devices' memory, and the job run out of it."""
 
+DIVIDED_GRAPHS = (
+    "job.wrap: graphs=True is for a model that each rank holds whole, in one unit: leave it out, or leave out units= "
+    "and set spec.parallelism.mode Data"
+)
+
 Model = torch.nn.Module | Callable[[], torch.nn.Module]
 
 
@@ -66,6 +73,7 @@ class WrapOptions:
     compile_units: bool = False
     keep_gathered: bool = False
     offload: bool = False
+    graphs: bool = False
     weights: str | None = None
 
 
@@ -102,6 +110,8 @@ class ModelSetup:
         cut = self.parallelism in (Parallelism.PIPELINE, Parallelism.AUTO)
         if cut and options.offload:
             raise UsageError(OFFLOADED_STAGES)
+        if options.graphs and (units is not None or self.parallelism is not Parallelism.DATA):
+            raise UsageError(DIVIDED_GRAPHS)
         if unused := _without_effect(options, stages=cut, shards=self._shards):
             _log.warning(unused)
         if cut:
@@ -158,8 +168,17 @@ class ModelSetup:
                 ShardedPart(model, sums, gradients, group=group, device=self.device, layers=layers, draws=draws)
             )
         else:
-            self.wrapped.take(WholePart(model, gradients, layers=layers, draws=draws))
+            graphs = self._graphs(model) if options.graphs else None
+            self.wrapped.take(WholePart(model, gradients, layers=layers, draws=draws, graphs=graphs))
         return model
+
+    def _graphs(self, model: torch.nn.Module) -> GraphedForward | None:
+        """Record the model's passes; a processor has nothing to record, and the same script may run on both."""
+        if self.device.type == "cuda":
+            return GraphedForward(model, CudaRecorder())
+        check_recordable(model)
+        _log.info("job.wrap: graphs=True has no effect here, because this rank computes on a %s", self.device.type)
+        return None
 
     def _to_cut(self, model: Model, path: str | None, options: WrapOptions) -> torch.nn.Module:
         """Describe a model that plans cut into stages; this rank's part gets values when a plan names it."""

@@ -45,6 +45,7 @@ class RegisteredObjects:
         compile_units: bool = False,
         keep_gathered: bool = False,
         offload: bool = False,
+        graphs: bool = False,
         weights: str | os.PathLike[str] | None = None,
     ) -> torch.nn.Module:
         """Move the model to the device and return it; from now on its gradients are those of the global batch.
@@ -72,6 +73,10 @@ class RegisteredObjects:
             offload: keep a divided model's parameters, gradients and optimizer state in the host's memory. Where a rank
                 holds the whole model, this has no effect, and a warning says so; the same for ``keep_gathered``, also
                 in stages. A model that is cut into stages cannot be offloaded.
+            graphs: run forward and backward passes of a small model as CUDA graphs, which cost the host less. Each size
+                of a micro-batch is recorded when it comes for the second time, up to 8 sizes. What the model does in
+                Python is then done in recordings only: its control flow must not depend on values of tensors. On a
+                CPU this has no effect.
             weights: path or URI of initial values for a model that a function builds: a safetensors file, an index of
                 several, a folder with either, or a ``state_dict`` of ``torch.save`` on a local disk. Names are those of
                 the model. Each rank reads only what it holds. A checkpoint of the job takes precedence.
@@ -79,11 +84,12 @@ class RegisteredObjects:
         Raises:
             UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, the model
                 has an unknown kind of BatchNorm layer, there is no such list, a layer has no initial values, the
-                weights do not fit the model, or stages would be offloaded.
+                weights do not fit the model, stages would be offloaded, or graphs cannot record the model: it is
+                divided, compiled, or has BatchNorm over the global batch.
         """
         options = WrapOptions(
             checkpoint_units=checkpoint_units, compile_units=compile_units, keep_gathered=keep_gathered,
-            offload=offload, weights=None if weights is None else os.fspath(weights),
+            offload=offload, graphs=graphs, weights=None if weights is None else os.fspath(weights),
         )  # fmt: skip
         return self._setup.wrap(model, units, options)
 

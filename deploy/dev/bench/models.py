@@ -26,7 +26,7 @@ class Case:
     precision: str = "bf16"
     """On a GPU; processors take fp32."""
     graphs: bool = False
-    """Forward and backward pass as CUDA graphs of the script's own, by ``torch.cuda.make_graphed_callables``."""
+    """Forward and backward pass as CUDA graphs; those of DDP by ``torch.cuda.make_graphed_callables``."""
     ranks: int = 0
     """On one GPU, connected by NCCL as if each had a host of its own; 0 for one rank on each GPU."""
     goal_ratio: float | None = None
@@ -160,7 +160,7 @@ GPU_CASES = (
         name="ResNet-50, channels_last", share_samples=64, make=resnet_50, shape=(3, 160, 160), channels_last=True,
         optimizer="SGD, fused", goal_ratio=0.02,
     ),
-    replace(_MLP, name="MLP, graphs of the script", graphs=True, precision="fp32", goal_ratio=0.0),
+    replace(_MLP, name="MLP with graphs", graphs=True, precision="fp32", goal_ratio=0.0),
     replace(_CONVOLUTIONS, name="convolutions, fp16", precision="fp16", goal_ratio=None),
     replace(_CONVOLUTIONS, name="convolutions, 2 NCCL ranks on the card", share_samples=256, ranks=2, goal_ratio=None),
 )  # fmt: skip

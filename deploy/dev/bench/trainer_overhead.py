@@ -121,9 +121,7 @@ def bare(case: Case, group: dist.ProcessGroup, workers: int) -> Iterator[None]:
 def ours(case: Case, job: heterotrain.Job, workers: int) -> Iterator[None]:
     """Train with this trainer; one step a turn."""
     torch.manual_seed(0)
-    model = case.formatted_model(job.wrap(case.make()))
-    if case.graphs:
-        torch.cuda.make_graphed_callables(model, (case.sample(),))
+    model = case.formatted_model(job.wrap(case.make(), graphs=case.graphs))
     optimizer = job.optimizer(OPTIMIZERS[case.optimizer](model.parameters()))
     for step in job.steps(Numbers(case.shape, case.vocabulary), collate=ready, workers=workers):
         with step:

@@ -239,6 +239,9 @@ class Part(ABC):
     def spare_memory(self) -> bool:
         """Keep no activations of units from now on; return ``False`` if there is nothing more to spare."""
 
+    def release_memory(self) -> None:  # noqa: B027  # as above
+        """Release memory that only saves time, before smaller micro-batches are tried."""
+
     def leave_pass(self, reason: str, *, keep_gradients: bool) -> None:  # noqa: B027  # as above
         """Leave a forward or backward pass, wherever this rank is in it; the member's other ranks leave it, too.
 

@@ -43,6 +43,14 @@ class Layers:
             self._look()
         return [id(p) for own in self._parameters for p in own.values() if p is not None and p.requires_grad]
 
+    def state(self) -> tuple[object, ...]:
+        """Return where parameters and buffers are, which of them are trained, and which layers are in training mode."""
+        self._look()
+        own: list[dict[str, Any]] = [*self._parameters, *(buffers for _, buffers in self._buffers)]
+        found = [tensor for tensors in own for tensor in tensors.values() if tensor is not None]
+        modes = [layer.training for layer in self._layers]
+        return (*[(tensor.data_ptr(), tensor.requires_grad) for tensor in found], *modes)
+
     def _look(self) -> None:
         """Walk through the model again when a layer has gained, lost or replaced a layer, or gained a first tensor."""
         if sum(map(len, self._contents)) == self._size and self._child_ids() == self._ids:

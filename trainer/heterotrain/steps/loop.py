@@ -282,6 +282,7 @@ class Loop:
             self.agreement.uncommitted, self._end.all_end = step, False
             self._leave_broken(failure)
         elif isinstance(failure, torch.OutOfMemoryError):
+            self._wrapped.part.release_memory()
             self._attempts.use_less_memory(step.task, failure, self._wrapped.part.spare_memory)
             self._observer.forget()
             if step.group is not None and (step.is_awaited or step.task.is_joint):
