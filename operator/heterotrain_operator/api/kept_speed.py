@@ -30,7 +30,7 @@ class KeptEntry(Model):
 
     version: Literal[1] = 1
     pool: LabelValue
-    job: str = Field(default="", max_length=MAX_NAME_LENGTH)
+    job: str = Field(default="", max_length=MAX_NAME_LENGTH, pattern=r"^[-a-z0-9.]*$")
     written_s: Number = Field(ge=0, le=1e12)
     per_sample_seconds: Number = Field(ge=0, le=LONGEST_STEP_S)
     fixed_seconds: Number = Field(ge=0, le=LONGEST_STEP_S)

@@ -141,7 +141,7 @@ def config_map(namespace: str, known: Mapping[str, Any], new: Mapping[str, KeptE
     Args:
         namespace: of the jobs.
         known: the ConfigMap as it is; empty for none.
-        new: by key.
+        new: by key, at least one.
     """
     labels = {"app.kubernetes.io/name": "heterotrain", keys.LABEL_MANAGED_BY: keys.MANAGED_BY}
     metadata = {"name": NAME, "namespace": namespace, "labels": labels}
@@ -150,8 +150,10 @@ def config_map(namespace: str, known: Mapping[str, Any], new: Mapping[str, KeptE
         if (known["metadata"].get("labels") or {}).get(keys.LABEL_MANAGED_BY) != keys.MANAGED_BY:
             return None
     entries = {**read_entries(known.get("data") or {})[0], **new}
-    kept = sorted(entries, key=lambda key: (entries[key].written_s, key))[-MOST_ENTRIES:]
-    text = {key: entries[key].model_dump_json(by_alias=True) for key in sorted(kept)}
+    now_s = max(entry.written_s for entry in new.values())
+    # Entries of the future go first: written by a user or a wrong clock, they would keep all others out for good.
+    kept = sorted(entries, key=lambda key: (entries[key].written_s <= now_s, entries[key].written_s, key))
+    text = {key: entries[key].model_dump_json(by_alias=True) for key in sorted(kept[-MOST_ENTRIES:])}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": text}
 
 

@@ -147,6 +147,15 @@ def test_the_oldest_entries_go_first_and_broken_ones_at_once() -> None:
     assert sum(map(len, again.values())) < 100_000, "a ConfigMap holds a million"
 
 
+def test_entries_of_the_future_keep_no_others_out() -> None:
+    """A user writes them, or an operator whose clock was wrong; they would otherwise be the newest for ever."""
+    known: Body = {"metadata": {"resourceVersion": "1", "labels": OURS}, "data": {}}
+    known = after(known, {f"f.{number:02}": entry(1e12 - number) for number in range(MOST_ENTRIES)})
+    for number in range(MOST_ENTRIES):
+        known = after(known, {f"a.{number:02}": entry(float(number))})
+    assert sorted(known["data"]) == [f"a.{number:02}" for number in range(MOST_ENTRIES)]
+
+
 def after(known: Body, new: dict[str, KeptEntry]) -> Body:
     body = config_map("ns", known, new)
     assert body is not None
@@ -192,7 +201,10 @@ def test_whatever_a_user_writes_is_read_as_a_usable_speed_or_ignored_with_a_sent
         )
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "9" * 5000, '{"version": 2}', "\ud800"])
+A_LINE = entry().model_dump_json(by_alias=True).replace('"job":"job"', '"job":"a\\nline"')
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "9" * 5000, '{"version": 2}', "\ud800", A_LINE])
 def test_what_is_no_entry_is_named(text: str) -> None:
     found, problem = read_entries({"a.1": text})
     assert found == {}
