@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember, TableTime
@@ -18,6 +19,13 @@ from heterotrain_planner.layout.template_table import TemplateTable, template_ta
 
 from heterotrain_simulator import published
 from heterotrain_simulator.grouping import Grouping, Zone, group
+from heterotrain_simulator.measured_pipelines import (
+    AMP_TRIALS,
+    SAILOR_PIPELINES,
+    amp_seconds,
+    rank_correlation,
+    sailor_seconds,
+)
 from heterotrain_simulator.pipeline_baselines import PLANNERS, best_step
 from heterotrain_simulator.share_baselines import (
     divisions,
@@ -42,6 +50,8 @@ GPT_MIXES: tuple[tuple[tuple[str, ...], int], ...] = (
 """Cards and sequences in one micro-batch each."""
 SEED = 1
 OOBLECK_INSTANCES = 300
+CLOSE = 0.05
+"""Error of a prediction up to which a measurement counts as reproduced."""
 TIGHT = 1e-9
 """Gap below which a bound is met."""
 
@@ -75,6 +85,8 @@ def rows() -> Iterator[Row]:
     yield from _cephalo_state()
     yield from _dtfm()
     yield _heterps()
+    yield _amp()
+    yield from _sailor_pipelines()
     yield from _pipelines()
 
 
@@ -350,6 +362,39 @@ def _heterps() -> Row:
         ours=f"{ours.step_s * 1e3:.0f} ms, layers {', '.join(map(str, ours.shares))}",
         verdict=_verdict(learned_s, ours.step_s),
     )
+
+
+def _amp() -> Row:
+    measured = [trial.measured_s for trial in AMP_TRIALS]
+    own, ours = [trial.own_s for trial in AMP_TRIALS], [amp_seconds(trial) for trial in AMP_TRIALS]
+
+    def quality(predicted: Sequence[float]) -> str:
+        off = median(abs(one / other - 1) for one, other in zip(predicted, measured, strict=True))
+        first_s = measured[predicted.index(min(predicted))]
+        return f"rank correlation {rank_correlation(predicted, measured):.3f}, off by {off:.0%}, picks {first_s:.2f} s"
+
+    better = rank_correlation(ours, measured) > rank_correlation(own, measured)
+    return Row(
+        instance=f"AMP, GPT-2 on 12 V100 + 4 T4, batch 32: {len(AMP_TRIALS)} trials without tensor parallelism",
+        published=f"measured {min(measured):.2f} to {max(measured):.2f} s",
+        baseline=f"its cost model: {quality(own)}",
+        ours=quality(ours),
+        verdict="better ranking" if better else "worse ranking",
+    )
+
+
+def _sailor_pipelines() -> Iterator[Row]:
+    for run in SAILOR_PIPELINES:
+        ours_s = sailor_seconds(run)
+        off = ours_s / run.measured_s - 1
+        yield Row(
+            instance=f"Sailor, OPT-350M, its pipelines {run.name}: "
+            + ", ".join(" → ".join(member) for member in run.members),
+            published=f"measured {run.measured_s:.1f} s",
+            baseline="",
+            ours=f"predicted {ours_s:.1f} s",
+            verdict="reproduced" if abs(off) <= CLOSE else f"prediction off by {off:+.0%}",
+        )
 
 
 def _pipelines() -> Iterator[Row]:

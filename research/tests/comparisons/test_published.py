@@ -15,6 +15,13 @@ from heterotrain_planner.layout.sharded import sharded_templates
 from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from heterotrain_simulate import command
 from heterotrain_simulator import published
+from heterotrain_simulator.measured_pipelines import (
+    AMP_TRIALS,
+    SAILOR_PIPELINES,
+    amp_seconds,
+    rank_correlation,
+    sailor_seconds,
+)
 from heterotrain_simulator.pipeline_baselines import PLANNERS, best_step, groupings
 from heterotrain_simulator.published_comparison import Row, llama, markdown, rows
 from heterotrain_simulator.share_baselines import (
@@ -64,6 +71,25 @@ def test_measured_iterations_are_reproduced() -> None:
     for run in published.SAILOR_RUNS:
         each = run.micro_batches // len(run.micro_batch_s)
         assert max(run.micro_batch_s) * each + run.sync_s == pytest.approx(run.measured_s, rel=0.04)
+
+
+def test_amp_s_trials_are_ranked_as_they_were_measured() -> None:
+    """On its own profiles and links; the fastest trial that was measured is the fastest predicted one."""
+    measured = [trial.measured_s for trial in AMP_TRIALS]
+    predicted = [amp_seconds(trial) for trial in AMP_TRIALS]
+    assert rank_correlation(predicted, measured) > 0.94 > rank_correlation([t.own_s for t in AMP_TRIALS], measured)
+    assert predicted.index(min(predicted)) == measured.index(min(measured))
+
+
+def test_ranks_of_equal_values_are_their_mean() -> None:
+    assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9487, abs=1e-4)  # scipy.stats.spearmanr
+    assert rank_correlation([1, 2, 3], [9, 4, 1]) == pytest.approx(-1)
+
+
+def test_pipelines_that_no_slow_link_paces_are_reproduced() -> None:
+    off = {run.name: sailor_seconds(run) / run.measured_s - 1 for run in SAILOR_PIPELINES}
+    assert {name for name, each in off.items() if abs(each) < 0.03} == {"N4_D2", "N6_D3"}
+    assert all(each < 0.03 for each in off.values()), "the others take longer than predicted"
 
 
 def test_the_published_plan_of_cephalo_is_found() -> None:
