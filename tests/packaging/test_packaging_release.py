@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -28,6 +27,7 @@ from lab.bill_of_materials import bill
 from local_cluster import assembly, oci
 from local_cluster.process import Problem
 from support.helm import helm, of_kind
+from support.ports import free_port
 from support.programs import program
 from support.wheels import built
 
@@ -330,10 +330,7 @@ def test_an_image_of_both_architectures_is_pushed_and_pulled_with_the_wheels_of_
         "operator", ("amd64", "arm64"), root=tmp_path / "root", wheel=built(ROOT, tmp_path), version="1.0",
         out=tmp_path / "out",
     )  # fmt: skip
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    release = release_names.Release(version="1.0", registry=f"localhost:{port}/me", source=SOURCE)
+    release = release_names.Release(version="1.0", registry=f"localhost:{free_port()}/me", source=SOURCE)
     with release_rehearsal.registry(release, tmp_path / "out"):
         release_rehearsal.push_images(release, tmp_path / "out")
         for architecture, machine in (("amd64", "x86_64"), ("arm64", "aarch64")):

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from heterotrain_core.version import __version__
+from support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
@@ -27,9 +27,7 @@ print(JsonStrictValidator(SchemaVersion.V1_6).validate_str(open(sys.argv[1]).rea
 @pytest.mark.timeout(1800)
 @pytest.mark.needs_program("crane", "helm")
 def test_the_commands_of_the_released_readme_run_from_the_release_alone(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        registry = f"localhost:{free.getsockname()[1]}/me"
+    registry = f"localhost:{free_port()}/me"
     out, folders = tmp_path / "release", ("deploy/dev/lab", "deploy/dev/cluster")
     done = subprocess.run(
         [sys.executable, "-m", "lab.release_files", __version__, "--images", "--registry", registry, "--out", out],
