@@ -11,6 +11,7 @@ from heterotrain_planner.layout.best import best_cover, best_members
 from heterotrain_planner.layout.problem import Problem, invalid
 from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, Template
 from heterotrain_planner.layout.sharded import sharded_templates
+from heterotrain_planner.layout.step_bound import least_step
 from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from heterotrain_planner.perf.model import compute_s
 
@@ -49,12 +50,14 @@ class LayoutForecast:
     Attributes:
         problem: the question.
         found: the members, or why there are none.
+        least_s: seconds that no step of the mode falls below; ``None`` where no pipeline holds the model.
         by_mode: samples per second of each mode alone; ``None`` where the model does not fit.
         one_more: by kind, in the order of the problem.
     """
 
     problem: Problem
     found: Cover | NoLayout
+    least_s: float | None
     by_mode: Mapping[str, float | None]
     one_more: tuple[OneMore, ...]
 
@@ -87,7 +90,17 @@ def forecast_layout(problem: Problem, *, mode: str = AUTO) -> LayoutForecast:
         for index, kind in enumerate(problem.kinds)
     ]
     rates = {name: _rate(cover) for name, cover in by_mode.items()}
-    return LayoutForecast(problem=problem, found=found, by_mode=rates, one_more=tuple(more))
+    least_s = _least(templates, found, mode)
+    return LayoutForecast(problem=problem, found=found, least_s=least_s, by_mode=rates, one_more=tuple(more))
+
+
+def _least(templates: TemplateTable | NoLayout, found: Cover | NoLayout, mode: str) -> float | None:
+    if isinstance(templates, NoLayout) or isinstance(found, NoLayout):
+        return None
+    shards = {LayoutKind.SHARDED} if mode in {SHARDED, ACROSS_WORKERS, AUTO} else set()
+    stages = {LayoutKind.PIPELINE} if mode in {"pipeline", AUTO} else set()
+    devices = [kind.count for kind in templates.problem.kinds]
+    return least_step(templates, devices, frozenset(shards | stages), known_s=found.step_s)
 
 
 def best(problem: Problem, mode: str) -> Cover | NoLayout:
@@ -154,7 +167,7 @@ def as_document(found: LayoutForecast) -> dict[str, Any]:
     return {
         "feasible": True, "stepSeconds": answer.step_s, "samplesPerSecond": answer.samples_per_s,
         "exchangeSeconds": answer.exchange_s,
-        "estimatedLeastSeconds": answer.bound_s, "aboveEstimate": answer.gap_ratio,
+        "provedLeastSeconds": found.least_s,
         "partOfFlowBound": answer.prediction.efficiency, "pricePerHour": found.price_per_hour,
         "members": [*map(_member, answer.members, answer.layouts, answer.prediction.bindings)],
         "unused": {name: count for name, count in answer.unused.items() if count}, **common,

@@ -40,11 +40,10 @@ def _show_cover(console: Console, forecast: LayoutForecast, found: Cover) -> Non
         f"{batch} samples a step: {found.step_s:.4g} s, {found.samples_per_s:.4g} samples/s, of which the exchange "
         f"between members takes {found.exchange_s:.3g} s",
     )
-    say(
-        console,
-        f"{100 * found.gap_ratio:.2g} % above the estimated shortest step, which other cuts of the model may beat; "
-        f"{found.prediction.efficiency:.3f} of the rate of all devices if they computed all the time",
-    )
+    least_s = forecast.least_s
+    proved = "" if least_s is None else f"at most {100 * (found.step_s / least_s - 1):.2g} % above the shortest step; "
+    efficiency = found.prediction.efficiency
+    say(console, f"{proved}{efficiency:.3f} of the rate of all devices if they computed all the time")
     table = plain_table("members")
     table.add_column("layout")
     for heading in ("share", "micro-batches", "memory"):

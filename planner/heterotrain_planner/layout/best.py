@@ -7,13 +7,12 @@ sharded members where the problem allows them, also those of models no pipeline 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from heterotrain_core.contract.owners import MOST_OWNER_GROUPS, owner_groups
 from heterotrain_core.contract.plan import Binding, LayoutKind, Prediction
 
 from heterotrain_planner.layout.cover import cover, result_of
-from heterotrain_planner.layout.level import Level, TemplateOptions, template_options
+from heterotrain_planner.layout.level import TemplateOptions, template_options
 from heterotrain_planner.layout.local_search import LocalSearch
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, NoLayout, Template
@@ -83,10 +82,7 @@ def _improved(
     if owner_groups([choice.layout.planned for choice, _ in taken]) > MOST_OWNER_GROUPS:
         return best
     padding = sum(choice.micro_batch_samples * count for choice, count in taken) - templates.problem.batch_samples
-    level = Level(level_s=best.bound_s, bound_s=best.bound_s, amounts={})
-    cover = result_of(templates, left, level, taken, padding)
-    bound_s = min(best.bound_s, cover.step_s)
-    return replace(cover, bound_s=bound_s, gap_ratio=cover.step_s / bound_s - 1, share_gap_ratio=best.share_gap_ratio)
+    return result_of(templates, left, taken, padding)
 
 
 def allowed_kinds(problem: Problem) -> frozenset[LayoutKind]:
@@ -141,10 +137,6 @@ def _one_member(problem: Problem, templates: Sequence[Template], reason: NoLayou
             bindings=(Binding.MEMORY,),
         ),
         exchange_s=0.0,
-        bound_s=step,
-        gap_ratio=0.0,
-        share_gap_ratio=0.0,
-        cut_gap_ratio=0.0,
         reason=f"no device or pipeline holds the model's units whole, so {sum(best.devices)} devices divide them in a "
         f"step of {step:.4g} s",
     )

@@ -20,7 +20,7 @@ from heterotrain_core.split.member import SplitMember
 from heterotrain_planner.layout.costs import Ints
 from heterotrain_planner.layout.equal_members import equal_members
 from heterotrain_planner.layout.exchange import exchange_seconds
-from heterotrain_planner.layout.level import FINE, Level, Search, TemplateOptions, template_options
+from heterotrain_planner.layout.level import FINE, Search, TemplateOptions, template_options
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, Template
 from heterotrain_planner.layout.rough_cover import (
@@ -33,9 +33,7 @@ from heterotrain_planner.layout.rough_cover import (
     rough_cover,
     rough_covers,
 )
-from heterotrain_planner.layout.step_bound import least_step
 from heterotrain_planner.layout.template_table import TemplateTable, template_table
-from heterotrain_planner.layout.update import least_update, update_seconds
 from heterotrain_planner.layout.worked_out import WorkedOut, work_out
 
 EVERY_KIND = frozenset(LayoutKind)
@@ -58,7 +56,7 @@ def cover(
 ) -> Cover | NoLayout:
     """Return the members with the shortest predicted step.
 
-    The templates are chosen by the formula ``fill + (n − 1) · slowest stage``, which the bound belongs to. Members are
+    The templates are chosen by the formula ``fill + (n − 1) · slowest stage``. Members are
     then cut for their share, their schedules simulated, and the batch divided by the simulated times. Where the
     exchange is noticed, covers with longer pipelines and equal members with one cut compete as well; the shortest
     predicted step wins.
@@ -82,29 +80,16 @@ def cover(
     wholes = sorted(each_once.values(), key=lambda each: each.step_s)
     most_finalists = MOST_OF_FEW if few else MOST_FINALISTS
     near = [each for each in wholes[:most_finalists] if each.step_s <= near_ratio * wholes[0].step_s]
-    results = [_worked_out(templates, left, each, first) for each in near]
+    results = [_worked_out(templates, left, each) for each in near]
     for each in wholes[len(near) :]:  # where the best choices need too many groups of owners
         if not all(isinstance(result, NoLayout) for result in results):
             break
-        results.append(_worked_out(templates, left, each, first))
+        results.append(_worked_out(templates, left, each))
     covers = [each for each in results if isinstance(each, Cover)]
     found = min(covers, key=lambda each: each.step_s) if covers else results[0]
     if exchange_s > NOTICED_EXCHANGE * first.step_s or isinstance(found, NoLayout):
         found = _alike(templates, left, first, found)
-    return found if isinstance(found, NoLayout) else _bounded(templates, left, first.options, found)
-
-
-def _bounded(templates: TemplateTable, left: Sequence[int], options: TemplateOptions, found: Cover) -> Cover:
-    """Return a cover whose bound and gap are those of its shares with those of its whole step."""
-    shares_s = found.bound_s * (1 + found.share_gap_ratio)
-    least_update_s = least_update(
-        templates.problem, left, most_devices=int(options.need_JK.sum(axis=1).max()) if options.need_JK.size else 1
-    )
-    known_s = shares_s + found.exchange_s + max(update_seconds(templates.problem, each) for each in found.layouts)
-    bound_s = least_update_s + least_step(
-        options, templates.problem, left, known_s=known_s - least_update_s, share_s=found.bound_s
-    )
-    return replace(found, bound_s=bound_s, gap_ratio=known_s / bound_s - 1)
+    return found
 
 
 def _alike(
@@ -117,16 +102,12 @@ def _alike(
         return known
     if owner_groups([found.choice.layout.planned] * len(found.micro_batches)) > MOST_OWNER_GROUPS:
         return known
-    amounts = {found.column: len(found.micro_batches)}
-    level = Level(level_s=found.level_s, bound_s=min(found.level_s, rough.level.bound_s), amounts=amounts)
     taken = [(found.choice, count) for count in found.micro_batches]
-    return result_of(templates, left, level, taken, found.padding_samples)
+    return result_of(templates, left, taken, found.padding_samples)
 
 
-def _worked_out(
-    templates: TemplateTable, left: Sequence[int], rough: RoughCover, first: RoughCover
-) -> Cover | NoLayout:
-    """Return the cover with cuts, simulated schedules and shares; ``first`` has the bound of all templates."""
+def _worked_out(templates: TemplateTable, left: Sequence[int], rough: RoughCover) -> Cover | NoLayout:
+    """Return the cover with cuts, simulated schedules and shares."""
     level = rough.level
     fine = rough.search.whole(rough.least_s, FINE, level)
     # A lower level may be one of more members, whose exchange outweighs it.
@@ -135,8 +116,6 @@ def _worked_out(
         and fine.level_s + exchange_and_update(templates.problem, rough.options, fine.amounts) <= rough.step_s
     ):
         level = fine
-    if rough is not first:
-        level = replace(level, bound_s=min(level.bound_s, first.level.bound_s))
     amounts = level.amounts
     row_J = rough.options.samples(level.level_s)[1]
     count_BJ = rough.options.micro_batches(level.level_s)
@@ -156,7 +135,7 @@ def _worked_out(
             f"most {MOST_OWNER_GROUPS} can exchange gradients: allow other layouts, or use fewer devices"
         )
     taken = [(choices[column], count) for column, count in zip(kept, micro_batches, strict=True)]
-    return result_of(templates, left, level, taken, padding)
+    return result_of(templates, left, taken, padding)
 
 
 def _exchanging_less(
@@ -252,9 +231,9 @@ def divide(
 
 
 def result_of(
-    templates: TemplateTable, left: Sequence[int], found: Level, taken: Sequence[tuple[WorkedOut, int]], padding: int
+    templates: TemplateTable, left: Sequence[int], taken: Sequence[tuple[WorkedOut, int]], padding: int
 ) -> Cover:
-    """Return the cover of members with these templates and numbers of micro-batches, with the bound of its shares."""
+    """Return the cover of members with these templates and numbers of micro-batches."""
     problem = templates.problem
     padded = max(range(len(taken)), key=lambda i: (taken[i][0].micro_batch_samples, taken[i][1]))
     seconds = {(id(choice), count): choice.seconds(count) for choice, count in taken}
@@ -285,10 +264,6 @@ def result_of(
             bindings=bindings,
         ),
         exchange_s=exchange_s,
-        bound_s=found.bound_s,
-        gap_ratio=found.level_s / found.bound_s - 1,
-        share_gap_ratio=found.level_s / found.bound_s - 1,
-        cut_gap_ratio=max(choice.gap_ratio for choice, _ in taken),
         reason=_sentence(layouts, bindings, problem.batch_samples, step_s),
     )
 

@@ -42,13 +42,11 @@ class Cut:
         stages: (index of the kind, first edge, end edge), in the order of computation.
         fill_s: seconds of all stages together.
         slowest_s: seconds of the slowest stage.
-        gap_ratio: how much shorter a share could at most be with another cut of the same devices.
     """
 
     stages: tuple[tuple[int, int, int], ...]
     fill_s: float
     slowest_s: float
-    gap_ratio: float
 
     def share_s(self, micro_batches: int) -> float:
         """Return the seconds of a share by the formula."""
@@ -74,10 +72,9 @@ def finalists(costs: Costs, devices: Sequence[int], micro_batches: int, *, toler
     if search.best is None:
         return ()
     search.run()
-    gap, own_s = search.gap_ratio, search.best.share_s(micro_batches)
+    own_s = search.best.share_s(micro_batches)
     different = {each.stages: each for each in search.seen if each.share_s(micro_batches) <= own_s * NEAR}
-    ranked = sorted(different.values(), key=lambda each: each.share_s(micro_batches))
-    return tuple(replace(each, gap_ratio=gap) for each in ranked[:MOST_FINALISTS])
+    return tuple(sorted(different.values(), key=lambda each: each.share_s(micro_batches))[:MOST_FINALISTS])
 
 
 class _LevelSearch:
@@ -94,15 +91,8 @@ class _LevelSearch:
         self._micro_batches, self._tolerance = micro_batches, tolerance
         self._open: list[tuple[float, float, float, float]] = []
         """Intervals (bound, low, high, least sum up to high): nothing inside is shorter than the bound."""
-        self._closed_s = math.inf
         self.best = self._within(math.inf, Least.SLOWEST)
         self.seen = [] if self.best is None else [self.best]
-
-    @property
-    def gap_ratio(self) -> float:
-        """How much shorter than the best one a share could at most be."""
-        bounds = [self._closed_s, *(bound for bound, *_ in self._open)]
-        return max(0.0, 1 - min(bounds) / self._shortest_s())
 
     def run(self) -> None:
         """Search from the least possible slowest stage up to the whole model on one device."""
@@ -143,13 +133,11 @@ class _LevelSearch:
             return None
         stages = tuple(trace(self._costs, self._family, found, least=least, level_s=level_s))
         fill_s, slowest_s = float(found.fill_U[-1]), float(found.slowest_U[-1])
-        return Cut(stages=stages, fill_s=fill_s, slowest_s=slowest_s, gap_ratio=0.0)
+        return Cut(stages=stages, fill_s=fill_s, slowest_s=slowest_s)
 
     def _push(self, low: float, high: float, sum_s: float) -> None:
         bound = sum_s + (self._micro_batches - 1) * low
-        if bound >= self._shortest_s() * (1 - self._tolerance):
-            self._closed_s = min(self._closed_s, bound)
-        elif high > low * (1 + _ROUNDING):
+        if bound < self._shortest_s() * (1 - self._tolerance) and high > low * (1 + _ROUNDING):
             heapq.heappush(self._open, (bound, low, high, sum_s))
 
     def _shortest_s(self) -> float:

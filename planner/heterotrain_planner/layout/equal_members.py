@@ -40,16 +40,12 @@ class EqualMembers:
         choice: what each member is.
         micro_batches: of each member.
         padding_samples: of weight zero.
-        level_s: seconds of the longest share by the formula.
-        column: the template in the options.
         step_s: the longest share by simulation, and the exchange.
     """
 
     choice: WorkedOut
     micro_batches: tuple[int, ...]
     padding_samples: int
-    level_s: float
-    column: int
     step_s: float
 
 
@@ -135,8 +131,6 @@ def _worked_out(
         choice=replace(cuts[steps.index(step_s)], others=()),
         micro_batches=(most,) * more + (each,) * (number - more),
         padding_samples=total * samples - problem.batch_samples,
-        level_s=float(options.first_BJ[row, column] + (most - 1) * options.next_BJ[row, column]),
-        column=column,
         step_s=step_s,
     )
 
@@ -169,29 +163,25 @@ def least_slowest(
 
     Without a limit, the largest sum of a stage is the least one; without sums, only time counts.
     """
-    edges = len(costs.unit_E)
-    best = np.full((len(order) + 1, edges), np.inf)
-    best[len(order), edges - 1] = -np.inf
-    chosen = np.zeros((len(order), edges), dtype=np.int64)
-    for stage, kind in reversed(list(enumerate(order))):
-        ends, stage_EE = costs.ends(kind, len(order) - stage), costs.stage_s(kind, len(order) - stage)
-        for edge in range(edges - 1):
-            to = slice(edge + 1, int(ends[edge]) + 1)
-            if to.start >= to.stop:
-                continue
-            own = stage_EE[edge, to]
-            if limited_KE is not None:
-                limited = limited_KE[kind, to] - limited_KE[kind, edge]
-                own = limited if limit is None else np.where(limited <= limit, own, np.inf)
-            value = np.maximum(own, best[stage + 1, to])
-            pick = int(value.argmin())
-            best[stage, edge], chosen[stage, edge] = value[pick], edge + 1 + pick
-    return list(_stages(order, chosen)) if np.isfinite(best[0, 0]) else None
+    best_E = np.full(len(costs.unit_E), np.inf)
+    best_E[-1] = -np.inf
+    chosen = []
+    for position, kind in enumerate(reversed(order), start=1):
+        own_EE = costs.stage_s(kind, position)
+        if limited_KE is not None:
+            limited_EE = limited_KE[kind][None] - limited_KE[kind][:, None]
+            possible_EE = np.isfinite(own_EE) if limit is None else limited_EE <= limit
+            own_EE = np.where(possible_EE, limited_EE if limit is None else own_EE, np.inf)
+        value_EE = np.maximum(own_EE, best_E[None])
+        ends_E = value_EE.argmin(axis=1)
+        chosen.append(ends_E)
+        best_E = np.take_along_axis(value_EE, ends_E[:, None], axis=1)[:, 0]
+    return list(_stages(order, chosen[::-1])) if np.isfinite(best_E[0]) else None
 
 
-def _stages(order: Sequence[int], chosen: Ints) -> Iterator[tuple[int, int, int]]:
+def _stages(order: Sequence[int], chosen: Sequence[Ints]) -> Iterator[tuple[int, int, int]]:
     edge = 0
     for stage, kind in enumerate(order):
-        end = int(chosen[stage, edge])
+        end = int(chosen[stage][edge])
         yield kind, edge, end
         edge = end

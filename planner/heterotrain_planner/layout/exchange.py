@@ -22,7 +22,7 @@ _ROUNDING = 1e-9
 def owner_bytes(problem: Problem, layouts: Sequence[DeviceLayout]) -> dict[tuple[int, ...], float]:
     """Return the gradient bytes of each set of owners, as the place of the owner in every member, by member."""
     units = len(problem.units)
-    parts = {layout: layout.held(units) for layout in set(layouts)}
+    parts = {id(layout): layout.held(units) for layout in {id(each): each for each in layouts}.values()}
     cuts = sorted({edge for found in parts.values() for part in found for edge in (part.first, part.end)})
     divisions = _distinct(edge for found in parts.values() for part in found for edge in (part.start, part.stop))
     sizes = [0.0, *itertools.accumulate(float(unit.parameter_bytes) for unit in problem.units)]
@@ -30,8 +30,8 @@ def owner_bytes(problem: Problem, layouts: Sequence[DeviceLayout]) -> dict[tuple
     for first, end in itertools.pairwise(cuts):
         for start, stop in itertools.pairwise(divisions):
             middle = (start + stop) / 2
-            place = {layout: _owner(found, first, middle) for layout, found in parts.items()}
-            held[tuple(place[layout] for layout in layouts)] += (sizes[end] - sizes[first]) * (stop - start)
+            place = {key: _owner(found, first, middle) for key, found in parts.items()}
+            held[tuple(place[id(layout)] for layout in layouts)] += (sizes[end] - sizes[first]) * (stop - start)
     return dict(held)
 
 
@@ -41,8 +41,9 @@ def exchange_seconds(problem: Problem, layouts: Sequence[DeviceLayout]) -> float
     if members <= 1:
         return 0.0
     busy_s: dict[tuple[int, int], float] = defaultdict(float)
+    kinds = [layout.kinds for layout in layouts]
     for owners, size in owner_bytes(problem, layouts).items():
-        names = [layout.kinds[place] for layout, place in zip(layouts, owners, strict=True)]
+        names = [own[place] for own, place in zip(kinds, owners, strict=True)]
         pairs = set(zip(names, [*names[1:], names[0]], strict=True))
         ring_s = ring_seconds([problem.link(*pair) for pair in pairs], members, size)
         for device in enumerate(owners):

@@ -70,7 +70,6 @@ def _worked_out(problem: Problem, member: Member, kinds: Sequence[str]) -> Worke
         layout=found,
         micro_batch_samples=samples,
         most_micro_batches=-(-(member.cap_samples or problem.batch_samples) // samples),
-        gap_ratio=0.0,
         roomy_slowest_s=slowest_s,
         update_s=update_s,
         curve=curve_of(
@@ -126,7 +125,6 @@ def _sharded(problem: Problem, layout: Layout, kinds: Sequence[str], samples: in
         layout=found,
         micro_batch_samples=samples,
         most_micro_batches=-(-problem.batch_samples // samples),
-        gap_ratio=0.0,
         roomy_slowest_s=pass_s,
         update_s=update_s,
         curve=curve_of(pass_s / samples, update_s),

@@ -95,7 +95,7 @@ class LocalSearch:
         """Return a member as covers have it, with the curve of its shares near so many micro-batches."""
         timed = self.step.timed(member)
         assert timed is not None  # noqa: S101  # its step is known
-        slowest_s = max(each_s for _, each_s in timed.lines)
+        slowest_s = max(each_s for _, each_s, _ in timed.lines)
         roomy_s = slowest_s
         if isinstance(member, Pipeline):
             need = [member.kinds.count(kind) for kind in range(len(self._devices))]
@@ -104,7 +104,6 @@ class LocalSearch:
             layout=timed.layout,
             micro_batch_samples=timed.samples,
             most_micro_batches=timed.most,
-            gap_ratio=0.0,
             roomy_slowest_s=roomy_s,
             update_s=timed.update_s,
             curve=curve_of(slowest_s / timed.samples, max(0.0, timed.seconds(count) - count * slowest_s)),

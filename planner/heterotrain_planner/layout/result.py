@@ -196,13 +196,6 @@ class Cover:
         prediction: of the step: the slowest member by simulation of its schedule with its update, and the exchange. Its
             efficiency is the rate over that of all devices if they computed all the time.
         exchange_s: seconds of the exchange between members, each piece among its owners, none of it hidden.
-        bound_s: no members out of the same templates take less than that for their shares by the formula, the
-            exchange (``step_bound``) and the update.
-        gap_ratio: how much longer than ``bound_s`` the chosen templates take with their exchange and update.
-        share_gap_ratio: how much longer than the shortest possible ones their shares are at most, without the exchange;
-            longer shares may be taken for a shorter exchange.
-        cut_gap_ratio: how much shorter the share of a chosen template could at most be with another cut, before a
-            longer one was taken for a shorter exchange.
         reason: one sentence for people.
     """
 
@@ -211,10 +204,6 @@ class Cover:
     unused: Mapping[str, int]
     prediction: Prediction
     exchange_s: float
-    bound_s: float
-    gap_ratio: float
-    share_gap_ratio: float
-    cut_gap_ratio: float
     reason: str
 
     @property

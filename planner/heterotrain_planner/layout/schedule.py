@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from heterotrain_planner.layout.costs import Floats
 from heterotrain_planner.layout.result import PlannedStage
 
 MOST_SIMULATED = 256
@@ -101,31 +98,33 @@ def _simulate(stages: Sequence[Passes], micro_batches: int) -> float:
     later than the one before by the same time, it does so until the first stage has no forward pass left.
     """
     size = len(stages)
+    if micro_batches == 1:
+        return sum(forward_s + backward_s for forward_s, backward_s in stages)
     if micro_batches < size:
         return max(each.end_s for each in timeline(stages, micro_batches))
-    forward_S, backward_S = (np.array(seconds) for seconds in zip(*stages, strict=True))
-    upward_S = np.cumsum(backward_S[::-1])  # from the last stage
-    ended_S = _fill(stages)
+    ended = _fill(stages)
     skipped_s, index = 0.0, 0
+    backwards = [(stage, stages[stage].backward_s) for stage in range(size - 1, -1, -1)]
     while index < micro_batches:
-        # B_s = b_s + max(F_s, B_{s+1}): the largest of F_t + b_t + … + b_s over the stages t from s on.
-        from_last_S = np.maximum.accumulate(ended_S[::-1] - upward_S + backward_S[::-1]) + upward_S
-        turned_S = from_last_S[::-1]
-        then_S = turned_S.copy()
+        then, turned_s = ended.copy(), 0.0
+        for stage, backward_s in backwards:
+            turned_s = (max(turned_s, ended[stage])) + backward_s
+            then[stage] = turned_s
         # The forward pass of the stage in front ended one round earlier; the first stage has none in front.
-        finished = max(0, index + size - micro_batches + 1)  # stages in front that have run all forward passes
-        arrived_S = np.concatenate([[0.0], ended_S[:-1]])
-        then_S[finished:] = (np.maximum(turned_S, arrived_S) + forward_S)[finished:]
-        step_S = then_S - ended_S
+        for stage in range(max(0, index + size - micro_batches + 1), size):  # the others have no forward pass left
+            arrived_s = ended[stage - 1] if stage else 0.0
+            then[stage] = (max(then[stage], arrived_s)) + stages[stage].forward_s
         left = micro_batches - size - 1 - index
-        if left > 0 and float(np.ptp(step_S)) <= _ROUNDING * float(step_S[0]):
-            skipped_s += left * float(step_S[0])
-            index += left
-        ended_S, index = then_S, index + 1
-    return float(ended_S.max()) + skipped_s
+        if left > 0:
+            steps = [new_s - old_s for new_s, old_s in zip(then, ended, strict=True)]
+            if max(steps) - min(steps) <= _ROUNDING * steps[0]:
+                skipped_s += left * steps[0]
+                index += left
+        ended, index = then, index + 1
+    return max(ended) + skipped_s
 
 
-def _fill(stages: Sequence[Passes]) -> Floats:
+def _fill(stages: Sequence[Passes]) -> list[float]:
     """Return when each stage has run the forward passes that precede its first backward pass."""
     ends = [0.0] * len(stages)  # of the stage in front, by micro-batch
     last = []
@@ -134,4 +133,4 @@ def _fill(stages: Sequence[Passes]) -> Floats:
         for index in range(position):
             end_s = ends[index] = max(end_s, ends[index]) + stage.forward_s
         last.append(end_s)
-    return np.array(last)
+    return last

@@ -23,19 +23,6 @@ def update_seconds(problem: Problem, layout: DeviceLayout) -> float:
     )
 
 
-def least_update(problem: Problem, devices: Sequence[int], *, most_devices: int) -> float:
-    """Return seconds that no member's update falls below: that of equal parts on the fastest devices.
-
-    Args:
-        problem: sound.
-        devices: by kind, that members may use.
-        most_devices: of one member.
-    """
-    rates = [kind.update_s_per_byte for kind, count in zip(problem.kinds, devices, strict=True) if count]
-    held = sum(unit.parameter_bytes for unit in problem.units) / max(1, most_devices)
-    return min(rates, default=0.0) * held
-
-
 def rough_update(problem: Problem, members: Iterable[Sequence[int]]) -> float:
     """Return about the longest seconds of the update, where the devices of a member hold equal parts of the model.
 

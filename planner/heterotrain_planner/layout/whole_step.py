@@ -54,8 +54,8 @@ class TimedMember:
         layout: what each device holds.
         samples: of a micro-batch.
         most: micro-batches that its memory permits.
-        lines: (seconds once, seconds of each micro-batch) that no share falls below, one for each stage: passes in
-            front of it, and its own.
+        lines: (seconds once, seconds of each micro-batch, micro-batches beyond which it counts) that no share falls
+            below: passes in front of each stage, and its own; and what ``step_bound`` shows of one pipeline.
         update_s: once a step.
         passes: of the stages; empty for a sharded member.
         known_s: seconds by number of micro-batches, as far as they were asked for.
@@ -64,7 +64,7 @@ class TimedMember:
     layout: DeviceLayout
     samples: int
     most: int
-    lines: tuple[tuple[float, float], ...]
+    lines: tuple[tuple[float, float, int], ...]
     update_s: float
     passes: tuple[Passes, ...] = ()
     known_s: dict[int, float] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class TimedMember:
     def seconds(self, count: int) -> float:
         """Return the seconds of so many micro-batches."""
         if count not in self.known_s:
-            once_s, each_s = self.lines[0]
+            once_s, each_s, _ = self.lines[0]
             own_s = share_seconds(self.passes, count) if self.passes else once_s + count * each_s
             self.known_s[count] = own_s + self.update_s
         return self.known_s[count]
@@ -80,7 +80,11 @@ class TimedMember:
     def at_most(self, level_s: float) -> int:
         """Return how many micro-batches the lines permit within a time."""
         left_s = level_s - self.update_s
-        return min(self.most, *(math.floor((left_s - once_s) / each_s + 1e-9) for once_s, each_s in self.lines))
+        found = self.most
+        for once_s, each_s, beyond in self.lines:
+            if once_s + found * each_s > left_s and found > beyond:
+                found = max(beyond, math.floor((left_s - once_s) / each_s + 1e-9))
+        return found
 
 
 class WholeStep:
@@ -112,11 +116,11 @@ class WholeStep:
         if len(timed) < len(members) or sum(each.samples for each in timed) - len(timed) >= batch:
             return math.inf, ()
         low_s, high_s = max(each.seconds(1) for each in timed), shorter_than_s
-        if sum(each.most * each.samples for each in timed) < batch or low_s >= high_s:
+        if low_s >= high_s or sum(each.at_most(high_s) * each.samples for each in timed) < batch:
             return math.inf, ()
         exchange_s = self._exchange(tuple(members))
-        high_s = min(high_s - exchange_s, max(each.seconds(each.most) for each in timed))
-        if sum(each.at_most(high_s) * each.samples for each in timed) < batch or low_s >= high_s * (1 + 1e-12):
+        high_s = high_s - exchange_s if high_s < math.inf else max(each.seconds(each.most) for each in timed)
+        if low_s >= high_s * (1 + 1e-12) or sum(each.at_most(high_s) * each.samples for each in timed) < batch:
             return math.inf, ()
         for _ in range(20):
             middle_s = (low_s + high_s) / 2
@@ -156,10 +160,13 @@ class WholeStep:
             return None
         layout = layout_of(self.problem, replace(costs, micro_batches=most), choice.stages)
         own = passes(layout.stages)
-        lines, before_s = [], 0.0
-        for each in own:
-            lines.append((before_s, each.forward_s + each.backward_s))
-            before_s += each.forward_s + each.backward_s
+        lines, before_s, whole_s = [], 0.0, sum(map(sum, own))
+        for position, busy_s in zip(range(len(own), 0, -1), map(sum, own), strict=True):
+            lines.append((before_s, busy_s, 0))
+            before_s += busy_s
+            idle_s = 2 * (whole_s - before_s) - (position - 1) * busy_s
+            if idle_s > 0:
+                lines.append((before_s - busy_s + idle_s, busy_s, position))
         return TimedMember(
             layout=layout,
             samples=costs.micro_batch_samples,
@@ -176,6 +183,6 @@ def _sharded(step: WholeStep, template: Template) -> TimedMember:
         layout=template.layout,
         samples=samples,
         most=-(-step.problem.batch_samples // samples),
-        lines=((template.first_s - template.next_s, template.next_s),),
+        lines=((template.first_s - template.next_s, template.next_s, 0),),
         update_s=update_seconds(step.problem, template.layout),
     )

@@ -29,7 +29,6 @@ class WorkedOut:
         others: layouts of the same devices whose share takes little longer; their exchange may be shorter.
         micro_batch_samples: of one micro-batch.
         most_micro_batches: of a share, as the memory of the stages is planned for.
-        gap_ratio: how much shorter the share could at most be with another cut.
         roomy_slowest_s: seconds of the slowest stage if memory were no limit.
         update_s: seconds of the update, once a step.
         curve: the time of a share, for the split; the update included.
@@ -39,7 +38,6 @@ class WorkedOut:
     others: tuple[DeviceLayout, ...] = ()
     micro_batch_samples: int
     most_micro_batches: int
-    gap_ratio: float
     roomy_slowest_s: float
     update_s: float
     curve: ComputeTime
@@ -82,7 +80,6 @@ def work_out(
             layout=template.layout,
             micro_batch_samples=samples,
             most_micro_batches=most,
-            gap_ratio=0.0,
             roomy_slowest_s=template.next_s,
             update_s=update_s,
             curve=curve_of(template.next_s / samples, template.first_s - template.next_s + update_s),
@@ -104,7 +101,6 @@ def work_out(
         others=tuple(dict.fromkeys(each for each in layouts if each != layout)),
         micro_batch_samples=samples,
         most_micro_batches=most,
-        gap_ratio=cuts[0].gap_ratio,
         roomy_slowest_s=slowest_with_room(costs, devices),
         update_s=update_seconds(templates.problem, layout),
         # No schedule is shorter than the work of the slowest stage.

@@ -155,8 +155,6 @@ def check(problem: Problem, templates: TemplateTable, found: Cover, counts: list
     assert found.step_s == pytest.approx(slowest_s + found.exchange_s)
     assert found.samples_per_s == pytest.approx(problem.batch_samples / found.step_s)
     assert 0 < found.prediction.efficiency <= 1 + 1e-9
-    assert found.gap_ratio >= -1e-9
-    assert 0 <= found.cut_gap_ratio < 0.01
     assert found.reason
 
 

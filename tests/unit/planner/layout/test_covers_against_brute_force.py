@@ -15,9 +15,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heterotrain.parts.stages.schedule_1f1b import Pass, passes
-from heterotrain_planner.layout.best import best_members
+from heterotrain_planner.layout.best import allowed_kinds, best_members
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.result import Cover, NoLayout
+from heterotrain_planner.layout.step_bound import least_step
 from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from heterotrain_planner.layout.whole_step import Pipeline, WholeStep
 from support.repeat import times
@@ -141,7 +142,7 @@ def _subsets(stages: int) -> Iterator[frozenset[int]]:
         yield frozenset(stage for stage, each in enumerate(chosen) if each)
 
 
-def least_step(problem: Problem) -> float:
+def shortest_step(problem: Problem) -> float:
     """Return the shortest step of all members, orders, cuts and shares; infinite where nothing fits."""
     batch, units, best = problem.batch_samples, len(problem.units), math.inf
     known: dict[tuple[int, ...], list[tuple[Stages, np.ndarray]]] = {}
@@ -174,11 +175,15 @@ def least_step(problem: Problem) -> float:
 
 def gap(problem: Problem) -> float | None:
     """Return how much longer the planner's step is than the best one; ``None`` where neither finds members."""
-    found, best = solved(problem), least_step(problem)
+    found, best = solved(problem), shortest_step(problem)
     if not isinstance(found, Cover):
         assert math.isinf(best), f"refused, although a step of {best:.4g} s is possible: {found.reason}"
         return None
     assert found.step_s >= best * (1 - 1e-9)
+    book = template_table(problem)
+    assert isinstance(book, TemplateTable)
+    counts = [kind.count for kind in problem.kinds]
+    assert least_step(book, counts, allowed_kinds(problem), known_s=2 * found.step_s) <= best * (1 + 1e-9)
     check_memory(problem, found)
     return found.step_s / best - 1
 

@@ -15,9 +15,11 @@ from heterotrain_planner.allocate.value import scored_options
 from heterotrain_planner.layout import rates
 from heterotrain_planner.layout.best import best_members
 from heterotrain_planner.layout.cover import cover
+from heterotrain_planner.layout.level import template_options
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.rates import LayoutRates
 from heterotrain_planner.layout.result import Cover
+from heterotrain_planner.layout.rough_cover import rough_cover
 from heterotrain_planner.layout.template_table import TemplateTable, template_table
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
@@ -50,8 +52,9 @@ def test_every_number_of_devices_has_the_rate_of_its_best_members(seed: int) -> 
             assert rate == 0, row
             continue
         # Simulated schedules may be shorter than the formula that both choose by.
-        by_formula = problem.batch_samples / (best.bound_s * (1 + best.gap_ratio))
-        assert rate == pytest.approx(by_formula, rel=0.05), row
+        rough = rough_cover(templates, row, template_options(templates, (), KINDS, 1))
+        assert rough is not None
+        assert rate == pytest.approx(problem.batch_samples / rough.step_s, rel=0.05), row
 
 
 def test_columns_of_one_kind_count_together_and_others_not_at_all() -> None:

@@ -11,7 +11,7 @@ from heterotrain_planner.layout.best import best_members
 from heterotrain_planner.layout.problem import DeviceKind, Problem
 from heterotrain_planner.layout.result import Cover
 from heterotrain_planner.layout.template_table import template_table
-from heterotrain_planner.layout.update import least_update, rough_update, update_seconds
+from heterotrain_planner.layout.update import rough_update, update_seconds
 from support.repeat import times
 from unit.planner.layout.instances import a_problem
 from unit.planner.layout.test_exchange import drawn, longest_update, with_updates
@@ -23,8 +23,6 @@ def test_the_device_that_takes_longest_counts(seed: int) -> None:
     problem = with_updates(a_problem(rng, kinds=3, units=5), rng)
     layout = drawn(rng, problem)
     assert update_seconds(problem, layout) == pytest.approx(longest_update(problem, layout))
-    devices = [layout.devices.get(kind.name, 0) for kind in problem.kinds]
-    assert least_update(problem, devices, most_devices=sum(devices)) <= update_seconds(problem, layout) * (1 + 1e-9)
 
 
 def two_kinds(**updates: float) -> Problem:
@@ -54,8 +52,6 @@ def test_a_step_ends_with_the_update() -> None:
     held = [stage.last_unit - stage.first_unit + 1 for stage in found.layouts[0].stages]
     assert update_seconds(two_kinds(a=1e-3, b=1e-3), found.layouts[0]) == pytest.approx(1e-3 * 100 * max(held))
     assert found.step_s >= without.step_s + 1e-3 * 100 * 2
-    assert found.bound_s <= found.step_s
-    assert found.bound_s >= without.bound_s + 1e-3 * 100 * 2 * (1 - 1e-9)
 
 
 def test_a_device_with_slow_updates_holds_less() -> None:
