@@ -105,7 +105,8 @@ class Training:
             start, stop = slice_of(shares, rank)
             self.taken.setdefault(progress.epoch, []).extend(range(progress.cursor + start, progress.cursor + stop))
         self.speeds.run(shares)
-        self.progress = advance(progress, batch_samples=batch, epoch_samples=self.epoch_samples)
+        ends_epoch = progress.cursor + batch == self.epoch_samples
+        self.progress = advance(progress, batch_samples=batch, ends_epoch=ends_epoch)
         if self.progress.steps % self.scrape_every == 0:
             self.scrape()
 

@@ -20,6 +20,7 @@ from heterotrain.clock import Clock
 from heterotrain.data import batches
 from heterotrain.data.loader_process import WorkerInit, Workers
 from heterotrain.data.main_guard import check_main_guard, main_line
+from heterotrain.data.rng import reseed
 from heterotrain.data.slices import Source
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, UsageError
@@ -50,7 +51,6 @@ from heterotrain.registered_objects import RegisteredObjects
 from heterotrain.state import admission
 from heterotrain.state.training import TrainState
 from heterotrain.steps.assembly import loop_of
-from heterotrain.steps.attempt import seed_step
 from heterotrain.steps.hooks import Hooks
 from heterotrain.steps.job_parts import JobParts
 from heterotrain.steps.leadership import Leadership
@@ -131,7 +131,7 @@ class Job(RegisteredObjects):
         self._stop_signals = StopSignals(self._loop.shutdown.request)
         self._stop_signals.install()
         torch.manual_seed(config.seed)
-        seed_step(config.seed, self.device)  # numpy and Python, too: every rank divides its data sets alike
+        reseed(config.seed, self.device)  # numpy and Python, too: every rank divides its data sets alike
 
     def _watch(self) -> TerminationMessage:
         """Serve telemetry, watch the device, and return what says at the end how the process has ended."""

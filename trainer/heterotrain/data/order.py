@@ -105,9 +105,10 @@ def permutation(
 
 def shuffled(key: tuple[object, ...], count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
     """Return positions ``[start, stop)`` of the order of ``count`` elements that belongs to ``key``."""
-    blocks = [_block(key, count, number) for number in range(start // BLOCK, -(-stop // BLOCK))]
-    whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    first = start // BLOCK * BLOCK
+    number = start // BLOCK
+    first, whole = number * BLOCK, _block(key, count, number)
+    if stop > first + BLOCK:
+        whole = np.concatenate([whole, *(_block(key, count, more) for more in range(number + 1, -(-stop // BLOCK)))])
     return whole[start - first : stop - first].copy()  # blocks are shared and read-only
 
 

@@ -55,18 +55,18 @@ class Progress:
         return (self.steps, self.hooked, self.evaluated)
 
 
-def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Progress:
+def advance(progress: Progress, *, batch_samples: int, ends_epoch: bool) -> Progress:
     """Return the progress after the commit of a step.
 
     Args:
         progress: progress before the step.
         batch_samples: samples of the step over all ranks.
-        epoch_samples: samples of the whole epoch; if it goes on, any number above the samples committed after the step.
+        ends_epoch: whether the epoch ends with it.
     """
-    cursor, ends = progress.cursor + batch_samples, int(progress.cursor + batch_samples >= epoch_samples)
     return Progress(  # a constructor takes a third of the time of ``replace``
-        steps=progress.steps + 1, samples=progress.samples + batch_samples, epoch=progress.epoch + ends,
-        epoch_steps=0 if ends else progress.epoch_steps + 1, cursor=0 if ends else cursor,
+        steps=progress.steps + 1, samples=progress.samples + batch_samples, epoch=progress.epoch + ends_epoch,
+        epoch_steps=0 if ends_epoch else progress.epoch_steps + 1,
+        cursor=0 if ends_epoch else progress.cursor + batch_samples,
         evaluated=progress.evaluated, stopped=progress.stopped, hooked=progress.hooked,
         asked_epochs=progress.asked_epochs, asked_steps=progress.asked_steps,
     )  # fmt: skip
@@ -123,7 +123,8 @@ def step_seed(*, seed: int, epoch: int, position: int) -> int:
         epoch: from 0.
         position: samples of the epoch before the slice.
     """
-    return _hashed(f"{seed} {epoch} {position}")
+    # numpy's SeedSequence takes six times as long
+    return int.from_bytes(blake2b(f"{seed} {epoch} {position}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 def shared_seed(*, seed: int, steps: int, place: str) -> int:
@@ -135,9 +136,4 @@ def shared_seed(*, seed: int, steps: int, place: str) -> int:
         place: where in the loop they are drawn, such as ``hooks``.
     """
     text = f"{seed} shared {steps} {place}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1  # as ``_hashed``
-
-
-def _hashed(text: str) -> int:
-    # numpy's SeedSequence takes six times as long
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

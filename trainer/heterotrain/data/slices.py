@@ -60,8 +60,13 @@ class Source(Protocol):
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
         """Return the numbers of the epoch's samples ``[start, stop)`` within the data set, for the sample log."""
 
-    def load(self, part: EpochSlice) -> Any:
+    def load(self, part: EpochSlice, *, keeps_rng: bool = True) -> Any:
         """Return the batch of a slice, on the CPU; the same at any time and in any process.
+
+        Args:
+            part: the slice.
+            keeps_rng: whether the global random generators have their states back afterwards. A caller that seeds them
+                next can do without.
 
         Raises:
             UsageError: the data set returned a wrong number of samples.

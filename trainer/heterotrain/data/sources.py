@@ -11,6 +11,7 @@ So neither worker processes nor a repeated step change a sample.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +21,7 @@ import torch
 from heterotrain.data import batches
 from heterotrain.data.order import UNSHUFFLED, order_name, permutation
 from heterotrain.data.progress import step_seed
-from heterotrain.data.rng import seeded_rng
+from heterotrain.data.rng import reseed, seeded_rng
 from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.streamed import Streamed
 from heterotrain.errors import UsageError
@@ -87,7 +88,7 @@ def source_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Counted:
+class _Counted(ABC):
     """A data set with a known length, of which any process can load any slice."""
 
     dataset: Any
@@ -106,7 +107,7 @@ class _Counted:
         Raises:
             UsageError: the epoch has fewer samples than the cursor.
         """
-        samples = self.samples
+        samples = len(self.dataset)
         if cursor >= samples:
             raise UsageError(
                 f"epoch {epoch} has {samples} samples, but {cursor} are already committed: continue with the data set "
@@ -114,6 +115,19 @@ class _Counted:
             )
         count = min(wanted, samples - cursor)
         return count, cursor + count == samples
+
+    def load(self, part: EpochSlice, *, keeps_rng: bool = True) -> Any:
+        """Return the batch of a slice; see ``Source``."""
+        seed = step_seed(seed=self.seed, epoch=part.epoch, position=part.start)
+        if keeps_rng:
+            with seeded_rng(seed):
+                return self._batch(part)
+        reseed(seed)
+        return self._batch(part)
+
+    @abstractmethod
+    def _batch(self, part: EpochSlice) -> Any:
+        """Read a slice, with generators that are seeded for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +139,7 @@ class Mapped(_Counted):
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
         """Return the indices at these positions of the epoch's order."""
         order = permutation(
-            seed=self.seed, epoch=epoch, epoch_samples=self.samples, shuffle=self.shuffle, start=start, stop=stop
+            seed=self.seed, epoch=epoch, epoch_samples=len(self.dataset), shuffle=self.shuffle, start=start, stop=stop
         )
         return list(order.tolist())
 
@@ -134,10 +148,8 @@ class Mapped(_Counted):
         """The name of the order."""
         return order_name(seed=self.seed, shuffle=self.shuffle, samples=self.samples)
 
-    def load(self, part: EpochSlice) -> Any:
-        """Return the batch of a slice."""
-        with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):
-            return batches.fetch(self.dataset, self.ids(part.epoch, part.start, part.stop), self.collate)
+    def _batch(self, part: EpochSlice) -> Any:
+        return batches.fetch(self.dataset, self.ids(part.epoch, part.start, part.stop), self.collate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,17 +167,11 @@ class Numbered(_Counted):
         named = getattr(self.dataset, "ids", None)
         return list(named(epoch, start, stop)) if callable(named) else list(range(start, stop))
 
-    def load(self, part: EpochSlice) -> Any:
-        """Return the batch of a slice.
-
-        Raises:
-            UsageError: the stream returned a wrong number of samples.
-        """
-        with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):
-            samples = list(self.dataset.read(part.epoch, part.start, part.stop))
-            if len(samples) != part.stop - part.start:
-                raise UsageError(
-                    f"read({part.epoch}, {part.start}, {part.stop}) returned {len(samples)} samples instead of "
-                    f"{part.stop - part.start}: make read() and len() agree"
-                )
-            return batches.collated(samples, self.collate)
+    def _batch(self, part: EpochSlice) -> Any:
+        samples = list(self.dataset.read(part.epoch, part.start, part.stop))
+        if len(samples) != part.stop - part.start:
+            raise UsageError(
+                f"read({part.epoch}, {part.start}, {part.stop}) returned {len(samples)} samples instead of "
+                f"{part.stop - part.start}: make read() and len() agree"
+            )
+        return batches.collated(samples, self.collate)

@@ -128,7 +128,7 @@ class Streamed:
         """Return the samples' positions in the epoch; a stream has no other numbers for them."""
         return list(range(start, stop))
 
-    def load(self, part: EpochSlice) -> Any:
+    def load(self, part: EpochSlice, *, keeps_rng: bool = True) -> Any:  # noqa: ARG002  # they are kept anyway
         """Return the batch of a slice of the last step that was passed to ``extent`` or ``hold``."""
         samples = self.part(part.start, part.stop)
         with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):

@@ -18,7 +18,7 @@ from heterotrain.errors import UsageError
 from heterotrain.forward_state.combining import COMBINED, RuleGroup, finish, groups_of, packed
 from heterotrain.forward_state.entries import ForwardTensor, entries_of, matches, write
 from heterotrain.forward_state.rules import Combination, Rule, combination
-from heterotrain.forward_state.unsaved import Unsaved
+from heterotrain.forward_state.unsaved import LOOKS, Unsaved
 from heterotrain.forward_state.watch import Watch
 from heterotrain.network.group import Group as Peers
 from heterotrain.network.sums import Reduction
@@ -145,7 +145,7 @@ class ForwardState:
     def begin(self, *, leads: bool = True) -> None:
         """Begin a pass; ``leads``: this rank has the batch's first sample."""
         self._samples = self._micro_batches = 0
-        if self._unsaved is not None:
+        if self._unsaved is not None and self._unsaved.looks < LOOKS:
             self._unsaved.begin()
         if not self.is_active:
             return
@@ -161,7 +161,7 @@ class ForwardState:
 
     def take(self, samples: int) -> None:
         """Take up what a micro-batch has left, and put the earlier values back; 0 samples leave no trace."""
-        if self._unsaved is not None and samples:
+        if samples and self._unsaved is not None and self._unsaved.looks < LOOKS:
             self._unsaved.look(divides=self._micro_batches > 0 or self._peers > 1)
         if self.is_active:
             self._take(samples)

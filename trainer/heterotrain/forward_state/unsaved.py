@@ -24,26 +24,27 @@ MOST_NAMED = 4
 
 
 class Unsaved:
-    """Numbers and tensors of a model's layers outside its state."""
+    """Numbers and tensors of a model's layers outside its state.
+
+    Attributes:
+        looks: micro-batches that have been looked at; none is after ``LOOKS``.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._looks = 0
+        self.looks = 0
         self._before: dict[str, tuple[Any, int, Any]] = {}
         self._changes: dict[str, int] = {}
         self._divides = False
 
     def begin(self) -> None:
         """Note the values before a pass."""
-        if self._looks < LOOKS:
-            self._before = dict(self._values())
+        self._before = dict(self._values())
 
     def look(self, *, divides: bool) -> None:
         """Look at the values after a micro-batch with samples; ``divides``: others, or other ranks, have their own."""
         self._divides = self._divides or divides
-        if self._looks >= LOOKS:
-            return
-        self._looks += 1
+        self.looks += 1
         now = dict(self._values())
         for name in now.keys() & self._before.keys():
             if _differs(self._before[name], now[name]):
@@ -51,7 +52,7 @@ class Unsaved:
         self._before = now
         found = sorted(name for name, count in self._changes.items() if count >= CHANGES)
         if found and self._divides:
-            self._looks = LOOKS
+            self.looks = LOOKS
             more = f" and {len(found) - MOST_NAMED} more" if found[MOST_NAMED:] else ""
             _log.warning(
                 "%s%s changed in forward passes, but neither checkpoints nor joining ranks get it, and ranks and "

@@ -132,7 +132,7 @@ def survivors_shares(plan: Plan, indices: tuple[int, ...]) -> tuple[int, ...]:
     return in_proportion(total, tuple(member.share_samples for member in members))
 
 
-def step_shares(roster: Roster, *, epoch: int, epoch_step: int, batch_samples: int) -> tuple[int, ...]:
+def step_shares(roster: Roster, epoch: int, epoch_step: int, batch_samples: int) -> tuple[int, ...]:
     """Return the members' shares of one step: a probe's, those in force, or a smaller last step's in proportion.
 
     Args:
@@ -141,7 +141,7 @@ def step_shares(roster: Roster, *, epoch: int, epoch_step: int, batch_samples: i
         epoch_step: committed steps of the epoch.
         batch_samples: of the step over all members; the shares' sum.
     """
-    shares = _probe(roster, epoch=epoch, epoch_step=epoch_step) or roster.shares
+    shares = (roster.plan.probe and _probe(roster, epoch=epoch, epoch_step=epoch_step)) or roster.shares
     if batch_samples == sum(shares):
         return shares
     return in_proportion(batch_samples, shares)
@@ -237,7 +237,7 @@ def workers_of(plan: Plan, plan_ranks: tuple[int, ...]) -> frozenset[str]:
 
 def _probe(roster: Roster, *, epoch: int, epoch_step: int) -> tuple[int, ...] | None:
     plan = roster.plan
-    if not plan.probe or not roster.is_complete:
+    if not roster.is_complete:
         return None
     since = roster.since_epoch_step if epoch == roster.since_epoch else 0
     index = (epoch_step - since) // plan.probe_steps

@@ -106,7 +106,7 @@ class Connections:
         """
         if not self._cut and self._sockets.is_one_closed():
             self.cut("a connection broke")
-        return self.is_cut
+        return bool(self._cut)
 
     def check(self) -> None:
         """Fail early when the group has been cut.

@@ -107,7 +107,9 @@ class Tally:
 
     def decide(self, rows: Sequence[bytes]) -> StepDecision:
         """Return what follows from all rows of the newest vote, by rank; the same on every rank."""
-        oks, steps, weights, loss_sums = zip(*map(_STEP.unpack_from, rows), strict=True)
+        numbers, stride = memoryview(b"".join(rows)).cast("d"), len(rows[0]) // 8
+        oks, steps = numbers[::stride].tolist(), numbers[1::stride].tolist()
+        weights, loss_sums = numbers[2::stride].tolist(), numbers[3::stride].tolist()
         rest = [*map(_COLUMNS, rows)]
         if self._counted is None or rest != self._counted[0]:
             agreed = Agreed({column: column.reduction(found) for column, found in self._split(rest).items()})
@@ -115,7 +117,7 @@ class Tally:
         weight = math.fsum(weights)
         loss, non_finite = _mean_loss(loss_sums, weights, weight)
         committed = min(oks) == 1.0 and steps.count(steps[0]) == len(steps)
-        return StepDecision(committed, weights, weight, loss, non_finite, self._counted[1])
+        return StepDecision(committed, tuple(weights), weight, loss, non_finite, self._counted[1])
 
     def _split(self, rest: Sequence[bytes]) -> Mapping[Column[Any], Rows]:
         """Return the numbers of each column, by rank."""

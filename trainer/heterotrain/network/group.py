@@ -213,8 +213,7 @@ class Group(Connections):
         Raises:
             PeerLost: the group is broken.
         """
-        is_queued = bool(self._nccl_groups()) or (self._member is not None and self._member.is_nccl)
-        if is_queued and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized() and (self._nccl_groups() or (self._member and self._member.is_nccl)):
             with self.named_wait("the accelerator, and the reductions queued on it"):
                 torch.cuda.current_stream().synchronize()
             self.check()

@@ -132,13 +132,12 @@ def scaled_rates(optimizers: Sequence[torch.optim.Optimizer], rates: Sequence[Ra
 
     NaN where an optimizer has no learning rate.
     """
-    return tuple(
-        [
-            math.nan if group.get("lr") is None else float(group["lr"]) * rate.factor
-            for optimizer, rate in zip(optimizers, rates, strict=True)
-            for group in optimizer.param_groups
-        ]
-    )
+    found = []
+    for optimizer, rate in zip(optimizers, rates, strict=True):
+        for group in optimizer.param_groups:
+            own = group.get("lr")
+            found.append(math.nan if own is None else float(own) * rate.factor)
+    return tuple(found)
 
 
 def step_scaled(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -50,7 +50,13 @@ class LossScale:
 
 
 class MixedPrecision:
-    """The number format in the current formation."""
+    """The number format in the current formation.
+
+    Attributes:
+        format: of forward passes.
+        casts: whether it is another one than the model's own.
+        scales_loss: whether gradients need a loss scale.
+    """
 
     def __init__(self, setting: Precision, device: torch.device) -> None:
         """Choose the configured format; ``AUTO`` is FP32 until the ranks have agreed.
@@ -64,7 +70,7 @@ class MixedPrecision:
         """
         self._device = device
         self._is_auto = setting is Precision.AUTO
-        self.format = Precision.FP32 if self._is_auto else setting
+        self._use(Precision.FP32 if self._is_auto else setting)
         if self.format is Precision.BF16 and device.type != "cpu" and not has_bf16(device):
             raise UsageError(
                 f"precision is BF16, but {torch.cuda.get_device_name(device)} cannot compute in it. "
@@ -84,7 +90,10 @@ class MixedPrecision:
             return
         own = has_bf16(self._device)
         on_all = own if group is None else all(row[0] == 1.0 for row in group.gather_now([float(own)]))
-        self.format = Precision.BF16 if on_all else Precision.FP32
+        self._use(Precision.BF16 if on_all else Precision.FP32)
+
+    def _use(self, chosen: Precision) -> None:
+        self.format, self.casts, self.scales_loss = chosen, chosen is not Precision.FP32, chosen is Precision.FP16
 
     @property
     def gather_dtype(self) -> torch.dtype | None:
@@ -94,14 +103,9 @@ class MixedPrecision:
         """
         return None if self._is_auto else DTYPES.get(self.format)
 
-    @property
-    def scales_loss(self) -> bool:
-        """Whether gradients need a loss scale."""
-        return self.format is Precision.FP16
-
     def autocast(self) -> AbstractContextManager[object]:
         """Return a context manager for one forward pass; the backward pass belongs outside it."""
-        if self.format is Precision.FP32:
+        if not self.casts:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=DTYPES[self.format])
 

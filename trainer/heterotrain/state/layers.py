@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -23,13 +22,13 @@ class Layers:
         self._size = -1
         self._ids: list[int] = []
 
-    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and buffers, as ``named_buffers`` does; a shared buffer comes once for each of its names."""
+    def buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """Return names and buffers, as ``named_buffers`` does; a shared buffer comes once for each of its names."""
         self._look()
+        found = []
         for prefix, buffers in self._buffers:
-            for name, buffer in buffers.items():
-                if buffer is not None:
-                    yield prefix + name, buffer
+            found += [(prefix + name, buffer) for name, buffer in buffers.items() if buffer is not None]
+        return found
 
     def trainable_ids(self, *, look: bool = True) -> list[int]:
         """Return ``id(parameter)`` of all parameters that require a gradient; a shared one once for each of its names.
@@ -41,7 +40,12 @@ class Layers:
         """
         if look:
             self._look()
-        return [id(p) for own in self._parameters for p in own.values() if p is not None and p.requires_grad]
+        found = []
+        for own in self._parameters:
+            for parameter in own.values():
+                if parameter is not None and parameter.requires_grad:
+                    found.append(id(parameter))  # noqa: PERF401  # a comprehension is a call, up to Python 3.11
+        return found
 
     def state(self) -> tuple[object, ...]:
         """Return where parameters and buffers are, which of them are trained, and which layers are in training mode."""
@@ -53,7 +57,8 @@ class Layers:
 
     def _look(self) -> None:
         """Walk through the model again when a layer has gained, lost or replaced a layer, or gained a first tensor."""
-        if sum(map(len, self._contents)) == self._size and self._child_ids() == self._ids:
+        ids = list(map(id, chain.from_iterable(map(dict.values, self._children))))
+        if sum(map(len, self._contents)) == self._size and ids == self._ids:
             return
         named = [(name and f"{name}.", layer) for name, layer in self._model.named_modules()]
         layers = [layer for _, layer in named]
@@ -68,7 +73,4 @@ class Layers:
         self._children = [layer._modules for layer in layers if layer._modules]  # noqa: SLF001  # see above
         self._layers = layers  # an id may be given to a new object when the old one is gone
         self._size = sum(map(len, self._contents))
-        self._ids = self._child_ids()
-
-    def _child_ids(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._children))))
+        self._ids = list(map(id, chain.from_iterable(map(dict.values, self._children))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from operator import attrgetter
 from typing import NoReturn, cast
@@ -99,12 +100,13 @@ class Agreement:
             self._formations.agreed(active_group, held)
         if agreed[CHECKPOINT].is_due or agreed[LEAVING].now:
             self._mark = new_mark()
-        self._end.voted(decision, more=step.more)
+        if agreed[ENDS] or self._end.all_end:
+            self._end.voted(decision, more=step.more)
         if decision.committed and agreed[ENDS] != BEFORE:
             # Code of the script that adds noise to gradients, or an optimizer that draws numbers, does the same
             # on every rank.
             self._resources.seed_alike("update")
-            if active_group.group is not None and not step.passes:
+            if active_group.group is not None and not (step.passes or math.isnan(self._replicas.fingerprint)):
                 try:
                     self._replicas.judge(agreed[FINGERPRINTS], active_group)
                 except Diverged as error:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable
 from itertools import chain
 
-import numpy as np
 import torch
 from heterotrain_core.contract import metrics as names
 
@@ -19,22 +17,6 @@ from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import RankMetrics
 
 _log = logging.getLogger(__name__)
-
-SEEDS = 2**63
-"""Seeds are below this number."""
-
-
-def seed_step(seed: int, device: torch.device) -> None:
-    """Seed the generators that a script draws from: torch's for the CPU and the own device, numpy's and Python's.
-
-    ``torch.manual_seed`` also seeds absent kinds of devices and records the caller's stack for each of them, which
-    takes a tenth of a millisecond per step.
-    """
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # scripts draw from this global generator
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 class Attempts:
@@ -63,7 +45,8 @@ class Attempts:
             self._layers = None if model is None else Layers(model)
         if self._layers is not None:
             buffers, state = self._layers.buffers(), self._forward_state
-            self._copies.renew(chain(buffers, state.frozen()) if state.is_active else buffers)
+            if buffers or state.is_active:
+                self._copies.renew(chain(buffers, state.frozen()) if state.is_active else buffers)
 
     def keep_weights(self) -> None:
         """Keep the weights, which the script may change before the step ends."""

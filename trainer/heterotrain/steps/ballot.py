@@ -44,7 +44,9 @@ class StepBallot:
 
     def row(self, voting: Voting, *, ok: bool, loss_sum: float) -> bytes:
         """Return this rank's row; ``ok``: whether it has computed its part, ``loss_sum``: sum of the losses."""
-        step, values = voting.step, [*_step(voting), *[voice(voting) for voice in self._voices]]
+        step, values = voting.step, [*_step(voting)]
+        for voice in self._voices:
+            values.append(voice(voting))  # noqa: PERF401  # a comprehension is a call, up to Python 3.11
         return self.tally.row(ok, step.task.number, step.weight, loss_sum, values)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from heterotrain_core.contract import metrics as names
@@ -14,7 +15,7 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain.data import batches
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.prefetch import Prefetcher, StreamReader
-from heterotrain.data.progress import Progress, advance, even_micro_batches, micro_batches, step_seed
+from heterotrain.data.progress import Progress, advance, even_micro_batches, micro_batches
 from heterotrain.data.sample_log import SampleLog
 from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.streamed import Streamed
@@ -32,6 +33,40 @@ _log = logging.getLogger(__name__)
 
 LOOK_STEPS = 100
 """The list of upcoming slices ends after this many steps without a sample for this rank."""
+
+
+class OwnShare(NamedTuple):
+    """This rank's part of a batch, and how it is cut: the same from step to step.
+
+    Attributes:
+        first: the batch's samples before this rank's first one.
+        share_samples, micro_batches, stage, is_joint, rounds, member_samples: as in ``Task``.
+    """
+
+    first: int
+    share_samples: int
+    micro_batches: tuple[int, ...]
+    stage: int
+    is_joint: bool
+    rounds: int
+    member_samples: int
+
+
+def cut_of(active_group: ActiveGroup, shares: tuple[int, ...], cap_samples: int | None) -> OwnShare:
+    """Return this rank's part of a batch.
+
+    Args:
+        active_group: the formation.
+        shares: samples by member.
+        cap_samples: the largest micro-batch known to fit; ``None`` for any.
+    """
+    roster, rank, member, place = active_group.roster, active_group.rank, active_group.member, active_group.place
+    start, stop = slice_of_rank(roster, shares, rank)
+    of_member = shares[roster.positions[rank]]
+    rounds = rounds_of(member, of_member, learned_cap_samples=cap_samples)
+    size = micro_batch_samples(member, place.shard, learned_cap_samples=cap_samples)
+    cut = even_micro_batches(stop - start, rounds) if rounds else micro_batches(stop - start, size)
+    return OwnShare(start, stop - start, cut, place.stage, member.layout.ranks > 1, rounds, of_member)
 
 
 class BatchLoader:
@@ -70,7 +105,8 @@ class BatchLoader:
         elif workers.count:
             self._prefetcher = Prefetcher(source, workers=workers, pin=device.type == "cuda")
         self.looks_ahead = device.type == "cuda" and self._prefetcher is None and self._stream is None
-        self._ahead: tuple[EpochSlice, Any] | None = None
+        self._ahead: tuple[tuple[int, int, int], Any] | None = None
+        self._cut: tuple[object, OwnShare] | None = None
         self._reported_epoch = -1
         self._expected: tuple[ActiveGroup, Progress, int | None] | None = None
         folder = identity.sample_log_dir
@@ -97,21 +133,32 @@ class BatchLoader:
                 self._reported_epoch = task.epoch
         return task
 
-    def seed_of(self, task: Task) -> int:
-        """Return the seed for this rank's random numbers in a step."""
-        return step_seed(seed=self._config.seed, epoch=task.epoch, position=task.position)
-
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
-        part = EpochSlice(task.epoch, task.position + offset, task.position + offset + size)
+        start = task.position + offset
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == part:
+        if ahead is not None and ahead[0] == (task.epoch, start, size):
             batch = ahead[1]
         elif self._prefetcher is None or not task.micro_batches:
-            batch = self._source.load(part)
+            batch = self._source.load(EpochSlice(task.epoch, start, start + size))
         else:
+            part = EpochSlice(task.epoch, start, start + size)
             batch = self._prefetcher.take(part, lambda: self._following(task, part))
         return batches.to_device(batch, self._device)
+
+    def load_first(self, task: Task) -> bool:
+        """Load the first micro-batch of a step, before the random generators are seeded for it: they need not be kept.
+
+        Returns:
+            Whether samples were loaded: not at an epoch's beginning, where the script may still change the data set.
+        """
+        if self.looks_ahead or self._prefetcher or self._stream or not (task.cursor and task.micro_batches):
+            return False
+        try:
+            self._ahead = self._load_ahead(task, keeps_rng=False)
+        except Exception:  # noqa: BLE001  # the loop over micro-batches meets it as well, and there it belongs
+            return False
+        return True
 
     def look_ahead(self, task: Task) -> bool:
         """Load the first micro-batch of the step after ``task``, if the training process loads samples itself.
@@ -131,11 +178,15 @@ class BatchLoader:
             following = self._task(active_group, progress, cap_samples)
             if not following.micro_batches:
                 return False
-            part = EpochSlice(following.epoch, following.position, following.position + following.micro_batches[0])
-            self._ahead = part, batches.pinned(self._source.load(part), self._device)
+            place, batch = self._load_ahead(following, keeps_rng=True)
+            self._ahead = place, batches.pinned(batch, self._device)
         except Exception:  # noqa: BLE001  # the next step meets it as well, and there it belongs
             return False
         return True
+
+    def _load_ahead(self, task: Task, *, keeps_rng: bool) -> tuple[tuple[int, int, int], Any]:
+        epoch, start, size = place = task.epoch, task.position, task.micro_batches[0]
+        return place, self._source.load(EpochSlice(epoch, start, start + size), keeps_rng=keeps_rng)
 
     def example(self, samples: int) -> Any:
         """Return the first samples of the first epoch as a batch on the device, of which only shapes matter."""
@@ -144,14 +195,14 @@ class BatchLoader:
 
     def advanced(self, progress: Progress, task: Task) -> Progress:
         """Return the progress after the commit of the task's step."""
-        after = task.cursor + task.batch_samples
-        epoch_samples = after if task.ends_epoch else after + 1  # any greater number will do
-        return advance(progress, batch_samples=task.batch_samples, epoch_samples=epoch_samples)
+        return advance(progress, batch_samples=task.batch_samples, ends_epoch=task.ends_epoch)
 
-    def committed(self) -> None:
+    def committed(self, task: Task, membership: FormationMembership) -> None:
         """Note that the step of the last task is committed."""
         if self._stream is not None:
             self._stream.committed()
+        if self._log is not None:
+            self.log(task, membership)
 
     def log(self, task: Task, membership: FormationMembership) -> None:
         """Append a committed step to the sample log, if there is one."""
@@ -168,28 +219,23 @@ class BatchLoader:
     def _task(self, active_group: ActiveGroup, progress: Progress, cap_samples: int | None) -> Task:
         roster, epoch, cursor = active_group.roster, progress.epoch, progress.cursor
         wanted = roster.plan.global_batch_samples
-
-        def shares_of(batch: int) -> tuple[int, ...]:
-            return step_shares(roster, epoch=epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
-
+        shares_of = partial(step_shares, roster, epoch, progress.epoch_steps)
         if self._stream is None:
             batch, ends_epoch = self._source.extent(epoch, cursor, wanted)
         else:
             batch, ends_epoch = self._stream.extent(active_group, progress, wanted, shares_of)
-        ends_epoch = ends_epoch or self._phase.ends_with(progress.steps)
+        if self._phase.last_step is not None:
+            ends_epoch = ends_epoch or self._phase.ends_with(progress.steps)
         shares = shares_of(batch)
-        start, stop = slice_of_rank(roster, shares, active_group.rank)
-        member = active_group.member
-        size = micro_batch_samples(member, active_group.place.shard, learned_cap_samples=cap_samples)
-        rounds = rounds_of(member, shares[roster.positions[active_group.rank]], learned_cap_samples=cap_samples)
-        own = stop - start
+        key = (active_group, roster, shares, cap_samples)
+        if self._cut is None or self._cut[0] != key:
+            self._cut = key, cut_of(active_group, shares, cap_samples)
+        first, share_samples, sizes, stage, is_joint, rounds, member_samples = self._cut[1]
         return Task(
-            member_samples=shares[roster.positions[active_group.rank]],
             epoch=epoch, number=progress.steps, batch_samples=batch, ends_epoch=ends_epoch, shares=shares,
-            rank=active_group.rank, cursor=cursor, position=cursor + start,
-            share_samples=stop - start, global_batch_samples=wanted, rounds=rounds,
-            micro_batches=even_micro_batches(own, rounds) if rounds else micro_batches(own, size),
-            stage=active_group.place.stage, is_joint=member.layout.ranks > 1, listed=self._source.ids,
+            rank=active_group.rank, cursor=cursor, position=cursor + first, share_samples=share_samples,
+            global_batch_samples=wanted, micro_batches=sizes, stage=stage, is_joint=is_joint, rounds=rounds,
+            member_samples=member_samples, listed=self._source.ids,
         )  # fmt: skip
 
     def _following(self, task: Task, part: EpochSlice) -> Iterator[EpochSlice]:

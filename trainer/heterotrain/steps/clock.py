@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import StrEnum, auto
 
 from heterotrain.exchange.timeline import ReductionTimestamps, Timeline, Timestamp
@@ -23,24 +22,20 @@ class Phase(StrEnum):
 _NOTHING = dict.fromkeys(Phase, 0.0)
 
 
-@dataclass(slots=True)
 class Clock:
     """The phases of one attempt, recorded while it runs and read after the device has passed them.
 
     Attributes:
         timeline: the device's timeline.
-        now: returns the present time.
+        now: returns the present time on it.
         last_backward: the end of the backward pass in which buckets started; ``None`` without one.
     """
 
-    timeline: Timeline
-    now: Callable[[], Timestamp] = field(init=False)
-    last_backward: Timestamp | None = None
-    _spans: list[tuple[Phase, Timestamp, Timestamp]] = field(default_factory=list)
-    _seconds: dict[Phase, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.now = self.timeline.now
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline, self.now = timeline, timeline.now
+        self.last_backward: Timestamp | None = None
+        self._spans: list[tuple[Phase, Timestamp, Timestamp]] = []
+        self._seconds: dict[Phase, float] = {}
 
     def spent(self, phase: Phase, since: Timestamp) -> Timestamp:
         """Record that the device was busy with ``phase`` from ``since`` until now; return the present time."""
@@ -53,17 +48,15 @@ class Clock:
         for phase, value in seconds.items():
             self._seconds[phase] = self._seconds.get(phase, 0.0) + value
 
-    def is_over(self) -> bool:
-        """Return whether the device has finished all phases."""
-        return not self._spans or self.timeline.is_past(self._spans[-1][2])
-
-    def read(self, timestamps: ReductionTimestamps, *, step_s: float) -> StepTimes:
-        """Return the seconds of each phase; call this only when ``is_over`` holds.
+    def read(self, timestamps: ReductionTimestamps, *, step_s: float) -> StepTimes | None:
+        """Return the seconds of each phase; ``None`` before the device has finished all of them.
 
         Args:
             timestamps: the reducer's timestamps of the same attempt.
             step_s: seconds from the previous commit to this one.
         """
+        if self._spans and not self.timeline.is_past(self._spans[-1][2]):
+            return None
         total, seconds = _NOTHING | self._seconds, self.timeline.seconds
         for phase, began, ended in self._spans:
             total[phase] += seconds(began, ended)

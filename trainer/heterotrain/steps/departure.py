@@ -66,7 +66,8 @@ class Departure:
     def vote(self, voting: Voting) -> tuple[float]:
         """Return the number of ``LEAVING``; before hooks that may take long, a rank does not wait."""
         active_group = voting.active_group
-        if not (self._shutdown.leaving or active_group.place.worker in active_group.agreed.plan.drain):
+        drain = active_group.agreed.plan.drain
+        if not (self._shutdown.leaving or (drain and active_group.place.worker in drain)):
             self._since_s = None
             return (0.0,)
         if self._since_s is None:

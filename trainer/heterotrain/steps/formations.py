@@ -19,7 +19,7 @@ from heterotrain.membership.formation import FormationMembership, first_membersh
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import may_adopt, roster_of, workers_of
-from heterotrain.network.control import StepDecision
+from heterotrain.network.control import Agreed, StepDecision
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.state.hand_over import hand_over
 from heterotrain.steps.columns import CHECKPOINT, CheckpointVote
@@ -37,11 +37,14 @@ class Formations:
     Attributes:
         active_group: the current formation; ``None`` between two formations.
         last_membership: the members of the previous formation; ``None`` before the first one has ended.
+        calm: what all ranks have agreed on in a step after which there was nothing to do, and as long as they agree on
+            the same, there is nothing to do either.
     """
 
     def __init__(self, job: JobParts, *, shutdown: Shutdown, observer: Observer) -> None:
         self.active_group: ActiveGroup | None = None
         self.last_membership: FormationMembership | None = None
+        self.calm: Agreed | None = None
         self._membership, self._training, self._checkpoints = job.membership, job.training, job.checkpoints
         self._report, self._wrapped = job.report, job.wrapped
         self._shutdown, self._observer = shutdown, observer
@@ -72,6 +75,7 @@ class Formations:
             UsageError: the members cannot train together with their configuration.
         """
         active_group = self.active_group = self._membership.form(self.last_membership)
+        self.calm = None
         if active_group is not None:
             self._report_formation(active_group)
             self._membership.offer(active_group.agreed.text)
@@ -132,6 +136,7 @@ class Formations:
         newer = active_group.agreed.plan.generation > active_group.roster.formation.generation
         checkpoint, (asked, waiting) = decision.agreed[CHECKPOINT], decision.agreed[LEAVING]
         if not asked and not checkpoint.is_due and not newer:
+            self.calm = decision.agreed
             return
         roster = active_group.roster
         if newer:  # those that have waited for a plan without them

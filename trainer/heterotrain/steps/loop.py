@@ -119,7 +119,7 @@ class Loop:
                 yield step
             if not step.committed:
                 self._repeat(step)
-            self._exchanges = step.has_exchanged
+            self._exchanges = step.group is not None and step.has_exchanged
 
     def _next(self) -> Step | None:
         """Return the next step, when all that comes before it is done; ``None`` if nothing of the phase is left.
@@ -182,9 +182,11 @@ class Loop:
             self._checkpoints.write(WriteReason.HOOKS, self._training, active_group)
         if self._hooks.after_steps and self._hooks.finish_step(self):
             self._observer.evaluated()
-        if self._hooks.finish_epoch(self):
+        progress = self._training.progress
+        if progress.evaluated < progress.epoch and self._hooks.finish_epoch(self):
             self._observer.evaluated()
-        self._end.note(alone=active_group.group is None)
+        if self._end.all_end or self.shutdown.reason:
+            self._end.note(alone=active_group.group is None)
 
     def finish(self, reason: str) -> None:
         """End the training after the current step, or the last one where none runs."""
@@ -210,10 +212,11 @@ class Loop:
         committed, self.agreement.committed = self.agreement.committed, None
         if committed is None:
             return
-        group, reducer = committed[0].group, self._wrapped.part.gradients
-        if group is not None and reducer.wants_order:
+        group = committed[0].group
+        if group is not None and (reducer := self._wrapped.part.gradients).wants_order:
             reducer.agree_on_order(group)
-        self._formations.follow(*committed)
+        if committed[1].agreed is not self._formations.calm:
+            self._formations.follow(*committed)
 
     def _form(self) -> ActiveGroup:
         active_group = self._formations.enter()

@@ -17,6 +17,7 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.parts.interface import Share
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.task import Task
+from heterotrain.steps.usage import check_backward
 
 Fetch = Callable[[Task, int, int], Any]
 """Returns so many samples of a task, from an offset on, as a batch on the device."""
@@ -32,13 +33,13 @@ class MicroBatches:
         numerics: of the job.
         fetch: see ``Fetch``.
         lockstep: whether every rank gets the same number of micro-batches.
-        sizes: samples of each micro-batch, without padding.
         handed_out: micro-batches of this pass that the script has got.
         backwards: those of which it has run the backward pass.
         padding: additional ones of this pass, with weight zero; they come first.
         anchors: outputs of exchanges in the current micro-batch, through which gradients of other ranks flow.
         mark: the start of the current forward pass.
         is_listed: whether the script has taken all micro-batches before it ran the first backward pass.
+        forward: what the current forward pass runs in; ``None`` for nothing.
     """
 
     task: Task
@@ -46,7 +47,6 @@ class MicroBatches:
     numerics: Numerics
     fetch: Fetch
     lockstep: bool
-    sizes: tuple[int, ...] = field(init=False)
     handed_out: int = 0
     backwards: int = 0
     padding: int = 0
@@ -54,10 +54,7 @@ class MicroBatches:
     mark: Timestamp | None = None
     is_listed: bool = False
     _kept: list[Any] = field(default_factory=list)
-    _forward: AbstractContextManager[object] | None = None
-
-    def __post_init__(self) -> None:
-        self.sizes = self.task.micro_batches
+    forward: AbstractContextManager[object] | None = None
 
     @property
     def expected(self) -> int:
@@ -73,6 +70,17 @@ class MicroBatches:
     @property
     def _runs_without_samples(self) -> bool:
         return self.group is not None and self.numerics.needs_all_ranks
+
+    def check_call(self, call: str) -> None:
+        """Check that a micro-batch waits for a backward pass; ``call`` is the script's.
+
+        Raises:
+            UsageError: none does, or one was left out.
+        """
+        check_backward(
+            step=self.task.number, handed_out=self.handed_out, backwards=self.backwards, is_listed=self.is_listed,
+            call=call,
+        )  # fmt: skip
 
     def begin_again(self) -> None:
         """Begin another pass over the same micro-batches."""
@@ -103,19 +111,19 @@ class MicroBatches:
         self.handed_out += 1
         self.anchors.clear()
         self.mark = begun.clock.spent(Phase.LOAD, began)
-        self._forward = self.numerics.precision.autocast()
-        self._forward.__enter__()
+        if self.numerics.precision.casts:
+            self.enter_forward(self.mark)
         return batch
 
     def enter_forward(self, mark: Timestamp | None) -> None:
         """Enter the forward pass of a micro-batch that the script has already."""
         self.mark = mark
-        self._forward = self.numerics.precision.autocast()
-        self._forward.__enter__()
+        self.forward = self.numerics.precision.autocast()
+        self.forward.__enter__()
 
     def leave_forward(self) -> None:
         """Leave the forward pass of the current micro-batch, if it is still in it."""
-        forward, self._forward = self._forward, None
+        forward, self.forward = self.forward, None
         if forward is not None:
             forward.__exit__(None, None, None)
 
@@ -172,16 +180,16 @@ class MicroBatchLoop(Iterator[Any]):
     def __length_hint__(self) -> int:
         """Return a lower limit of the number of micro-batches; only a list asks for it."""
         self._is_listed = True
-        return len(self._counts.sizes)
+        return len(self._counts.task.micro_batches)
 
     def __next__(self) -> Any:
         """Return the next micro-batch, in its forward pass."""
         counts = self._counts
-        task, sizes = counts.task, counts.sizes
+        task, sizes = counts.task, counts.task.micro_batches
         if self._pass is None:
             self._pass = self._begin()
             counts.padding = counts.missing()
-        else:
+        elif counts.forward is not None:
             counts.leave_forward()
         self._place += 1
         number = self._place - counts.padding

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from heterotrain_core.contract import metrics as names
@@ -85,14 +85,8 @@ MEASURED = Column("measured", _measured)
 measure, at least 1; and seconds of each bucket's transfer. All one step late; NaN when unknown."""
 
 
-class PendingStep(NamedTuple):
-    """A committed step whose times are counted once the device has finished it."""
-
-    task: Task
-    clock: Clock
-    timestamps: ReductionTimestamps
-    step_s: float
-    peak_bytes: int | None
+PendingStep: TypeAlias = tuple[Task, Clock, ReductionTimestamps, float, int | None]
+"""A committed step whose times are counted once the device has finished it: with its seconds, and its peak memory."""
 
 
 class Observer:
@@ -211,12 +205,13 @@ class Observer:
         self._every = measured.every
         exchange = step.reducer.exchange
         self._gradient_bytes, exchange.bytes_sent = self._gradient_bytes + exchange.bytes_sent, 0
-        _device_bytes()  # looked up in this thread, because CUDA's current device differs by thread
+        device_bytes = _device_bytes()  # looked up in this thread, because CUDA's current device differs by thread
         self._last_commit = (active_group.roster.plan.global_batch_samples, decision.loss)
         if measured.plain or measured.preconditioned:
             self._average(measured)
         self.plain = self.preconditioned = UNKNOWN
-        if step.measurement is not None and not step.skipped:
+        skipped = bool(step.transaction.skip_reason)
+        if step.measurement is not None and not skipped:
             self._measured_samples, self._measured_weights = step.task.batch_samples, decision.weights
             self.plain, self.preconditioned = step.measurement.squares(
                 batch_samples=step.task.batch_samples, weight=decision.weight
@@ -224,7 +219,7 @@ class Observer:
         if measured.buckets_s:
             self._report.buckets(measured.buckets_s)
         self.buckets_s = step.reducer.transfers_s() if self.measures else ()
-        if step.skipped:
+        if skipped:
             self._report.count(names.SKIPPED_STEPS)
         if step.logged:
             self._report.user(step.logged)
@@ -236,9 +231,8 @@ class Observer:
             self._pause_cause = None
         elif not self._skip and self._committed_s is not None:
             self._step_s = now_s - self._committed_s
-            self._pending.append(
-                PendingStep(step.task, step.clock, step.reducer.exchange.timestamps, self._step_s, _peak_bytes())
-            )
+            peak_bytes = None if device_bytes is None else _peak_bytes()
+            self._pending.append((step.task, step.clock, exchange.timestamps, self._step_s, peak_bytes))
         self._skip = False
         self._committed_s = now_s
         if now_s - self._flushed_s >= FLUSH_S:
@@ -262,14 +256,14 @@ class Observer:
         if not self._flush_lock.acquire(blocking=wait):
             return
         try:
-            while self._pending and self._pending[0].clock.is_over():
-                task, clock, timestamps, step_s, peak_bytes = self._pending.popleft()
-                self._report.step(
-                    shape=task.shape,
-                    samples=0 if task.stage else task.share_samples,
-                    times=clock.read(timestamps, step_s=step_s),
-                    peak_bytes=peak_bytes,
-                )
+            while self._pending:
+                task, clock, timestamps, step_s, peak_bytes = self._pending[0]
+                times = clock.read(timestamps, step_s=step_s)
+                if times is None:
+                    break
+                self._pending.popleft()
+                samples = 0 if task.stage else task.share_samples
+                self._report.step(shape=task.shape, samples=samples, times=times, peak_bytes=peak_bytes)
         finally:
             self._flush_lock.release()
 
@@ -327,10 +321,8 @@ def _device_bytes() -> float | None:
     return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
-def _peak_bytes() -> int | None:
-    """Return the peak memory of tensors since the last call; ``None`` on CPUs."""
-    if _device_bytes() is None:
-        return None
+def _peak_bytes() -> int:
+    """Return the peak memory of tensors on the accelerator since the last call."""
     # ``max_memory_allocated`` sorts all 160 statistics to find this one, which takes 0.4 ms.
     every: Any = torch.cuda.memory_stats_as_nested_dict()
     torch.cuda.reset_peak_memory_stats()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from heterotrain.checkpoints.manager import WriteReason
-from heterotrain.data.progress import shared_seed
+from heterotrain.data.progress import shared_seed, step_seed
+from heterotrain.data.rng import SEEDS, reseed
 from heterotrain.numerics.noise import Measurement
-from heterotrain.steps.attempt import SEEDS, Attempts, seed_step
+from heterotrain.steps.attempt import Attempts
 from heterotrain.steps.batch_loader import BatchLoader
+from heterotrain.steps.clock import Phase
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.job_parts import JobParts
 from heterotrain.steps.observer import Observer
@@ -54,14 +56,19 @@ class StepResources:
     def seed_alike(self, place: str) -> None:
         """Let all ranks draw the same random numbers from here on."""
         steps = self._training.progress.steps
-        seed_step(shared_seed(seed=self._config.seed, steps=steps, place=place), self._device)
+        reseed(shared_seed(seed=self._config.seed, steps=steps, place=place), self._device)
 
     def enter(self, step: StepPasses) -> None:
         """Prepare for a pass: its random numbers and, before the first one, copies for another attempt."""
-        seed_step((self.loader.seed_of(step.task) + step.passes) % SEEDS, self._device)
+        task = step.task
         if not step.passes:
             self.running = step
             self._attempts.begin(self._training.model)
+            began = step.clock.now()
+            if not self._shutdown.is_requested and self.loader.load_first(task):
+                step.clock.spent(Phase.LOAD, began)
+        seed = step_seed(seed=self._config.seed, epoch=task.epoch, position=task.position)
+        reseed((seed + step.passes) % SEEDS, self._device)
 
     def check_update(self, *_arguments: object) -> None:
         """Refuse an optimizer's step that ``step.apply`` has not called."""
@@ -75,15 +82,15 @@ class StepResources:
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
-        left_s, active_group = self._shutdown.left_s, self._formations.active_group
-        if left_s is not None and active_group is not None:
+        active_group = self._formations.active_group
+        if self._shutdown.is_requested and active_group is not None:
             # Only buffers have changed since the last committed step, and ``Attempts`` holds their earlier values.
             self._checkpoints.write(
                 WriteReason.SLOW_STEP,
                 self._training,
                 active_group,
                 buffers=self._attempts.kept,
-                left_s=left_s,
+                left_s=self._shutdown.left_s,
                 step_left_s=max(0.0, self.step_s - (self._clock() - self._began_s)),
             )
         return self.loader.fetch(task, offset, size)
@@ -91,7 +98,7 @@ class StepResources:
     def look_ahead(self, task: Task) -> bool:
         """Load samples of the next step while the device computes; return whether any were loaded."""
         loader = self.loader
-        return loader.looks_ahead and self._shutdown.left_s is None and loader.look_ahead(task)
+        return loader.looks_ahead and not self._shutdown.is_requested and loader.look_ahead(task)
 
     def leave_pass(self, reason: str) -> None:
         """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""

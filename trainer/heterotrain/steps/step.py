@@ -99,7 +99,7 @@ class Step(StepPasses):
         self.exchanges.open(are_open=True)
         self._exchanges_before = 0 if self.group is None else self.group.script.started
         self.numerics.batch_norm_context.enter(
-            self.group, micro_batches=len(self._counts.sizes),
+            self.group, micro_batches=len(self.task.micro_batches),
             is_short=self.task.batch_samples < self.task.global_batch_samples,
         )  # fmt: skip
         self.context.enter(self)
@@ -108,13 +108,14 @@ class Step(StepPasses):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._counts.leave_forward()
-        self.is_open = False
-        if not self.committed:
+        if self._counts.forward is not None:
+            self._counts.leave_forward()
+        self.is_open, committed = False, self.committed
+        if not committed:
             self.exchanges.open(are_open=False)
         self.numerics.batch_norm_context.leave()
         if error is None:
-            if not self.committed:
+            if not committed:
                 raise UsageError(
                     f"step {self.number} ended without step.apply(optimizer): call it after the "
                     + (
@@ -125,7 +126,7 @@ class Step(StepPasses):
                     )
                 )
             return False
-        if self.committed or not isinstance(error, Exception):
+        if committed or not isinstance(error, Exception):
             return False
         if self.task.is_joint and not isinstance(error, RepeatStep):
             self.context.leave_pass(f"a rank of the member left the pass: {error}")

@@ -25,7 +25,7 @@ from heterotrain.steps.micro_batches import BegunPass, MicroBatches, MicroBatchL
 from heterotrain.steps.states import OPEN, StepState, Transaction
 from heterotrain.steps.summed_loss import SummedLosses
 from heterotrain.steps.task import Task
-from heterotrain.steps.usage import check_another_pass, check_backward
+from heterotrain.steps.usage import check_another_pass
 
 
 class PassContext(Protocol):
@@ -141,10 +141,6 @@ class StepPasses:
                 loop's body changed gradients, or froze or replaced parameters; or ranks differ in ``more``.
         """
         self.part.check_script_runs()
-        return self._loop(more=more)
-
-    def _loop(self, *, more: bool = False) -> Iterator[Any]:
-        """Return the loop over the micro-batches; see ``micro_batches``."""
         return MicroBatchLoop(self._counts, begin=partial(self._begin_pass, more=more), reduce=self._reduce)
 
     def compute(self, loss_fn: LossFunction) -> None:
@@ -167,11 +163,11 @@ class StepPasses:
             self._run(schedule, loss_fn)
             return
         start = self.task.position - self.task.cursor
-        for batch in self._loop():
+        for batch in MicroBatchLoop(self._counts, begin=partial(self._begin_pass, more=False), reduce=self._reduce):
             inputs, targets = inputs_and_targets(batch)
             loss, weight = loss_and_weight(loss_fn(self.part.forward(self.number, start, inputs), targets))
-            if not self.is_padding and self._counts.sizes:
-                start += self._counts.sizes[self._counts.backwards - self._counts.padding]
+            if not self.is_padding and self.task.micro_batches:
+                start += self.task.micro_batches[self._counts.backwards - self._counts.padding]
             self.backward(loss, weight)
 
     @property
@@ -218,27 +214,27 @@ class StepPasses:
             UsageError: this is not called exactly once for each micro-batch, the loss is not a scalar that depends on
                 the model, the weight is not a number of at least 0, or a loss without weight is a sum over samples.
         """
-        self._counts.leave_forward()
-        began = self.clock.now() if self._counts.mark is None else self.clock.spent(Phase.FORWARD, self._counts.mark)
-        check_backward(
-            step=self.task.number, handed_out=self._counts.handed_out, backwards=self._counts.backwards,
-            is_listed=self._counts.is_listed,
-        )  # fmt: skip
+        counts, sizes = self._counts, self.task.micro_batches
+        if counts.forward is not None:
+            counts.leave_forward()
+        began = self.clock.now() if counts.mark is None else self.clock.spent(Phase.FORWARD, counts.mark)
+        if counts.handed_out != counts.backwards + 1:
+            counts.check_call("step.backward")
         check_loss(loss)
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
-        is_padding = self._counts.is_padding
+        is_padding = counts.padding > 0 and counts.is_padding
         if is_padding and not self.task.rounds:
-            self._counts.backwards += 1
+            counts.backwards += 1
             self._take_part(loss)
             self._go_on()
             return
         check_weight(weight)
-        samples = 0 if is_padding else self.task.micro_batches[self._counts.backwards - self._counts.padding]
-        if self._counts.backwards > (0 if self.task.rounds else self._counts.padding):
+        samples = 0 if is_padding else sizes[counts.backwards - counts.padding]
+        if counts.backwards > (0 if self.task.rounds else counts.padding):
             self.reducer.check_untouched()
-        self._counts.backwards += 1
-        last = self._counts.backwards == self._counts.padding + len(self.task.micro_batches)
+        counts.backwards += 1
+        last = counts.backwards == counts.padding + len(sizes)
         counted = 0.0 if is_padding else float(samples if weight is None else weight)
         self.weight += counted
         value = loss.item() if loss.is_cpu else loss.detach().double()  # do not wait for an accelerator here
@@ -263,7 +259,7 @@ class StepPasses:
             self.reducer.remember()
         if self.measurement is not None:
             self.measurement.group_done(counted)
-        if self._counts.is_listed:
+        if counts.is_listed:
             self._go_on()
 
     def skip_batch(self) -> None:
@@ -277,10 +273,7 @@ class StepPasses:
         """
         counts = self._counts
         counts.leave_forward()
-        check_backward(
-            step=self.task.number, handed_out=counts.handed_out, backwards=counts.backwards, is_listed=counts.is_listed,
-            call="step.skip_batch",
-        )  # fmt: skip
+        counts.check_call("step.skip_batch")
         if self.task.is_joint or self.numerics.needs_all_ranks:
             raise UsageError(
                 "step.skip_batch: other ranks wait for this rank's pass over the model, because "
@@ -317,7 +310,7 @@ class StepPasses:
         self._begin_pass(more=False)
         if self._is_broken:
             raise PeerLost("the formation broke during the step")
-        if self._counts.sizes:
+        if self.task.micro_batches:
             method = Method(autocast=self.numerics.precision.autocast, loss_scale=self.numerics.loss_scale)
             share = share_of(self.task, self.context.fetch)
             result = schedule.run(share, loss_fn, method=method, before_last=partial(self.reducer.arm, self.group))
@@ -344,12 +337,12 @@ class StepPasses:
         counts = self._counts
         if loss is None:
             pass
-        elif not counts.sizes:  # BatchNorm layers wait for all ranks, too
+        elif not self.task.micro_batches:  # BatchNorm layers wait for all ranks, too
             loss.backward()
         elif counts.anchors:
             loss.backward(inputs=counts.anchors)
         self.numerics.forward_state.take(0)
-        if not counts.sizes and counts.backwards == counts.padding:
+        if not self.task.micro_batches and counts.backwards == counts.padding:
             self._reduce_nothing()
 
     def _begin_pass(self, *, more: bool) -> BegunPass:
@@ -378,7 +371,7 @@ class StepPasses:
         """Begin with the gradients; until now the script may freeze, unfreeze and replace parameters."""
         if not self._began:
             self._began = True
-            self.reducer.begin(micro_batches=len(self._counts.sizes))
+            self.reducer.begin(micro_batches=len(self.task.micro_batches))
             task = self.task
             self.numerics.forward_state.begin(leads=task.share_samples > 0 and task.position == task.cursor)
             if self.clock.timeline is not self.reducer.exchange.timeline and not self.passes:

@@ -11,8 +11,10 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain.checkpoints.record import RunRecord
+from heterotrain.data.progress import advance
 from heterotrain.errors import UsageError
 from heterotrain.membership.interface import ActiveGroup
+from heterotrain.membership.roster import Roster
 from heterotrain.network.control import StepDecision
 from heterotrain.numerics.non_finite import Action
 from heterotrain.steps.attempt import Attempts
@@ -48,6 +50,7 @@ class StepRecords:
         self._tensorboard = tensorboard
         self._non_finite_steps = self._empty_steps = 0
         self._counts: list[int | None] = []
+        self._noted: Roster | None = None
 
     def expect_schedules(self) -> None:
         """Note how often the schedulers were stepped, as they are now; for a state that has come from elsewhere."""
@@ -82,15 +85,20 @@ class StepRecords:
             loader: of the job's data.
         """
         now_s = time.perf_counter()
-        self._training.progress = loader.advanced(self._training.progress, step.task)
-        loader.committed()
-        loader.log(step.task, active_group.membership)
-        self._record.note(active_group.roster, step=step.task.number)
+        task = step.task
+        self._training.progress = advance(
+            self._training.progress, batch_samples=task.batch_samples, ends_epoch=task.ends_epoch
+        )
+        loader.committed(task, active_group.membership)
+        if active_group.roster is not self._noted:
+            self._noted = active_group.roster
+            self._record.note(self._noted, step=step.task.number)
         if not decision.weight:
             self._note_empty(step.task.number)
-        if step.skipped:
+        skipped = bool(step.transaction.skip_reason)
+        if skipped:
             self._attempts.undo()  # also running statistics, which a forward pass that is not finite has changed
-        times = self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not step.skipped)
+        times = self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not skipped)
         if self.schedulers:
             self._step_schedulers(times)
         telemetry_began_s = time.perf_counter()

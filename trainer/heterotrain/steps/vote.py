@@ -43,7 +43,8 @@ def exchange_votes(ballot: StepBallot, voting: Voting, *, ok: bool, job_uid: str
                 state.agree(None)
             state.start(None)
         decision = tally.decide([row])
-        reducer.drop_unused(decision.agreed[UNUSED])
+        if unused := decision.agreed[UNUSED]:
+            reducer.drop_unused(unused)
         return decision, voting.held
     gathering = group.gather(row, Purpose.VOTE)
     if reducer.exchange.is_held:
@@ -62,7 +63,8 @@ def exchange_votes(ballot: StepBallot, voting: Voting, *, ok: bool, job_uid: str
     decision = tally.decide(gathering.rows)
     if decision.agreed[SAMPLES] and decision.committed:
         refuse_other_samples(decision.agreed[SAMPLES], step.number)
-    reducer.drop_unused(decision.agreed[UNUSED])
+    if unused := decision.agreed[UNUSED]:
+        reducer.drop_unused(unused)
     return decision, share_newest_plan(group, decision.agreed[PLAN], voting.held, job_uid=job_uid)
 
 

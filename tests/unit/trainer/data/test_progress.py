@@ -24,7 +24,7 @@ def test_every_epoch_is_cut_into_batches_without_a_gap(epoch_samples: int, batch
         batch = min(batches[progress.steps % len(batches)], epoch_samples - progress.cursor)
         assert progress.cursor == covered
         covered += batch
-        progress = advance(progress, batch_samples=batch, epoch_samples=epoch_samples)
+        progress = advance(progress, batch_samples=batch, ends_epoch=covered == epoch_samples)
     assert covered == epoch_samples
     assert progress == Progress(steps=progress.steps, samples=epoch_samples, epoch=1)
 

@@ -42,18 +42,19 @@ class WholeBucket(Bucket):
         Returns:
             Whether every parameter had a gradient; if not, nothing was copied.
         """
-        elsewhere = [
-            (p, view, p.grad) for p, view in zip(self.parameters, self.views, strict=True) if p.grad is not view
-        ]
-        gradients = [gradient for _, _, gradient in elsewhere if gradient is not None]
-        if len(gradients) < len(elsewhere):
-            return False
-        if gradients:  # a loop costs twice as much for small layers
-            for gradient in gradients:
+        views, gradients = [], []
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                return False
+            if gradient is not view:
                 if gradient.layout is not torch.strided:
                     check_dense(gradient)
-            torch._foreach_copy_([view for _, view, _ in elsewhere], gradients)
-        for parameter, view, _ in elsewhere:
+                views.append(view)
+                gradients.append(gradient)
+        if gradients:  # a loop costs twice as much for small layers
+            torch._foreach_copy_(views, gradients)
+        for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
         return True
 

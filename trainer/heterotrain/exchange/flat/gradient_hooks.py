@@ -34,16 +34,16 @@ class GradientHooks:
 
     Attributes:
         buckets: the buckets.
-        arrive: called with a parameter and its bucket when its gradient has arrived.
+        arrive: called with a bucket and a parameter of it whose gradient has arrived.
         move: called with a large parameter, unless it is the last one, when its gradient has arrived.
-        close: called with a bucket when its last gradient is expected to have arrived.
+        close: as ``arrive``, when the gradient is expected to be the bucket's last one.
         ids: numbers of the hooks.
     """
 
     buckets: Sequence[WholeBucket]
-    arrive: Callable[[torch.nn.Parameter, WholeBucket], None]
+    arrive: Callable[[WholeBucket, torch.nn.Parameter], None]
     move: Callable[[torch.nn.Parameter], None]
-    close: Callable[[WholeBucket], None]
+    close: Callable[[WholeBucket, torch.nn.Parameter], None]
     ids: set[int] = field(default_factory=set)
     _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
     _last: list[torch.nn.Parameter] | None = None
@@ -60,8 +60,12 @@ class GradientHooks:
                 last = None if each or self._last is None else self._last[number]
                 for parameter in bucket.parameters:
                     is_large = parameter.is_cpu and parameter.numel() * parameter.element_size() >= LARGE_BYTES
-                    if each or parameter is last or is_large:
-                        self._call(parameter, bucket, each=each, is_last=parameter is last)
+                    if each:
+                        self._call(parameter, partial(self.arrive, bucket))
+                    elif parameter is last:
+                        self._call(parameter, partial(self.close, bucket))
+                    elif is_large:
+                        self._call(parameter, self.move)
 
     def learn(self, order: Sequence[torch.nn.Parameter]) -> None:
         """Record the order in which gradients arrived in a backward pass, unless some were missing."""
@@ -83,19 +87,9 @@ class GradientHooks:
         self.ids.clear()
         self._is_each = None
 
-    def _call(self, parameter: torch.nn.Parameter, bucket: WholeBucket, *, each: bool, is_last: bool) -> None:
-        def arrived(_parameter: torch.Tensor) -> None:
-            if parameter.grad is None:
-                return  # a function of autograd has returned none for it; the buffer may hold that of the step before
-            if each:
-                self.arrive(parameter, bucket)
-            elif is_last:
-                self.close(bucket)
-            else:
-                self.move(parameter)
-
+    def _call(self, parameter: torch.nn.Parameter, hook: Callable[[torch.nn.Parameter], None]) -> None:
         register: Callable[..., torch.utils.hooks.RemovableHandle] = parameter.register_post_accumulate_grad_hook
-        self._hooks.append(register(arrived))
+        self._hooks.append(register(hook))
         self.ids.add(self._hooks[-1].id)
 
 

@@ -64,9 +64,9 @@ class Reducer(Gradients):
         self.script_hooks = ScriptHooks()
         self._order = BucketOrder(model)
         self._view_of: dict[int, torch.Tensor] = {}
-        self._layers: Layers | None = None
+        self._layers = Layers(model)
         self._trainable: list[int] | None = None
-        self._hooks: GradientHooks | None = None
+        self._hooks = self._new_hooks()
         self._watchers = GradientWatchers()
         self._arrived: dict[int, torch.nn.Parameter] = {}
         self._moved: set[int] = set()
@@ -88,11 +88,11 @@ class Reducer(Gradients):
         Raises:
             UsageError: no parameter of the model can be trained.
         """
-        self._layers = self._layers or Layers(self.model)
         self.abandon()
-        if self._layers.trainable_ids() != self._trainable:
+        trainable = self._layers.trainable_ids()
+        if trainable != self._trainable:
             self._build()
-            self._trainable = self._layers.trainable_ids()
+            self._trainable = trainable
             if self.on_change is not None:
                 self.on_change()
         self._moved.clear()
@@ -100,7 +100,7 @@ class Reducer(Gradients):
         if self._watchers.ids:
             self._watchers.rest()
         self._on_complete = None
-        hooks = self._require_hooks()
+        hooks = self._hooks
         hooks.begin(one_micro_batch=micro_batches <= 1)
         own = hooks.ids | self._watchers.ids if self._watchers.ids else hooks.ids
         for bucket in self.buckets:
@@ -137,7 +137,8 @@ class Reducer(Gradients):
             for bucket in self.buckets[: self.exchange.started]:
                 if bucket.flat._version != bucket.version:  # noqa: SLF001  # as in _send
                     raise UsageError(TWICE)
-            self._require_hooks().learn(list(self._arrived.values()))
+            if self._arrived:
+                self._hooks.learn(list(self._arrived.values()))
         self._armed, self._is_complete = False, True
         for bucket in self.buckets[self.exchange.started :]:
             bucket.complete()
@@ -160,7 +161,7 @@ class Reducer(Gradients):
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 if parameter.grad is not view and (self._is_complete or id(parameter) in self._moved):
                     raise UsageError(CHANGED)
-        if self._layers is not None and self._layers.trainable_ids(look=False) != self._trainable:
+        if self._layers.trainable_ids(look=False) != self._trainable:
             raise UsageError(THAWED)
 
     @property
@@ -179,8 +180,6 @@ class Reducer(Gradients):
         Args:
             unused: those that are ``unused`` on every rank.
         """
-        if not unused:
-            return
         first = 0
         for bucket in self.buckets:
             bucket.unused = [place for place in bucket.unused if unused >> (first + place) & 1]
@@ -284,8 +283,7 @@ class Reducer(Gradients):
     def rest(self) -> None:
         """Leave the parameters alone until the next ``begin``, while pieces of the model are reduced instead."""
         self.abandon()
-        if self._hooks is not None:
-            self._hooks.end()
+        self._hooks.end()
         self._watchers.end()
         self._trainable = None
 
@@ -307,8 +305,7 @@ class Reducer(Gradients):
                 "the model has no parameter that requires a gradient, so nothing can be trained. "
                 "Call requires_grad_() on the parameters to train."
             )
-        if self._hooks is not None:
-            self._hooks.end()
+        self._hooks.end()
         self._watchers.end()
         for bucket in self.buckets:
             for parameter in bucket.parameters:
@@ -319,19 +316,19 @@ class Reducer(Gradients):
         self._view_of = {
             id(p): view for bucket in self.buckets for p, view in zip(bucket.parameters, bucket.views, strict=True)
         }
-        self._hooks = GradientHooks(self.buckets, arrive=self._arrive, move=self._move, close=self._close)
+        self._hooks = self._new_hooks()
         self.parameters, self.elements = len(self._view_of), sum(flat.numel() for flat in self.flats)
         self._is_late = gate.runs_behind(self.flats)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self.signature = signature_of(self.buckets, names)
 
-    def _require_hooks(self) -> GradientHooks:
-        if self._hooks is None:
-            raise UsageError("call reducer.begin() before a backward pass")
-        return self._hooks
+    def _new_hooks(self) -> GradientHooks:
+        return GradientHooks(self.buckets, arrive=self._arrive, move=self._move, close=self._close)
 
-    def _arrive(self, parameter: torch.nn.Parameter, bucket: WholeBucket) -> None:
+    def _arrive(self, bucket: WholeBucket, parameter: torch.nn.Parameter) -> None:
         """Move one gradient into its bucket; send complete buckets."""
+        if parameter.grad is None:
+            return  # a function of autograd has returned none for it; the buffer may hold that of the step before
         self._move(parameter)
         if not self._armed:
             return
@@ -343,20 +340,19 @@ class Reducer(Gradients):
             self._send(bucket)
 
     def _move(self, parameter: torch.nn.Parameter) -> None:
-        view = self._view_of[id(parameter)]
-        if parameter.grad is not view:  # the step's first gradient, or one that was replaced instead of added to
+        view, gradient = self._view_of[id(parameter)], parameter.grad
+        if gradient is not None and gradient is not view:  # the step's first, or replaced instead of added to
             self._moved.add(id(parameter))
-            if parameter.grad is not None:
-                check_dense(parameter.grad)
-                view.copy_(parameter.grad)
+            check_dense(gradient)
+            view.copy_(gradient)
             parameter.grad = view
 
-    def _close(self, bucket: WholeBucket) -> None:
+    def _close(self, bucket: WholeBucket, last: torch.nn.Parameter) -> None:
         """Move all gradients of a bucket together, now that its last one should have arrived; send complete buckets."""
-        if not self._armed or not bucket.missing:
+        if last.grad is None or not self._armed or not bucket.missing:
             return
         if not bucket.take():
-            self._require_hooks().surprised()  # ``flush`` completes the bucket
+            self._hooks.surprised()  # ``flush`` completes the bucket
             return
         bucket.missing = 0
         self._send(bucket)
