@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, Condition
 
@@ -58,15 +58,32 @@ class ConditionType(StrEnum):
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
 
+    def true(self, reason: str, message: str = "") -> ConditionValue:
+        """Return the condition, which holds."""
+        return ConditionValue(self, True, reason, message)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionValue:
+    def false(self, reason: str, message: str = "") -> ConditionValue:
+        """Return the condition, which does not hold."""
+        return ConditionValue(self, False, reason, message)
+
+    def unknown(self, reason: str, message: str = "") -> ConditionValue:
+        """Return the condition where it is not known whether it holds."""
+        return ConditionValue(self, None, reason, message)
+
+
+class ConditionValue(NamedTuple):
     """A condition without its times. ``holds`` is ``None`` when it is not known."""
 
     type: ConditionType
     holds: bool | None
     reason: str
     message: str = ""
+
+
+def value_of(condition: Condition) -> ConditionValue:
+    """Return a condition as it was set."""
+    holds = {"True": True, "False": False}.get(condition.status)
+    return ConditionValue(ConditionType(condition.type), holds, condition.reason, condition.message)
 
 
 def set_conditions(

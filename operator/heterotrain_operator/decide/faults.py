@@ -74,7 +74,7 @@ def with_fault(status: HeteroTrainJobStatus, sentence: str, *, generation: int, 
     if holds & {ConditionType.SUCCEEDED.value, ConditionType.FAILED.value}:
         return status
     values = [
-        ConditionValue(type=kind, holds=kind is ConditionType.STALLED, reason=INTERNAL_ERROR, message=sentence)
+        ConditionValue(kind, kind is ConditionType.STALLED, INTERNAL_ERROR, sentence)
         for kind in (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
     ]
     changed = {

@@ -6,7 +6,7 @@ from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.outcome import Cause
 from heterotrain_core.contract.plan import SCHEMA_VERSION
 
-from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition
+from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition, value_of
 from heterotrain_operator.api.text import duration_text, listed
 from heterotrain_operator.api.v1alpha1 import Checkpoint
 from heterotrain_operator.cluster_state.parse import seconds
@@ -71,8 +71,7 @@ def _last_answer(context: JobContext, now: ConditionValue) -> ConditionValue:
     before = find_condition(context.job.status.conditions, now.type)
     if before is None or (now.holds is not None and now.reason != "NotTraining"):
         return now
-    holds = {"True": True, "False": False}.get(before.status)
-    return ConditionValue(type=now.type, holds=holds, reason=before.reason, message=before.message)
+    return value_of(before)
 
 
 def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
@@ -97,26 +96,25 @@ def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
 def _accepted(context: JobContext) -> ConditionValue:
     kind, acceptance = ConditionType.ACCEPTED, context.inputs.acceptance
     if context.spec is None:
-        return ConditionValue(type=kind, holds=False, reason="InvalidSpec", message=context.job.problem)
+        return kind.false("InvalidSpec", context.job.problem)
     if acceptance.known:
-        return ConditionValue(type=kind, holds=acceptance.ok, reason=acceptance.reason, message=acceptance.message)
+        return ConditionValue(kind, acceptance.ok, acceptance.reason, acceptance.message)
     if acceptance.ok:
-        message = "the API server checks the worker pods in a dry run"
-        return ConditionValue(type=kind, holds=None, reason="DryRunPending", message=message)
-    return ConditionValue(type=kind, holds=None, reason=acceptance.reason, message=acceptance.message)
+        return kind.unknown("DryRunPending", "the API server checks the worker pods in a dry run")
+    return kind.unknown(acceptance.reason, acceptance.message)
 
 
 def _suspended(context: JobContext) -> ConditionValue:
     suspended = context.life.stage is LifeStage.SUSPENDED
     reason = "Suspended" if suspended else "NotSuspended"
-    return ConditionValue(type=ConditionType.SUSPENDED, holds=suspended, reason=reason)
+    return ConditionValue(ConditionType.SUSPENDED, suspended, reason)
 
 
 def _scheduled(context: JobContext) -> ConditionValue:
     kind = ConditionType.SCHEDULED
     if context.spec is None or context.life.stage is not LifeStage.ACTIVE:
         finishing = context.life.stage is LifeStage.FINISHING
-        return ConditionValue(type=kind, holds=finishing, reason=context.life.stage.value)
+        return ConditionValue(kind, finishing, context.life.stage.value)
     placed, needed = len(context.placed), context.spec.elastic_policy.min_replicas
     short = [
         pool.name
@@ -125,7 +123,7 @@ def _scheduled(context: JobContext) -> ConditionValue:
     ]
     have = f"{placed} of {context.desired} workers have nodes, {needed} are needed"
     if placed >= needed and not short:
-        return ConditionValue(type=kind, holds=True, reason="EnoughWorkersScheduled", message=have)
+        return kind.true("EnoughWorkersScheduled", have)
     refused = context.refusal or context.inputs.blocked
     row = context.accounts.row
     why = refused or (row.text(context.now_s) if row.repeated else context.replicas.reason)
@@ -134,7 +132,7 @@ def _scheduled(context: JobContext) -> ConditionValue:
         reason, why = "SchedulingGated", "; ".join(filter(None, (gated, why)))
     below = f"; pools below their minReplicas: {', '.join(short)}" if short else ""
     detail = f"{f': {why}' if why else ''}{_describe_hint(context, WorkerState.WAITING)}"
-    return ConditionValue(type=kind, holds=False, reason=reason, message=f"{have}{below}{detail}")
+    return kind.false(reason, f"{have}{below}{detail}")
 
 
 def _is_stuck(context: JobContext) -> bool:
@@ -167,22 +165,19 @@ def _running(context: JobContext) -> ConditionValue:
         message = f"{count} workers train" if count > 1 else "1 worker trains" if count else context.life.message
         beside = next((w for w in context.workers if w.state is WorkerState.READY and w.reason), None)
         message += f"; {beside.pod.name}: {beside.reason}" if beside is not None else ""
-        return ConditionValue(type=kind, holds=True, reason="Training", message=message)
+        return kind.true("Training", message)
     if context.life.stage is not LifeStage.ACTIVE:
-        return ConditionValue(type=kind, holds=False, reason=context.life.stage.value, message=context.life.message)
+        return kind.false(context.life.stage.value, context.life.message)
     if (worker := mismatch_of(context.workers)) is not None:
-        return ConditionValue(type=kind, holds=False, reason=_MISMATCH, message=_mismatch(worker))
+        return kind.false(_MISMATCH, _mismatch(worker))
     if (worker := context.blocked_worker) is not None:
-        message = f"{worker.pod.name}: {worker.reason}"
-        return ConditionValue(type=kind, holds=False, reason=worker.pod.waiting_reason, message=message)
+        return kind.false(worker.pod.waiting_reason, f"{worker.pod.name}: {worker.reason}")
     if (row := context.accounts.row).repeated:
-        return ConditionValue(type=kind, holds=False, reason=_REPEATED, message=row.text(context.now_s))
+        return kind.false(_REPEATED, row.text(context.now_s))
     ready = f"{context.ready} workers are ready"
     if context.ready and context.layout is not None and context.layout.message and not context.layout.holds:
-        message = f"{ready}, but none trains: {context.layout.message}"
-        return ConditionValue(type=kind, holds=False, reason=context.layout.reason, message=message)
-    message = f"{ready}{_describe_hint(context, WorkerState.STARTING)}"
-    return ConditionValue(type=kind, holds=False, reason="WaitingForWorkers", message=message)
+        return kind.false(context.layout.reason, f"{ready}, but none trains: {context.layout.message}")
+    return kind.false("WaitingForWorkers", f"{ready}{_describe_hint(context, WorkerState.STARTING)}")
 
 
 def _mismatch(worker: Worker) -> str:
@@ -202,15 +197,14 @@ def _describe_hint(context: JobContext, state: WorkerState) -> str:
 def _resizing(context: JobContext) -> ConditionValue:
     kind, plan, applied = ConditionType.RESIZING, context.plan, context.applied
     if not context.runs or plan is None:
-        return ConditionValue(type=kind, holds=False, reason="NotTraining")
+        return kind.false("NotTraining")
     if context.draining:
         names = ", ".join(worker.pod.name for worker in context.draining)
-        message = f"{names}: {context.draining[0].reason}"
-        return ConditionValue(type=kind, holds=True, reason="WorkersLeaving", message=message)
+        return kind.true("WorkersLeaving", f"{names}: {context.draining[0].reason}")
     if applied is not None and applied[0] < plan.generation:
         message = f"generation {plan.generation} is planned, generation {applied[0]} is in force"
-        return ConditionValue(type=kind, holds=True, reason="MembershipChanging", message=message)
-    return ConditionValue(type=kind, holds=False, reason="Stable")
+        return kind.true("MembershipChanging", message)
+    return kind.false("Stable")
 
 
 def _restarting(context: JobContext) -> ConditionValue:
@@ -218,66 +212,59 @@ def _restarting(context: JobContext) -> ConditionValue:
     if context.life.stage is LifeStage.ACTIVE and context.began and not context.runs:
         message = f"{len(context.training)} members are left, and {context.ready} workers are ready"
         if (row := context.accounts.row).repeated:
-            return ConditionValue(
-                type=kind, holds=True, reason=_REPEATED, message=f"{message}: {row.text(context.now_s)}"
-            )
+            return kind.true(_REPEATED, f"{message}: {row.text(context.now_s)}")
         if context.replicas.reason and _is_stuck(context):
             message = f"{message}: {context.replicas.reason}"
-        return ConditionValue(type=kind, holds=True, reason="TooFewWorkers", message=message)
-    return ConditionValue(type=kind, holds=False, reason="NotRestarting")
+        return kind.true("TooFewWorkers", message)
+    return kind.false("NotRestarting")
 
 
 def _degraded(context: JobContext) -> ConditionValue:
     kind = ConditionType.DEGRADED
     staying = len(context.training) - len(context.draining) + len(context.spares)
     if not context.runs or context.life.stage is LifeStage.FINISHING or staying >= context.desired:
-        return ConditionValue(type=kind, holds=False, reason="AllWorkersTraining" if context.runs else "NotTraining")
+        return kind.false("AllWorkersTraining" if context.runs else "NotTraining")
     message = f"{staying} of {context.desired} workers " + ("continue training" if context.draining else "train")
     if (worker := mismatch_of(context.workers)) is not None:
-        return ConditionValue(type=kind, holds=True, reason=_MISMATCH, message=f"{message}; {_mismatch(worker)}")
+        return kind.true(_MISMATCH, f"{message}; {_mismatch(worker)}")
     if (worker := context.blocked_worker) is not None:
-        message = f"{message}; {worker.pod.name}: {worker.reason}"
-        return ConditionValue(type=kind, holds=True, reason=worker.pod.waiting_reason, message=message)
+        return kind.true(worker.pod.waiting_reason, f"{message}; {worker.pod.name}: {worker.reason}")
     if (row := context.accounts.row).repeated:
-        message = f"{message}; {row.text(context.now_s)}"
-        return ConditionValue(type=kind, holds=True, reason=_REPEATED, message=message)
+        return kind.true(_REPEATED, f"{message}; {row.text(context.now_s)}")
     why = context.refusal or context.replicas.reason
     # A job that only grows has a reason for it as well, but lacks nothing.
     lacks = context.refusal or len(_hopeful(context)) < context.desired
     reason = "InsufficientCapacity" if why and lacks else "WorkersStarting"
     if (gated := _gated(context)) and not context.refusal:
         reason, why = "SchedulingGated", "; ".join(filter(None, (gated, why)))
-    message = f"{message}{f'; {why}' if why else ''}"
-    return ConditionValue(type=kind, holds=True, reason=reason, message=message)
+    return kind.true(reason, f"{message}{f'; {why}' if why else ''}")
 
 
 def _limited(context: JobContext) -> ConditionValue:
     kind, grant = ConditionType.WORKERS_LIMITED, context.grant
     if context.spec is None or context.life.stage is not LifeStage.ACTIVE:
-        return ConditionValue(type=kind, holds=False, reason=context.life.stage.value)
+        return kind.false(context.life.stage.value)
     before = find_condition(context.job.status.conditions, kind)
     if grant.undecided and before is not None:  # until a new operator has decided, the previous answer stands
-        holds = {"True": True, "False": False}.get(before.status)
-        return ConditionValue(type=kind, holds=holds, reason=before.reason, message=before.message)
+        return value_of(before)
     reason = why_limited(context.spec, grant)
     holds = None if grant.undecided else reason not in ("NotLimited", "FullyGranted")
-    return ConditionValue(type=kind, holds=holds, reason=reason, message=grant.message)
+    return ConditionValue(kind, holds, reason, grant.message)
 
 
 def _layout(context: JobContext, state: LayoutState) -> ConditionValue:
     drawn = layout_text(context.plan, context.telemetry) if context.plan is not None else ""
     message = "; ".join(filter(None, (drawn if state.holds else "", state.message)))
-    return ConditionValue(type=ConditionType.LAYOUT_PLANNED, holds=state.holds, reason=state.reason, message=message)
+    return ConditionValue(ConditionType.LAYOUT_PLANNED, state.holds, state.reason, message)
 
 
 def _shares_applied(context: JobContext) -> ConditionValue:
     kind, plan, applied = ConditionType.PLAN_APPLIED, context.plan, context.applied
     gauges = context.telemetry.gauges
     if not context.runs or plan is None:
-        return ConditionValue(type=kind, holds=False, reason="NotTraining")
+        return kind.false("NotTraining")
     if applied is None:
-        message = "not every member has reported its plan yet"
-        return ConditionValue(type=kind, holds=None, reason="NotReported", message=message)
+        return kind.unknown("NotReported", "not every member has reported its plan yet")
     version = f"{plan.generation}.{plan.revision}"
     behind = [r for r in plan.ranks if (g := gauges.get(identity_of(r))) is not None and g.plan_schema < SCHEMA_VERSION]
     if behind and applied < plan.version:
@@ -287,44 +274,43 @@ def _shares_applied(context: JobContext) -> ConditionValue:
             f"{SCHEMA_VERSION}: training goes on with plan {applied[0]}.{applied[1]} until "
             "the image in spec.template has the operator's version"
         )
-        return ConditionValue(type=kind, holds=False, reason=_MISMATCH, message=message)
+        return kind.false(_MISMATCH, message)
     if applied >= plan.version:
-        return ConditionValue(type=kind, holds=True, reason="Applied", message=f"plan {version} is in force")
+        return kind.true("Applied", f"plan {version} is in force")
     message = f"plan {version} waits for the next boundary; {applied[0]}.{applied[1]} is in force"
-    return ConditionValue(type=kind, holds=False, reason="WaitingForBoundary", message=message)
+    return kind.false("WaitingForBoundary", message)
 
 
 def _telemetry(context: JobContext) -> ConditionValue:
     kind, telemetry = ConditionType.TELEMETRY_AVAILABLE, context.telemetry
     also = f"; {telemetry.dropped}" if telemetry.dropped else ""
     if telemetry.problem:
-        return ConditionValue(type=kind, holds=False, reason=telemetry.reason, message=telemetry.problem + also)
+        return kind.false(telemetry.reason, telemetry.problem + also)
     if not telemetry.gauges:
-        message = f"Prometheus has not scraped any worker yet{also}"
-        return ConditionValue(type=kind, holds=None, reason="NotScrapedYet", message=message)
-    return ConditionValue(type=kind, holds=True, reason=telemetry.reason, message=telemetry.dropped)
+        return kind.unknown("NotScrapedYet", f"Prometheus has not scraped any worker yet{also}")
+    return kind.true(telemetry.reason, telemetry.dropped)
 
 
 def _checkpoint(context: JobContext, checkpoint: Checkpoint) -> ConditionValue:
     kind, gauges = ConditionType.CHECKPOINT_HEALTHY, context.telemetry.gauges
     if not context.runs or context.telemetry.problem or not gauges:
-        return ConditionValue(type=kind, holds=None, reason="NotReported")
+        return kind.unknown("NotReported")
     newest_s = min(context.now_s, max((each.checkpoint_time_s or 0.0 for each in gauges.values()), default=0.0))
     since_s = max(newest_s, seconds(context.job.status.training_since))
     limit_s = checkpoint.interval_seconds * _LATE_CHECKPOINTS + _CHECKPOINT_SLACK_S
     if since_s and context.now_s - since_s > limit_s:
         age = duration_text(context.now_s - since_s)
         message = f"no checkpoint was written for {age}: look for the cause in the workers' logs"
-        return ConditionValue(type=kind, holds=False, reason="CheckpointOverdue", message=message)
-    return ConditionValue(type=kind, holds=True, reason="Saved" if newest_s else "NotDueYet")
+        return kind.false("CheckpointOverdue", message)
+    return kind.true("Saved" if newest_s else "NotDueYet")
 
 
 def ended_condition(context: JobContext, kind: ConditionType) -> ConditionValue:
     """Return whether the job has ended in this way (``Succeeded`` or ``Failed``)."""
     life, stage = context.life, LifeStage.SUCCEEDED if kind is ConditionType.SUCCEEDED else LifeStage.FAILED
     if life.stage is stage:
-        return ConditionValue(type=kind, holds=True, reason=life.reason, message=life.message)
-    return ConditionValue(type=kind, holds=False, reason="Ended" if life.stage in ENDED_STAGES else "NotEnded")
+        return kind.true(life.reason, life.message)
+    return kind.false("Ended" if life.stage in ENDED_STAGES else "NotEnded")
 
 
 def _nothing_helps(context: JobContext) -> bool:
@@ -353,7 +339,7 @@ def _summary(context: JobContext) -> tuple[ConditionValue, ConditionValue, Condi
     if blocked and stage not in (LifeStage.FAILED, LifeStage.INVALID) and not stalled:
         ready, reason, message = False, "WriteRejected", blocked
     return (
-        ConditionValue(type=ConditionType.READY, holds=ready, reason=reason, message=message),
-        ConditionValue(type=ConditionType.RECONCILING, holds=not ready and not stalled, reason=reason, message=message),
-        ConditionValue(type=ConditionType.STALLED, holds=stalled, reason=reason, message=message),
+        ConditionValue(ConditionType.READY, ready, reason, message),
+        ConditionValue(ConditionType.RECONCILING, not ready and not stalled, reason, message),
+        ConditionValue(ConditionType.STALLED, stalled, reason, message),
     )

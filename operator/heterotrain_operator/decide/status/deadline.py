@@ -21,22 +21,18 @@ def deadline_condition(context: JobContext, deadline: datetime) -> ConditionValu
     if stage is LifeStage.SUCCEEDED:
         early_s = deadline.timestamp() - (seconds(context.job.status.completion_time) or context.now_s)
         if early_s >= 0:
-            message = f"ended {duration_text(early_s)} before {name}"
-            return ConditionValue(type=kind, holds=False, reason="Met", message=message)
-        message = f"ended {duration_text(-early_s)} after {name}"
-        return ConditionValue(type=kind, holds=True, reason="Missed", message=message)
+            return kind.false("Met", f"ended {duration_text(early_s)} before {name}")
+        return kind.true("Missed", f"ended {duration_text(-early_s)} after {name}")
     if left_s <= 0:
-        message = f"the deadline {name} has passed: the job goes on and ends as soon as possible"
-        return ConditionValue(type=kind, holds=True, reason="Passed", message=message)
+        return kind.true("Passed", f"the deadline {name} has passed: the job goes on and ends as soon as possible")
     if stage not in (LifeStage.ACTIVE, LifeStage.FINISHING):
-        return ConditionValue(type=kind, holds=None, reason=stage.value)
+        return kind.unknown(stage.value)
     if spare_s is None:
         message = f"no steps are measured yet, so it is unknown whether the job ends before {name}"
-        return ConditionValue(type=kind, holds=None, reason="NotMeasured", message=message)
+        return kind.unknown("NotMeasured", message)
     was_late = condition_holds(context.job.status.conditions, kind)
     if spare_s < (_OUT_OF_DANGER * left_s if was_late else 0.0):
         late = f"ends {duration_text(-spare_s)} after {name}" if spare_s < 0 else f"ends barely before {name}"
         message = f"{late} with all the workers that it may have: raise maxReplicas, add a pool, or move the deadline"
-        return ConditionValue(type=kind, holds=True, reason="Late", message=message)
-    message = f"ends {duration_text(spare_s)} before {name}, including the expected cost of losses"
-    return ConditionValue(type=kind, holds=False, reason="OnTrack", message=message)
+        return kind.true("Late", message)
+    return kind.false("OnTrack", f"ends {duration_text(spare_s)} before {name}, including the expected cost of losses")

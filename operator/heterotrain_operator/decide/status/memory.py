@@ -36,9 +36,9 @@ def memory_condition(context: JobContext) -> ConditionValue:
     """Return whether memory ran out; pools that hold less of the model come first, then recomputed activations."""
     kind = ConditionType.MEMORY_SHORT
     if text := context.derived.memory.text:
-        return ConditionValue(type=kind, holds=True, reason=_SMALLER_PARTS, message=text)
+        return kind.true(_SMALLER_PARTS, text)
     if not context.runs:
-        return ConditionValue(type=kind, holds=False, reason="NotTraining")
+        return kind.false("NotTraining")
     spared, limits = memory_by_worker(context), _micro_batch_limits(context)
     for reason, what in (
         (ACTIVATIONS_RECOMPUTED, "computes activations twice, because memory did not suffice for a single sample"),
@@ -50,11 +50,10 @@ def memory_condition(context: JobContext) -> ConditionValue:
             if spared.get(worker.pod.uid) == reason
         ]
         if names:
-            message = listed(names, most=_LISTED, separator="; ")
-            return ConditionValue(type=kind, holds=True, reason=reason, message=message)
+            return kind.true(reason, listed(names, most=_LISTED, separator="; "))
     if not context.telemetry.gauges:
-        return ConditionValue(type=kind, holds=None, reason="NotReported")
-    return ConditionValue(type=kind, holds=False, reason="MemorySuffices")
+        return kind.unknown("NotReported")
+    return kind.false("MemorySuffices")
 
 
 def _size(limit: int | None) -> str:

@@ -20,41 +20,41 @@ def numbers_condition(context: JobContext) -> ConditionValue:
     if not context.runs:
         failed = [w for w in context.workers if w.state is WorkerState.FAILED and w.cause in _UNSOUND and w.pod.ended]
         if not failed:
-            return ConditionValue(type=kind, holds=None, reason="NotReported")
+            return kind.unknown("NotReported")
         newest = max(failed, key=lambda worker: worker.pod.ended.finished_s if worker.pod.ended else 0.0)
         reason = newest.cause.value if newest.cause is not None else ""
-        return ConditionValue(type=kind, holds=False, reason=reason, message=f"{newest.pod.name}: {newest.reason}")
+        return kind.false(reason, f"{newest.pod.name}: {newest.reason}")
     if context.telemetry.problem or not gauges:
-        return ConditionValue(type=kind, holds=None, reason="NotReported")
+        return kind.unknown("NotReported")
     differed, infinite = (max(n) for n in zip(*((g.divergences, g.non_finite_steps) for g in gauges), strict=True))
     if differed:
         message = (
             f"the workers' copies of weights or optimizer state differed in {differed} comparisons: look for code that "
             "changes them outside steps, and for a defective device; onDivergence: Resync makes them equal"
         )
-        return ConditionValue(type=kind, holds=False, reason=Cause.COPIES_DIFFERED.value, message=message)
+        return kind.false(Cause.COPIES_DIFFERED.value, message)
     if infinite:
         message = (
             f"the loss or gradient of {infinite} steps was infinite or NaN{_where(gauges)}: lower the learning rate, "
             "clip gradients or use precision BF16; the workers' logs name the first step"
         )
-        return ConditionValue(type=kind, holds=False, reason=Cause.NOT_FINITE.value, message=message)
-    return ConditionValue(type=kind, holds=True, reason="Sound")
+        return kind.false(Cause.NOT_FINITE.value, message)
+    return kind.true("Sound")
 
 
 def diverging_condition(context: JobContext) -> ConditionValue:
     """Return whether the training loss climbs, although it is finite."""
     kind, newest, climb = ConditionType.DIVERGING, context.telemetry.newest, context.telemetry.loss_climb
     if not context.runs or context.telemetry.problem or newest is None or newest.loss is None:
-        return ConditionValue(type=kind, holds=None, reason="NotReported")
+        return kind.unknown("NotReported")
     if climb is None:
-        return ConditionValue(type=kind, holds=False, reason="NotClimbing")
+        return kind.false("NotClimbing")
     message = (
         f"the loss climbed from {climb.from_loss:.4g} at step {climb.from_step} to {climb.loss:.4g} at step "
         f"{climb.step}: lower the learning rate or clip gradients, and continue from a checkpoint before that; a rise "
         "that the script intends may be left alone"
     )
-    return ConditionValue(type=kind, holds=True, reason="LossClimbs", message=message)
+    return kind.true("LossClimbs", message)
 
 
 def _where(gauges: Collection[MemberGauges]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition
+from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition, value_of
 from heterotrain_operator.api.text import listed
 from heterotrain_operator.cluster_state.telemetry import PreflightProblem
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES
@@ -17,20 +17,19 @@ def preflight_condition(context: JobContext) -> ConditionValue:
     kind, gauges = ConditionType.PREFLIGHT_PASSED, context.telemetry.gauges.values()
     before = find_condition(context.job.status.conditions, kind)
     if before is not None and context.life.stage in ENDED_STAGES:  # its workers are gone, and what they found is not
-        holds = {"True": True, "False": False}.get(before.status)
-        return ConditionValue(type=kind, holds=holds, reason=before.reason, message=before.message)
+        return value_of(before)
     workers: dict[PreflightProblem, set[str]] = {}
     for each in gauges:
         for problem in each.preflight_problems:
             workers.setdefault(problem, set()).add(each.worker)
     found = [f"{each.check}: {each.message} ({listed(sorted(workers[each]), most=_NAMED)})" for each in sorted(workers)]
     if any(not each.is_limit for each in workers):
-        return ConditionValue(type=kind, holds=False, reason="CheckFailed", message=_text(found))
+        return kind.false("CheckFailed", _text(found))
     if found:
-        return ConditionValue(type=kind, holds=True, reason="LimitsFound", message=_text(found))
+        return kind.true("LimitsFound", _text(found))
     if all(each.preflight_passed is None for each in gauges):
-        return ConditionValue(type=kind, holds=None, reason="NotReported")
-    return ConditionValue(type=kind, holds=True, reason="ChecksPassed")
+        return kind.unknown("NotReported")
+    return kind.true("ChecksPassed")
 
 
 def _text(found: list[str]) -> str:

@@ -26,14 +26,14 @@ def progressing_condition(context: JobContext) -> ConditionValue:
     """Return whether the job commits steps at its own pace."""
     kind, plan, telemetry = ConditionType.PROGRESSING, context.plan, context.telemetry
     if not context.runs or plan is None or not plan.members:
-        return ConditionValue(type=kind, holds=None, reason="NotTraining")
+        return kind.unknown("NotTraining")
     if telemetry.problem or not telemetry.gauges or not telemetry.commit_s:
-        return ConditionValue(type=kind, holds=None, reason="NotReported")
+        return kind.unknown("NotReported")
     step_s, limit_s = telemetry.rates.step_s, FIRST_STEP_S
     if step_s is not None:
         limit_s = max(STEPS * step_s, LEAST_S, INTERVALS * (telemetry.member_interval_s or 0.0))
     if telemetry.newest_sample_s - telemetry.commit_s <= limit_s:
-        return ConditionValue(type=kind, holds=True, reason="Committing")
+        return kind.true("Committing")
     # The limit instead of the time so far: a message that grows would rewrite the status with each scrape.
     pace = f" (a step took {duration_text(step_s)} on average)" if step_s is not None and step_s >= 1 else ""
     none = f"no step was committed for over {duration_text(limit_s)}{pace}"
@@ -44,12 +44,12 @@ def progressing_condition(context: JobContext) -> ConditionValue:
             f"`kubectl logs {waiting[0]}`, has the stack of the rank that it waits for; delete that pod to go on "
             "without it"
         )
-        return ConditionValue(type=kind, holds=False, reason="WaitingForRank", message=message)
+        return kind.false("WaitingForRank", message)
     if waiting:
         message = f"{none}: all ranks wait in an exchange; look for a network that drops connections, and at the logs"
-        return ConditionValue(type=kind, holds=False, reason="AllWait", message=message)
+        return kind.false("AllWait", message)
     message = f"{none}: no rank waits for another; all run code between steps, such as an evaluation or a checkpoint"
-    return ConditionValue(type=kind, holds=False, reason="NoCommit", message=message)
+    return kind.false("NoCommit", message)
 
 
 def _awaited(context: JobContext) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ import math
 from heterotrain_planner.perf.model import FitQuality, MemberModel
 from heterotrain_planner.planning.evidence import settled
 
-from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition
+from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition, value_of
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, PredictionStatus
 from heterotrain_operator.api.text import listed, rounded
 from heterotrain_operator.cluster_state.telemetry import Telemetry
@@ -89,18 +89,18 @@ def batch_reason_of(context: JobContext) -> str | None:
 def _speeds_learned(context: JobContext) -> ConditionValue:
     kind, shares = ConditionType.SPEEDS_LEARNED, context.shares
     if not context.runs or context.plan is None:
-        return ConditionValue(type=kind, holds=False, reason="NotTraining")
+        return kind.false("NotTraining")
     if shares is None:
         return _as_before(context, kind)
     decision = shares.decision
     if decision is None:
-        return ConditionValue(type=kind, holds=None, reason="NoValidShares", message=shares.reason)
+        return kind.unknown("NoValidShares", shares.reason)
     models = dict(zip(names_of(shares.plan), decision.models, strict=True))
     if decision.relearn:
         changes = listed([f"{name} {_change(models[name])}" for name in decision.relearn], most=_LISTED, separator="; ")
         probing = "other shares are tried, and the best ones follow"
         then = probing if decision.probe else "its speed is being measured again"
-        return ConditionValue(type=kind, holds=False, reason="SpeedChanged", message=f"{changes}: {then}")
+        return kind.false("SpeedChanged", f"{changes}: {then}")
     unsure = [
         f"{name} ({model.quality.value}: {model.reason})"
         for name, model in models.items()
@@ -112,39 +112,32 @@ def _speeds_learned(context: JobContext) -> ConditionValue:
         known = "is not known well yet" if learning else "is known only near the shares that were used"
         which = listed(unsure, most=_LISTED, separator="; ")
         message = f"the speed of {len(unsure)} of {len(models)} ranks {known}: {which}"
-        return ConditionValue(
-            type=kind, holds=False, reason="Learning" if learning else "PartlyLearned", message=message
-        )
-    message = f"the speed of {len(models)} ranks is known"
-    return ConditionValue(type=kind, holds=True, reason="Learned", message=message)
+        return kind.false("Learning" if learning else "PartlyLearned", message)
+    return kind.true("Learned", f"the speed of {len(models)} ranks is known")
 
 
 def _straggler(context: JobContext) -> ConditionValue:
     kind, shares = ConditionType.STRAGGLER_DETECTED, context.shares
     if not context.runs or context.plan is None:
-        return ConditionValue(type=kind, holds=False, reason="NotTraining")
+        return kind.false("NotTraining")
     if shares is None:
         return _as_before(context, kind)
     decision = shares.decision
     if decision is None or not all(map(settled, decision.models)):
-        message = "the workers' speeds are not known well enough yet"
-        return ConditionValue(type=kind, holds=None, reason="Learning", message=message)
+        return kind.unknown("Learning", "the workers' speeds are not known well enough yet")
     if not decision.stragglers:
-        return ConditionValue(type=kind, holds=False, reason="NoStraggler")
+        return kind.false("NoStraggler")
     names, members = names_of(shares.plan), shares.plan.members
     slow = [f"{names[s.member]} (pool {members[s.member].pool}): {s.reason}" for s in decision.stragglers]
     which = listed(slow, most=_LISTED, separator="; ")
-    message = f"{which}; lower its pool's maxReplicas, or train with a larger batch"
-    return ConditionValue(type=kind, holds=True, reason="WorkerTooSlow", message=message)
+    return kind.true("WorkerTooSlow", f"{which}; lower its pool's maxReplicas, or train with a larger batch")
 
 
 def _as_before(context: JobContext, kind: ConditionType) -> ConditionValue:
     before = find_condition(context.job.status.conditions, kind)
     if before is not None and before.reason != "NotTraining":
-        holds = {"True": True, "False": False}.get(before.status)
-        return ConditionValue(type=kind, holds=holds, reason=before.reason, message=before.message)
-    message = "Prometheus has not scraped any worker yet"
-    return ConditionValue(type=kind, holds=None, reason="NotScrapedYet", message=message)
+        return value_of(before)
+    return kind.unknown("NotScrapedYet", "Prometheus has not scraped any worker yet")
 
 
 def _change(model: MemberModel) -> str:
