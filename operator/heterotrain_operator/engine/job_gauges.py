@@ -1,7 +1,6 @@
 """Gauges of each job: its workers, and its plan's predictions next to measured values.
 
 A job's series disappear when it stops training (those of its workers: when it wants no more workers) or is deleted;
-A job's series disappear when it stops training (those of its workers: when it wants no more workers) or is deleted;
 ``heterotrain_operator_failed`` exists for failed jobs only. Unknown values are not exported. The labels are
 ``job_name`` and ``job_namespace``, because Prometheus uses ``job`` and ``namespace`` for the scrape target, which is
 the operator.
@@ -26,121 +25,113 @@ _SPAN = re.compile(r"([0-9]{1,4})-([0-9]{1,4})")
 LABELS = ("job_uid", "job_namespace", "job_name")
 
 
-class _Series(NamedTuple):
+_Value = Callable[[HeteroTrainJobStatus, HeteroTrainJobSpec], float | None]
+
+
+class _Gauge(NamedTuple):
     name: str
     help: str
-    value: Callable[[HeteroTrainJobStatus], float | None]
+    value: _Value
 
 
-_SERIES = (
-    _Series(
-        "heterotrain_operator_predicted_step_seconds",
+_TRAINING = (
+    _Gauge(
+        "predicted_step_seconds",
         "Predicted mean seconds of a step, by the plan in force.",
-        lambda status: status.prediction.predicted_step_seconds if status.prediction else None,
+        lambda status, _: status.prediction.predicted_step_seconds if status.prediction else None,
     ),
-    _Series(
-        "heterotrain_operator_measured_step_seconds",
+    _Gauge(
+        "measured_step_seconds",
         "Measured mean seconds of a step since the plan in force took effect.",
-        lambda status: status.prediction.measured_step_seconds if status.prediction else None,
+        lambda status, _: status.prediction.measured_step_seconds if status.prediction else None,
     ),
-    _Series(
-        "heterotrain_operator_efficiency_ratio",
+    _Gauge(
+        "efficiency_ratio",
         "Throughput divided by the sum of the workers' solo rates.",
-        lambda status: status.efficiency,
+        lambda status, _: status.efficiency,
     ),
-    _Series(
-        "heterotrain_operator_efficiency_ceiling_ratio",
+    _Gauge(
+        "efficiency_ceiling_ratio",
         "Highest efficiency that the measured variances allow.",
-        lambda status: status.plan.efficiency_ceiling,
+        lambda status, _: status.plan.efficiency_ceiling,
     ),
 )
+"""Of jobs that train."""
 
 
-class _Demand(NamedTuple):
-    name: str
-    help: str
-    value: Callable[[HeteroTrainJobStatus, HeteroTrainJobSpec], float | None]
+def _condition(kind: ConditionType) -> _Value:
+    def value(status: HeteroTrainJobStatus, _: HeteroTrainJobSpec) -> float | None:
+        found = find_condition(status.conditions, kind)
+        unknown = found is None or found.status == "Unknown" or found.reason == "NotConfigured"
+        return None if found is None or unknown else float(found.status == "True")
+
+    return value
 
 
-_DEMAND = (
-    _Demand(
-        "heterotrain_operator_max_workers",
-        "Workers that the job would use without competing jobs: its maximum.",
-        lambda _, spec: most_workers(spec),
-    ),
-    _Demand(
-        "heterotrain_operator_min_workers",
-        "Least number of workers with which the job trains.",
-        lambda _, spec: spec.elastic_policy.min_replicas,
-    ),
-    _Demand(
-        "heterotrain_operator_granted_workers",
-        "Workers that the allocation grants the job; absent without competing jobs.",
-        lambda status, _: _granted(status),
-    ),
-    _Demand(
-        "heterotrain_operator_placed_workers",
-        "Workers of the job on a node.",
-        lambda status, _: sum(pool.placed for pool in status.pools),
-    ),
-    _Demand(
-        "heterotrain_operator_samples_per_price",
-        "Samples for one unit of price, by measured throughput and the price of the workers on nodes.",
-        lambda status, _: _per_price(status),
-    ),
-    _Demand(
-        "heterotrain_operator_deadline_at_risk",
-        "With objective: Deadline, 1 while the job is expected to end too late, else 0.",
-        lambda status, _: _condition(status, ConditionType.DEADLINE_AT_RISK),
-    ),
-    _Demand(
-        "heterotrain_operator_diverging",
-        "1 while the training loss climbs beyond its noise, else 0; absent while not known.",
-        lambda status, _: _condition(status, ConditionType.DIVERGING),
-    ),
-    _Demand(
-        "heterotrain_operator_disruptions_in_a_row",
-        "Disruptions without a committed step in between.",
-        lambda status, _: status.internal.disruptions.incidents if status.internal.disruptions is not None else 0,
-    ),
-    _Demand(
-        "heterotrain_operator_running",
-        "1 while the job trains, else 0.",
-        lambda status, _: _condition(status, ConditionType.RUNNING),
-    ),
-    _Demand(
-        "heterotrain_operator_telemetry_available",
-        "1 while the job's telemetry is fresh, else 0; absent while not known, or without a Prometheus.",
-        lambda status, _: _telemetry(status),
-    ),
-    _Demand(
-        "heterotrain_operator_progressing",
-        "1 while the job commits steps at its own pace, 0 after ten mean steps without one; absent while not known.",
-        lambda status, _: _condition(status, ConditionType.PROGRESSING),
-    ),
-)
-
-
-def _condition(status: HeteroTrainJobStatus, kind: ConditionType) -> float | None:
-    found = find_condition(status.conditions, kind)
-    return float(found.status == "True") if found is not None and found.status != "Unknown" else None
-
-
-def _telemetry(status: HeteroTrainJobStatus) -> float | None:
-    found = find_condition(status.conditions, ConditionType.TELEMETRY_AVAILABLE)
-    if found is not None and found.reason == "NotConfigured":
-        return None
-    return _condition(status, ConditionType.TELEMETRY_AVAILABLE)
-
-
-def _granted(status: HeteroTrainJobStatus) -> int | None:
+def _granted(status: HeteroTrainJobStatus, _: HeteroTrainJobSpec) -> int | None:
     granted = [pool.granted for pool in status.pools if pool.granted is not None]
     return sum(granted) if granted else None
 
 
-def _per_price(status: HeteroTrainJobStatus) -> float | None:
+def _per_price(status: HeteroTrainJobStatus, _: HeteroTrainJobSpec) -> float | None:
     price = float(status.price_per_hour or 0)
     return status.samples_per_second * 3600.0 / price if status.samples_per_second and price else None
+
+
+_WANTING = (
+    _Gauge(
+        "max_workers",
+        "Workers that the job would use without competing jobs: its maximum.",
+        lambda _, spec: most_workers(spec),
+    ),
+    _Gauge(
+        "min_workers",
+        "Least number of workers with which the job trains.",
+        lambda _, spec: spec.elastic_policy.min_replicas,
+    ),
+    _Gauge(
+        "granted_workers",
+        "Workers that the allocation grants the job; absent without competing jobs.",
+        _granted,
+    ),
+    _Gauge(
+        "placed_workers",
+        "Workers of the job on a node.",
+        lambda status, _: sum(pool.placed for pool in status.pools),
+    ),
+    _Gauge(
+        "samples_per_price",
+        "Samples for one unit of price, by measured throughput and the price of the workers on nodes.",
+        _per_price,
+    ),
+    _Gauge(
+        "deadline_at_risk",
+        "With objective: Deadline, 1 while the job is expected to end too late, else 0.",
+        _condition(ConditionType.DEADLINE_AT_RISK),
+    ),
+    _Gauge(
+        "diverging",
+        "1 while the training loss climbs beyond its noise, else 0; absent while not known.",
+        _condition(ConditionType.DIVERGING),
+    ),
+    _Gauge(
+        "disruptions_in_a_row",
+        "Disruptions without a committed step in between.",
+        lambda status, _: status.internal.disruptions.incidents if status.internal.disruptions is not None else 0,
+    ),
+    _Gauge("running", "1 while the job trains, else 0.", _condition(ConditionType.RUNNING)),
+    _Gauge(
+        "telemetry_available",
+        "1 while the job's telemetry is fresh, else 0; absent while not known, or without a Prometheus.",
+        _condition(ConditionType.TELEMETRY_AVAILABLE),
+    ),
+    _Gauge(
+        "progressing",
+        "1 while the job commits steps at its own pace, 0 after ten mean steps without one; absent while not known.",
+        _condition(ConditionType.PROGRESSING),
+    ),
+)
+"""Of jobs that want workers."""
 
 
 class _Units(NamedTuple):
@@ -154,17 +145,17 @@ class _Job(NamedTuple):
 
     key: JobKey
     training: tuple[float | None, ...]
-    """Of ``_SERIES``; empty while it does not train."""
-    demand: tuple[float | None, ...]
-    """Of ``_DEMAND``."""
+    """Of ``_TRAINING``; empty while it does not train."""
+    wanting: tuple[float | None, ...]
+    """Of ``_WANTING``."""
     units: tuple[_Units, ...]
 
 
 def _values(key: JobKey, status: HeteroTrainJobStatus, spec: HeteroTrainJobSpec, *, trains: bool) -> _Job:
     return _Job(
         key,
-        tuple(series.value(status) for series in _SERIES) if trains else (),
-        tuple(demand.value(status, spec) for demand in _DEMAND),
+        tuple(gauge.value(status, spec) for gauge in _TRAINING) if trains else (),
+        tuple(gauge.value(status, spec) for gauge in _WANTING),
         tuple(_Units(w.name, w.pool, w.units) for w in status.workers if w.units) if trains else (),
     )
 
@@ -198,23 +189,19 @@ class JobGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one family for each gauge; jobs may come and go meanwhile, because this runs in a thread."""
         jobs = list(self._jobs.items())
-        for number, series in enumerate(_SERIES):
+        for number, gauge in enumerate(_TRAINING):
             trains = [(uid, job.key, job.training[number]) for uid, job in jobs if job.training]
-            yield _family(series.name, series.help, trains)
+            yield _family(gauge.name, gauge.help, trains)
         yield _units(jobs)
-        for number, demand in enumerate(_DEMAND):
-            yield _family(demand.name, demand.help, [(uid, job.key, job.demand[number]) for uid, job in jobs])
-        failed = GaugeMetricFamily(
-            "heterotrain_operator_failed", "1 for a job that has failed, until it is deleted.", labels=LABELS
-        )
-        for uid, key in list(self._failed.items()):
-            failed.add_metric((uid, key.namespace, key.name), 1.0)
-        yield failed
+        for number, gauge in enumerate(_WANTING):
+            yield _family(gauge.name, gauge.help, [(uid, job.key, job.wanting[number]) for uid, job in jobs])
+        failed = [(uid, key, 1.0) for uid, key in list(self._failed.items())]
+        yield _family("failed", "1 for a job that has failed, until it is deleted.", failed)
 
 
 def _family(name: str, text: str, values: Iterable[tuple[str, JobKey, float | None]]) -> Metric:
     """Return a gauge of all jobs; values of ``None`` are left out."""
-    family = GaugeMetricFamily(name, text, labels=LABELS)
+    family = GaugeMetricFamily(f"heterotrain_operator_{name}", text, labels=LABELS)
     for uid, key, value in values:
         if value is not None:
             family.add_metric((uid, key.namespace, key.name), value)
