@@ -17,12 +17,11 @@ from typing import Any, Final
 import click
 from heterotrain_core.contract import env
 from heterotrain_core.uris import has_credentials
-from heterotrain_operator.cluster_state.containers import main_container
+from heterotrain_operator.cluster_state.containers import training_container
 from rich.console import Console
 
 from heterotrain_cli.bench.environment import lines_of
 from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.logs import training_container
 from heterotrain_cli.cluster.submit import until_ended
 from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.errors import InputError, UnavailableError
@@ -115,15 +114,12 @@ def checking_job(job: JobFile, store: str | None) -> dict[str, Any]:
     uri = store or (job.spec.checkpoint.uri if job.spec.checkpoint is not None else None)
     command = ["heterotrain-run", "-m", MODULE, *(["--store", uri] if uri else [])]
     template = spec["template"]
-    annotations = (template.get("metadata") or {}).get("annotations") or {}
-    chosen = main_container(template["spec"], annotations)
-    for container in template["spec"]["containers"]:
-        if container["name"] == chosen:
-            container["command"] = command
-            container.pop("args", None)
+    main = training_container(template)
+    main["command"] = command
+    main.pop("args", None)
     for pool in spec["workerPools"]:
         for container in ((pool.get("template") or {}).get("spec") or {}).get("containers") or ():
-            if container["name"] == chosen:  # what this pool would run instead of the checks
+            if container["name"] == main["name"]:  # what this pool would run instead of the checks
                 container.pop("command", None)
                 container.pop("args", None)
     spec |= {
@@ -168,10 +164,7 @@ def results(cluster: Cluster, name: str) -> list[str]:
     best: list[str] = []
     for pod in cluster.pods(name):
         try:
-            lines = cluster.log_lines(
-                pod["metadata"]["name"], training_container(pod), follow=False, tail=None, previous=False, since_s=None
-            )
-            found = [line for line in lines if line.startswith(_VERDICTS)]
+            found = [line.text for line in cluster.log_lines(pod) if line.text.startswith(_VERDICTS)]
         except (InputError, UnavailableError):  # a pod that never started has no log
             continue
         best = max(best, found, key=len)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from heterotrain_cli.cluster.logs import LogLine
+from heterotrain_cli.cluster.api import LogLine
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 
 from heterotrain_client.client import HeteroTrainClient

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from io import StringIO
 from typing import Any
 
-from heterotrain_cli.cluster.api import Cluster
+from heterotrain_cli.cluster.api import Cluster, LogLine
 from heterotrain_cli.cluster.change import scaled, why_ended
 from heterotrain_cli.cluster.checkpoint import TIMEOUT_S, take
 from heterotrain_cli.cluster.history import Arrays, History, from_prometheus
-from heterotrain_cli.cluster.logs import LogLine, chosen, followed, training_container
+from heterotrain_cli.cluster.logs import chosen, followed
 from heterotrain_cli.cluster.render import description
 from heterotrain_cli.cluster.submit import until_ended
 from heterotrain_cli.cluster.view import JobSummary, view_of
@@ -101,15 +101,14 @@ class TrainingJob:
             check_whole("tail", tail, least=0)
         pods = chosen(self._cluster.pods(self.name), () if follow else workers, job=self.name)
 
-        def read(pod: Mapping[str, Any], put: Any) -> None:
-            for line in self._lines(pod, follow=follow, tail=tail):
-                put(line)
+        def read(pod: Mapping[str, Any]) -> Iterator[LogLine]:
+            return self._cluster.log_lines(pod, follow=follow, tail=tail)
 
         if follow:
             yield from followed(self._cluster, self.name, workers, read)
             return
         for pod in pods:
-            yield from self._lines(pod, follow=False, tail=tail)
+            yield from read(pod)
 
     def metrics(self, *, prometheus: str | None = None, every_s: float = 15.0) -> Arrays:
         """Return metrics over time: arrays of the same length by name, with ``time_s`` in seconds since 1970.
@@ -203,14 +202,6 @@ class TrainingJob:
 
     def _view(self) -> JobSummary:
         return view_of(self.body())
-
-    def _lines(self, pod: Mapping[str, Any], *, follow: bool, tail: int | None) -> Iterator[LogLine]:
-        worker = str(pod["metadata"]["name"])
-        lines = self._cluster.log_lines(
-            worker, training_container(pod), follow=follow, tail=tail, previous=False, since_s=None
-        )
-        for text in lines:
-            yield LogLine(worker, text)
 
     def _page(self) -> Console:
         page = Console(record=True, file=StringIO(), width=WIDTH)

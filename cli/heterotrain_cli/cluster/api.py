@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -18,6 +18,7 @@ import urllib3
 from heterotrain_core.contract import keys
 from heterotrain_core.version import __version__
 from heterotrain_operator.api.text import quoted
+from heterotrain_operator.cluster_state.containers import training_container
 
 from heterotrain_cli.cluster.credentials import LoginError
 from heterotrain_cli.cluster.kubeconfig import load
@@ -39,6 +40,14 @@ _FIRST_ERROR = 400
 """The first HTTP status that is an error."""
 _ROOT = f"/apis/{keys.GROUP}/{keys.VERSION}"
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a worker's log."""
+
+    worker: str
+    text: str
 
 
 class Cluster:
@@ -184,19 +193,27 @@ class Cluster:
         return self._json("GET", full, query=query, what=f"service {service}")
 
     def log_lines(
-        self, pod: str, container: str, *, follow: bool, tail: int | None, previous: bool, since_s: int | None
-    ) -> Iterator[str]:
-        """Yield the lines of a container's log, without their line ends.
+        self,
+        pod: Mapping[str, Any],
+        container: str | None = None,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        previous: bool = False,
+        since_s: int | None = None,
+    ) -> Iterator[LogLine]:
+        """Yield the lines of the log of a container, the training one by default, without their line ends.
 
         Raises:
             InputError: there is no such log.
             UnavailableError: the cluster does not answer.
         """
-        query = {"container": container, "follow": str(follow).lower(), "previous": str(previous).lower()}
+        name, chosen = str(pod["metadata"]["name"]), container or training_container(pod)["name"]
+        query = {"container": chosen, "follow": str(follow).lower(), "previous": str(previous).lower()}
         query |= {"tailLines": str(tail)} if tail is not None else {}
         query |= {"sinceSeconds": str(since_s)} if since_s is not None else {}
-        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
-        what = f"log of pod {pod}"
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/log"
+        what = f"log of pod {name}"
         with _no_answer():
             response = self._send("GET", path, query=query, timeout_s=None if follow else self._timeout_s)
             if response.status >= _FIRST_ERROR:
@@ -205,9 +222,9 @@ class Cluster:
                 rest = b""
                 for chunk in response.stream(_CHUNK_BYTES, decode_content=True):
                     *lines, rest = (rest + chunk).split(b"\n")
-                    yield from (line.decode(errors="replace") for line in lines)
+                    yield from (LogLine(name, line.decode(errors="replace")) for line in lines)
                 if rest:
-                    yield rest.decode(errors="replace")
+                    yield LogLine(name, rest.decode(errors="replace"))
             finally:
                 response.close()
 

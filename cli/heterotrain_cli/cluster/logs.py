@@ -7,18 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
-from heterotrain_cli.cluster.api import Cluster
+from heterotrain_cli.cluster.api import Cluster, LogLine
 from heterotrain_cli.cluster.names import complete_workers, job_argument
 from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.errors import InputError, UnavailableError
 
-DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "red")
 LOOK_S: Final = 1.0
 """Seconds between two looks for new workers while following."""
@@ -26,16 +24,8 @@ MOST_LINES: Final = 10_000
 """Lines that wait for the terminal; a reader of a log waits when there are more."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """One line of a worker's log."""
-
-    worker: str
-    text: str
-
-
-Read = Callable[[Mapping[str, Any], Callable[[LogLine], None]], None]
-"""Reads the log of a pod and passes each line on."""
+Read = Callable[[Mapping[str, Any]], Iterator[LogLine]]
+"""Yields the lines of a pod's log."""
 
 
 @click.command()
@@ -77,17 +67,13 @@ def logs(
         raise InputError(f"job {name} has no workers at present: `heterotrain describe {name}` tells why")
     width = max((len(pod["metadata"]["name"]) for pod in pods), default=0)
 
-    def read(pod: Mapping[str, Any], put: Callable[[LogLine], None]) -> None:
-        worker = str(pod["metadata"]["name"])
-        lines = cluster.log_lines(
-            worker, container or training_container(pod), follow=follow, tail=tail, previous=previous, since_s=since
-        )
-        for text in lines:
-            put(LogLine(worker, text))
+    def read(pod: Mapping[str, Any]) -> Iterator[LogLine]:
+        return cluster.log_lines(pod, container, follow=follow, tail=tail, previous=previous, since_s=since)
 
     if not follow:
         for pod in pods:
-            read(pod, lambda line: _print(line, width))
+            for line in read(pod):
+                _print(line, width)
         return
     with suppress(KeyboardInterrupt):
         for line in followed(cluster, name, workers, read):
@@ -113,12 +99,6 @@ def chosen(pods: Iterable[Mapping[str, Any]], workers: tuple[str, ...], *, job: 
     return [pod for pod, name in zip(every, names, strict=True) if not workers or name in wanted]
 
 
-def training_container(pod: Mapping[str, Any]) -> str:
-    """Return the name of the container that trains: the annotated one, else the first."""
-    annotations = pod["metadata"].get("annotations") or {}
-    return str(annotations.get(DEFAULT_CONTAINER) or pod["spec"]["containers"][0]["name"])
-
-
 def has_log(pod: Mapping[str, Any]) -> bool:
     """Return whether the pod's containers have started."""
     return (pod.get("status") or {}).get("phase") not in (None, "Pending")
@@ -131,14 +111,15 @@ def followed(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read) 
         cluster: where the job runs.
         name: of the job.
         workers: names of pods, or their ends, such as w3; empty for all.
-        read: reads one pod's log and passes each line on.
+        read: yields the lines of one pod's log.
     """
     lines: queue.Queue[LogLine] = queue.Queue(MOST_LINES)
     running: dict[str, threading.Thread] = {}
 
     def follow_one(pod: Mapping[str, Any]) -> None:
         try:
-            read(pod, lines.put)
+            for line in read(pod):
+                lines.put(line)
         except (InputError, UnavailableError) as error:
             lines.put(LogLine(str(pod["metadata"]["name"]), f"({error.message})"))
 

@@ -18,16 +18,7 @@ from heterotrain_operator.api.reading import SpecError, read_spec
 from heterotrain_operator.api.reading_status import read_status
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.announcements import announcement_of
-from heterotrain_operator.cluster_state.containers import (
-    end_of,
-    have_all_ended,
-    image_digest,
-    is_creating,
-    main_container,
-    ready_since,
-    trouble_beside,
-    why_waiting,
-)
+from heterotrain_operator.cluster_state.containers import PodContainers
 from heterotrain_operator.cluster_state.quantity import MORE_REQUESTS, more_requests, pod_requests, quantities
 from heterotrain_operator.cluster_state.views import (
     Departed,
@@ -181,9 +172,9 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         return None
     valid = index.isdecimal()
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
-    waiting = why_waiting(spec, status, annotations)
-    is_ready, since = ready_since(spec, status, annotations)
-    started = _started(status)
+    containers = PodContainers(body)
+    waiting_reason, waiting_message = containers.why_waiting
+    is_ready, since = containers.ready_since
     return PodView(
         key=key,
         name=metadata["name"],
@@ -206,27 +197,27 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         gates=tuple(str(gate.get("name") or "") for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]),
         template=annotations.get(TEMPLATE_ANNOTATION, "")[:_REQUEST_CHARS],
         restart=annotations.get(RESTART_ANNOTATION, "")[:_REQUEST_CHARS],
-        main_started=main_container(spec, annotations) in started,
-        all_started=bool(spec.get("containers")) and started >= {each["name"] for each in spec["containers"]},
+        main_started=containers.main.get("name") in containers.started,
+        all_started=bool(containers.names) and containers.started >= containers.names,
         avoids=tuple(filter(None, annotations.get(AVOIDS_ANNOTATION, "")[:MOST_AVOIDS].split(","))),
         finalizers=tuple(metadata.get("finalizers") or ()),
         noted=_noted({**annotations, **labels}),
-        creating=is_creating(spec, status, annotations),
+        creating=containers.creating,
         refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
         **_scheduling(conditions.get("PodScheduled") or {}),
-        waiting_reason=waiting[0],
-        waiting_message=waiting[1],
-        ended=_ended(end_of(spec, status, annotations)),
-        trouble_beside=trouble_beside(spec, status, annotations),
+        waiting_reason=waiting_reason,
+        waiting_message=waiting_message,
+        ended=_ended(containers.end),
+        trouble_beside=containers.trouble_beside,
         disruption=_disruption(conditions, status),
         requests={**pod_requests(spec), **more_requests(annotations.get(MORE_REQUESTS, ""))},
         priority=int(spec.get("priority") or 0),
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
         has_secret=_has_secret(spec),
-        fatal_probes=_fatal_probes(spec, annotations),
-        all_ended=have_all_ended(spec, status),
-        image=_image(spec, annotations),
-        image_digest=image_digest(spec, status, annotations),
+        fatal_probes=containers.fatal_probes,
+        all_ended=containers.all_ended,
+        image=str(containers.main.get("image") or ""),
+        image_digest=containers.image_digest,
         conditions=_conditions(conditions) if status.get("phase") in ("Succeeded", "Failed") else (),
     )
 
@@ -241,15 +232,6 @@ def _scheduling(condition: Mapping[str, Any]) -> dict[str, Any]:
         "unschedulable": condition.get("message") or reason if refused else "",
         "unschedulable_since_s": since_s if refused else 0.0,
         "scheduled_s": since_s if condition.get("status") == "True" else 0.0,
-    }
-
-
-def _started(status: Mapping[str, Any]) -> set[str]:
-    """Return the names of the containers that have run."""
-    return {
-        each["name"]
-        for each in status.get("containerStatuses") or ()
-        if each.get("restartCount") or set(each.get("state") or {}) & {"running", "terminated"}
     }
 
 
@@ -279,17 +261,6 @@ def _conditions(found: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str]
 def _ranks(text: str) -> int:
     """Return the number of ranks in an annotation; 1 for an invalid one."""
     return int(text) if len(text) <= len(str(MAX_NUM_PROC_PER_WORKER)) and text.isdecimal() and int(text) else 1
-
-
-def _image(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> str:
-    name = main_container(spec, annotations)
-    return next((str(each.get("image") or "") for each in spec.get("containers") or () if each["name"] == name), "")
-
-
-def _fatal_probes(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> tuple[str, ...]:
-    name = main_container(spec, annotations)
-    main: Mapping[str, Any] = next((each for each in spec.get("containers") or () if each["name"] == name), {})
-    return tuple(probe for probe in ("livenessProbe", "startupProbe") if main.get(probe))
 
 
 def parse_node(body: Mapping[str, Any], announcements: Collection[str] = ()) -> NodeView:

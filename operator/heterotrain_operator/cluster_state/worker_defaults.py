@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heterotrain_operator.cluster_state.containers import main_container
+from heterotrain_operator.cluster_state.containers import training_container
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,12 @@ class WorkerDefaults:
         if not (self.labels or self.annotations or self.env):
             return template
         metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
-        annotations = metadata.get("annotations") or {}
         marks = {
             "labels": {**self.labels, **(metadata.get("labels") or {})},
-            "annotations": {**self.annotations, **annotations},
+            "annotations": {**self.annotations, **(metadata.get("annotations") or {})},
         }
-        main, containers = main_container(spec, annotations), spec.get("containers") or ()
-        found = [self._in_container(each) if each.get("name") == main else each for each in containers]
+        main, containers = training_container(template), spec.get("containers") or ()
+        found = [self._in_container(each) if each is main else each for each in containers]
         return {**template, "metadata": {**metadata, **marks}, "spec": {**spec, "containers": found}}
 
     def _in_container(self, container: Mapping[str, Any]) -> dict[str, Any]:

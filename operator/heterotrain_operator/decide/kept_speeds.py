@@ -26,7 +26,7 @@ from heterotrain_planner.planning.kept_speed import (
 from heterotrain_operator.api.kept_speed import LARGEST_VARIATION, KeptEntry, KeptShare, read_entry
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.text import rounded
-from heterotrain_operator.cluster_state.containers import main_container
+from heterotrain_operator.cluster_state.containers import training_container
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, PodView, ValidJob
 from heterotrain_operator.decide.objects.common_parts import wanted_digest
@@ -97,12 +97,10 @@ def keys_by_pool(job: ValidJob, pods: Sequence[PodView]) -> dict[str, str]:
 
 
 def _key(job: ValidJob, pool: WorkerPool, image: str) -> str:
-    template = template_of(job, pool)
-    pod, annotations = copy.deepcopy(template["spec"]), (template.get("metadata") or {}).get("annotations") or {}
-    name = main_container(pod, annotations)
+    template = copy.deepcopy(dict(template_of(job, pool)))
+    training_container(template)["image"] = image  # a tag may be moved, and two tags may name one image
+    pod = template["spec"]
     for container in pod["containers"]:
-        if container["name"] == name:
-            container["image"] = image  # a tag may be moved, and two tags may name one image
         for mount in container.get("volumeMounts") or ():
             mount.pop("subPath", None)
     pod["volumes"] = [_without_place(volume) for volume in pod.get("volumes") or ()]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heterotrain_operator.api.pools import WorkerPool
-from heterotrain_operator.cluster_state.containers import main_container
+from heterotrain_operator.cluster_state.containers import training_container
 from heterotrain_operator.cluster_state.quantity import parse_quantity
 
 _GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
@@ -59,10 +59,7 @@ def slices_problem(pool: WorkerPool, template: Mapping[str, Any]) -> str:
 
 def _extended(pool: WorkerPool, template: Mapping[str, Any]) -> dict[str, int]:
     """Return the extended resources that the training container of a worker requests."""
-    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
-    name = main_container(spec, metadata.get("annotations") or {})
-    main: Mapping[str, Any] = next((each for each in spec.get("containers") or () if each.get("name") == name), {})
-    own = (main.get("resources") or {}).get("limits") or {}
+    own = (training_container(template).get("resources") or {}).get("limits") or {}
     return {
         name: int(parse_quantity(value))
         for name, value in {**own, **pool.resources.limits}.items()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heterotrain_operator.api.pools import WorkerPool
-from heterotrain_operator.cluster_state.containers import main_container
+from heterotrain_operator.cluster_state.containers import training_container
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.objects.pod_source import PodSource
 from heterotrain_operator.decide.objects.pods import template_of
@@ -56,9 +56,7 @@ class PodSources:
 def common_part(job: ValidJob, pool: WorkerPool) -> Common:
     """Return what the pods of a pool must have in common with those that they train with."""
     template = template_of(job, pool)
-    spec, annotations = template.get("spec") or {}, (template.get("metadata") or {}).get("annotations") or {}
-    name = main_container(spec, annotations)
-    main: Mapping[str, Any] = next((c for c in spec.get("containers") or () if c.get("name") == name), {})
+    spec, main = template.get("spec") or {}, training_container(template)
     return {
         "main": {field: value for field, value in main.items() if field not in _OF_EACH_POD},
         "volumes": spec.get("volumes") or [],
@@ -92,13 +90,12 @@ def _with_common(template: Mapping[str, Any], common: Common) -> dict[str, Any]:
 
     Volumes that only the template has stay, because its other containers may mount them.
     """
-    spec = template.get("spec") or {}
-    name = main_container(spec, (template.get("metadata") or {}).get("annotations") or {})
+    spec, main = template.get("spec") or {}, training_container(template)
     containers = []
     for container in spec.get("containers") or ():
-        if container.get("name") == name:
+        if container is main:
             own = {field: value for field, value in container.items() if field in _OF_EACH_POD}
-            containers.append({**common["main"], "name": name, **own})
+            containers.append({**common["main"], "name": main.get("name"), **own})
         else:
             containers.append(container)
     known = {volume.get("name") for volume in common["volumes"]}

@@ -15,7 +15,7 @@ from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.cluster_state.containers import DEFAULT_CONTAINER, main_container
+from heterotrain_operator.cluster_state.containers import DEFAULT_CONTAINER, training_container
 from heterotrain_operator.cluster_state.parse import (
     AVOIDS_ANNOTATION,
     RANKS_ANNOTATION,
@@ -108,13 +108,13 @@ def template_problem(
     for problem, found in refused.items():
         if found:
             return problem
-    main = _container(spec, main_container(spec, annotations))
+    main = training_container(template)
     if "readinessProbe" in main:
         return f"container {main['name']} has a readinessProbe: remove it, because the operator adds its own"
     for port in main.get("ports") or ():
         if str(port.get("name", "")).startswith(keys.METRICS_PORT_NAME_PREFIX):
             return f"the port name {port['name']} belongs to the operator: give the port another name"
-    if problem := _port_problem(spec, main_container(spec, annotations), network or Network()):
+    if problem := _port_problem(spec, main["name"], network or Network()):
         return problem
     try:
         pod_requests(spec)
@@ -184,7 +184,7 @@ def build_pod(
     metadata, spec = template.get("metadata") or {}, template["spec"]
     annotations = metadata.get("annotations") or {}
     name = keys.worker_name(job.key.name, index)
-    main = _container(spec, main_container(spec, annotations))
+    main = training_container(template)
     ranks = num_proc_per_worker(pool, template)
     _set_pod(spec, pool, name=name, avoid=avoid, scheduler_name=more.scheduler_name)
     settings = source.settings or settings_text(job, grace_s=grace_s_of(spec))
@@ -338,10 +338,6 @@ def _plan_and_secret(job: ValidJob, *, with_secret: bool) -> dict[str, Any]:
     entry = {"key": keys.SECRET_KEY, "path": keys.SECRET_KEY}
     secret = {"name": keys.secret_name(job.key.name), "items": [entry]}
     return {"projected": {"sources": [{"configMap": plan}, {"secret": secret}]}}
-
-
-def _container(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return next((each for each in spec.get("containers") or () if each.get("name") == name), {})
 
 
 def _tolerations(spec: Mapping[str, Any], pool: WorkerPool) -> list[dict[str, Any]]:
