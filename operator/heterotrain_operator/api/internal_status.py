@@ -33,7 +33,13 @@ class PoolSpeed(Model):
 
 
 class PoolMemory(Model):
-    """What a device of a pool is planned with (``decide.plan.memory_limits.MemoryLimit``)."""
+    """What a device of a pool is planned with, once parts of the model did not fit there.
+
+    Attributes:
+        limit_bytes: for training state and activations; 0 for a pool that holds nothing any more.
+        tries: how many times the limit became smaller.
+        usable_bytes: what the pool's workers reported when it last did.
+    """
 
     limit_bytes: Count
     tries: Count

@@ -35,21 +35,6 @@ _GIB = 1024.0**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLimit:
-    """What a device of one pool is planned with.
-
-    Attributes:
-        limit_bytes: for training state and activations; 0 for a pool that holds nothing any more.
-        tries: how many times the limit became smaller.
-        usable_bytes: what the pool's workers reported when it last did.
-    """
-
-    limit_bytes: int
-    tries: int
-    usable_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
     """The limits of a job's pools.
 
@@ -58,7 +43,7 @@ class MemoryLimits:
         answers: by uid, a sentence for each worker whose end another cut answers. Such an end is not a failure.
     """
 
-    pools: Mapping[str, MemoryLimit] = field(default_factory=dict)
+    pools: Mapping[str, PoolMemory] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -71,7 +56,7 @@ class MemoryLimits:
         return " ".join([*found, "To try the measured memory again, suspend and resume the job."] if found else [])
 
 
-def limited(profiles: Mapping[str, PoolProfile], pools: Mapping[str, MemoryLimit]) -> dict[str, PoolProfile]:
+def limited(profiles: Mapping[str, PoolProfile], pools: Mapping[str, PoolMemory]) -> dict[str, PoolProfile]:
     """Return the profiles with the memory that devices are planned with."""
     return {
         name: replace(profile, memory_bytes=min(profile.memory_bytes, pools[name].limit_bytes))
@@ -81,7 +66,7 @@ def limited(profiles: Mapping[str, PoolProfile], pools: Mapping[str, MemoryLimit
     }
 
 
-def known_limits(status: HeteroTrainJobStatus, profiles: Mapping[str, PoolProfile]) -> dict[str, MemoryLimit]:
+def known_limits(status: HeteroTrainJobStatus, profiles: Mapping[str, PoolProfile]) -> dict[str, PoolMemory]:
     """Return the persisted limits, without those of pools whose workers report more memory than then."""
     found = {}
     for pool in status.internal.pools:
@@ -89,9 +74,7 @@ def known_limits(status: HeteroTrainJobStatus, profiles: Mapping[str, PoolProfil
             continue
         kept, profile = pool.memory, profiles.get(pool.name)
         if profile is None or profile.memory_bytes <= MORE_MEMORY * kept.usable_bytes:
-            found[pool.name] = MemoryLimit(
-                limit_bytes=kept.limit_bytes, tries=kept.tries, usable_bytes=kept.usable_bytes
-            )
+            found[pool.name] = kept
     return found
 
 
@@ -126,7 +109,7 @@ def memory_limits(
         # Workers of one plan may end one after the other. A part that was larger than the limit teaches nothing.
         if before is None or planned <= before.limit_bytes:
             tries += 1
-            limits[pool] = MemoryLimit(limit_bytes=now if tries <= MOST_TRIES else 0, tries=tries, usable_bytes=usable)
+            limits[pool] = PoolMemory(limit_bytes=now if tries <= MOST_TRIES else 0, tries=tries, usable_bytes=usable)
         if worker.action is None:  # else a rule of the job says what its end counts as
             answers[worker.pod.uid] = (
                 f"{worker.pod.name} ran out of memory with {_gib(planned)} of training state and activations planned: "
@@ -137,11 +120,7 @@ def memory_limits(
 
 def with_limits(pool: InternalPool, limits: MemoryLimits) -> InternalPool:
     """Return the persisted values of a pool with its limit."""
-    limit = limits.pools.get(pool.name)
-    memory = None
-    if limit is not None:
-        memory = PoolMemory(limit_bytes=limit.limit_bytes, tries=limit.tries, usable_bytes=limit.usable_bytes)
-    return pool.model_copy(update={"memory": memory})
+    return pool.model_copy(update={"memory": limits.pools.get(pool.name)})
 
 
 def _ran_out(worker: Worker) -> bool:
