@@ -90,7 +90,7 @@ def forecast(
     profile = read_document(profile_path, Profile)
     single = forecast_batch(profile, batch)
     if output != TABLE:
-        print_document(as_document(single), output)
+        print_document(as_document(profile, batch, single), output)
     else:
         show_batch(Console(), profile, batch, single)
 

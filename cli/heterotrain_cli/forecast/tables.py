@@ -6,37 +6,38 @@ from collections import Counter
 from collections.abc import Sequence
 
 from heterotrain_core.contract.plan import Binding
+from heterotrain_core.split.balance import Infeasible
+from heterotrain_planner.split.expected import ExpectedSplit
 from rich.console import Console
 
-from heterotrain_cli.forecast.batch import BatchForecast
 from heterotrain_cli.profile import Profile
 from heterotrain_cli.terminal import plain_table, say, spread
 
 
-def show_batch(console: Console, profile: Profile, batch_samples: int, found: BatchForecast) -> None:
+def show_batch(console: Console, profile: Profile, batch_samples: int, found: ExpectedSplit | Infeasible) -> None:
     """Print the forecast of one batch, one row for each entry of the profile."""
-    if found.step_s is None or found.samples_per_s is None or found.efficiency is None:
+    if isinstance(found, Infeasible):
         say(console, f"not possible: {found.reason}")
         return
-    say(console, headline(batch_samples, found.step_s, found.samples_per_s, found.efficiency))
-    variations = [entry.variation for entry in profile.members]
-    say(console, noise_line(found.step_s, found.quiet_step_s or found.step_s, variations))
+    split, rate = found.split, batch_samples / found.expected_s
+    say(console, headline(batch_samples, found.expected_s, rate, rate / split.solo_samples_per_s))
+    say(console, noise_line(found.expected_s, split.step_s, [entry.variation for entry in profile.members]))
     table = plain_table("member")
     for heading in ("count", "samples each", "micro-batches"):
         table.add_column(heading, justify="right")
     table.add_column("binding", no_wrap=True)
     at = 0
     for entry in profile.members:
-        mine = found.members[at : at + entry.count]
+        own = slice(at, at + entry.count)
         at += entry.count
-        limits = bindings(Counter(m.binding for m in mine).most_common())
-        samples, micro = spread([m.samples for m in mine]), spread([m.micro_batches for m in mine])
+        limits = bindings(Counter(split.bindings[own]).most_common())
+        samples, micro = spread(split.shares[own]), spread(split.micro_batches[own])
         table.add_row(entry.name, str(entry.count), samples, micro, limits)
     console.print(table)
     priced = [entry for entry in profile.members if entry.price_per_hour is not None]
     if priced:
         per_hour = sum((entry.price_per_hour or 0.0) * entry.count for entry in priced)
-        per_million = per_hour * 1e6 / found.samples_per_s / 3600
+        per_million = per_hour * 1e6 / rate / 3600
         missing = "" if len(priced) == len(profile.members) else " (members without a price counted as free)"
         say(console, f"{per_hour:.2f} an hour, {per_million:.2f} for a million samples{missing}")
 
