@@ -6,6 +6,7 @@ Only ``on.event`` is used: it puts no annotation or finalizer on any object, so 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from heterotrain_core.contract import keys
 
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.serve import Certificate, serve
-from heterotrain_operator.login import login
+from heterotrain_operator.kube.auth import load_configuration
 
 PAGE_SIZE = 100
 """Objects of one answer when a watch begins, as in ``kube.client``."""
@@ -120,3 +121,26 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, *[10] * 10_000)  # outlasts any outage of the API server
     settings.persistence.finalizer = f"{keys.GROUP}/never-used"
     settings.persistence.diffbase_storage = _NoDiffBase()
+
+
+async def login(kubeconfig: str | None) -> kopf.ConnectionInfo:
+    """Return kopf's connection to the API server, with the credentials of the operator's own client.
+
+    Kopf calls this again after a denial, so rotated tokens are read.
+
+    Raises:
+        KubeError: there is neither a service account nor a kubeconfig.
+    """
+    configuration = await load_configuration(kubeconfig)
+    found = configuration.get_api_key_with_prefix("BearerToken")
+    token = await found if inspect.isawaitable(found) else found
+    scheme, _, bare = (token or "").rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        scheme=scheme or None,
+        token=bare or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )

@@ -19,7 +19,7 @@ from heterotrain_operator.cluster_state import parse
 from heterotrain_operator.cluster_state.node_changes import NodeChanges
 from heterotrain_operator.cluster_state.store import PodKind, Sequence, Store
 from heterotrain_operator.decide.plan import shares
-from heterotrain_operator.engine import resync, turns
+from heterotrain_operator.engine import responsiveness, resync
 from heterotrain_operator.engine.app import CLOCKS
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.resync import relist
@@ -87,7 +87,7 @@ async def test_a_full_list_parses_only_what_has_changed(monkeypatch: pytest.Monk
 
 async def test_long_lists_and_preparations_hand_the_loop_over(monkeypatch: pytest.MonkeyPatch) -> None:
     load = await filled_cluster()
-    monkeypatch.setattr(turns, "PIECE_S", 0.0)
+    monkeypatch.setattr(responsiveness, "PIECE_S", 0.0)
     for work, least in ((relist(load.kube, load.app.store), 10 * JOBS), (load.app.allocator._refresh_entries(), JOBS)):
         task, rounds = asyncio.create_task(work), 0
         while not task.done():

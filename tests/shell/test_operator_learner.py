@@ -12,7 +12,7 @@ from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, ValidJob
 from heterotrain_operator.decide.learn.job_model import JobModel
-from heterotrain_operator.decide.plan.revision_budget import BURST, INTERVAL_S
+from heterotrain_operator.decide.plan.revision import BURST, INTERVAL_S
 from heterotrain_operator.engine import learner
 from heterotrain_operator.engine.app import CLOCKS, App
 from heterotrain_operator.engine.clocks import Clocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_operator.kube.rate import RequestRate
+from heterotrain_operator.kube.client import RequestRate
 
 
 class Time:

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from heterotrain_operator.api.conditions import ConditionType
-from heterotrain_operator.api.reading_status import read_status
-from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
+from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus, read_status
 
 from heterotrain_cli.cluster.values import UNKNOWN, parsed, seconds_since
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
 from heterotrain_operator.api.internal_status import Internal, InternalStatus
 from heterotrain_operator.api.schema import MapList, Model
+from heterotrain_operator.api.tolerant import read_tolerantly
 from heterotrain_operator.api.types import Count, Number, TimestampText
 
 MAX_WORKER_ROWS = 64
@@ -313,3 +315,8 @@ class HeteroTrainJobStatus(Model):
 def as_body(status: HeteroTrainJobStatus) -> dict[str, Any]:
     """Return the status as a JSON object; unknown values are absent."""
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def read_status(body: Mapping[str, Any]) -> HeteroTrainJobStatus:
+    """Return the job's status; values of another version that this one cannot read are left out."""
+    return read_tolerantly(HeteroTrainJobStatus, body.get("status") or {})

@@ -15,7 +15,7 @@ from heterotrain_core.contract.outcome import LATEST_S
 
 from heterotrain_operator.api.network import MOST_PORT
 from heterotrain_operator.api.reading import SpecError, read_spec
-from heterotrain_operator.api.reading_status import read_status
+from heterotrain_operator.api.status import read_status
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.announcements import announcement_of
 from heterotrain_operator.cluster_state.containers import PodContainers

@@ -351,6 +351,22 @@ class Store:
                 last[pod.key] = max(last[pod.key], self.pods.changed(name))
         return sorted(last, key=lambda key: -last[key])
 
+    def unanswered(self) -> list[JobKey]:
+        """Return jobs whose spec has changed since their status was written, and those with workers on ending nodes.
+
+        No operator has answered them after a time without a leader, or without watch events. A new job is not among
+        them: nothing trains yet. A node ends that is gone, not ready, or whose end is announced.
+        """
+        jobs, nodes = self.jobs.all(), self.nodes.all()
+        changed = [key for key, job in jobs.items() if 0 < job.status.observed_generation < job.generation]
+        placed = [pod for pod in self.pods.all().values() if pod.node and not pod.phase_ended]
+        ending = {
+            pod.key
+            for pod in placed
+            if (node := nodes.get(pod.node)) is None or node.announced or node.readiness is not NodeReadiness.TRUE
+        }
+        return list(dict.fromkeys([*changed, *sorted(ending & jobs.keys())]))
+
     def used(self) -> Mapping[str, Mapping[str, float]]:
         """Return by node the sum of the requests of all running pods; the result is never mutated."""
         changed = self.node_changes.since(self._used_at)

@@ -21,7 +21,7 @@ from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.ended_pods import cooling_s, is_deleted, sidecar_wait_s, unneeded_ended_pods
 from heterotrain_operator.decide.faults import Faults
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs, derive
-from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Life, LifeStage
+from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Life, LifeStage, asks_for_retry, tried_again
 from heterotrain_operator.decide.next_plan import PlannedShares, members_of_next_plan, shares_of_next_plan
 from heterotrain_operator.decide.objects.common_parts import PodSources, pod_sources
 from heterotrain_operator.decide.objects.objects import (
@@ -35,7 +35,6 @@ from heterotrain_operator.decide.plan.stages import PlannedMembers
 from heterotrain_operator.decide.plan_delivery import pods_to_touch
 from heterotrain_operator.decide.plugins import registry as plugins
 from heterotrain_operator.decide.renewal import CORRECTED, Renewal, corrected, decide_renewal
-from heterotrain_operator.decide.retry import asks_for_retry, tried_again
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of

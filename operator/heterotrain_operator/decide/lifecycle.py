@@ -1,19 +1,23 @@
-"""The stage of a job's life: refused, suspended, active, finishing, succeeded or failed."""
+"""The stage of a job's life: refused, suspended, active, finishing, succeeded or failed.
+
+A failed job is tried again on request: it is the same job, so it continues from its own newest checkpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from heterotrain_core.contract.outcome import Cause
+from heterotrain_core.uris import job_folder
 
-from heterotrain_operator.api.conditions import ConditionType, find_condition
+from heterotrain_operator.api.conditions import ConditionType, condition_holds, find_condition
 from heterotrain_operator.api.failures import FailureAction
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import seconds
-from heterotrain_operator.cluster_state.views import JobView
-from heterotrain_operator.decide.retry import with_way_on
+from heterotrain_operator.cluster_state.saved import saved_by
+from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.failures import Accounts
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -21,6 +25,7 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 _HOUR_S = 3600.0
 FINISHING_S = 30.0
 """Time that the other workers get to end by themselves once one has finished."""
+_MOST_WORDS = 400
 
 
 class LifeStage(StrEnum):
@@ -195,3 +200,39 @@ def _paid_for_s(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> floa
     if left <= 0 or not cost.per_hour:
         return 0.0 if left <= 0 else None
     return left / cost.per_hour * _HOUR_S
+
+
+def asks_for_retry(job: JobView) -> bool:
+    """Return whether a failed job is to be tried again, by a request that was not followed yet."""
+    asked = bool(job.retry_request) and job.retry_request != job.status.internal.retried
+    return asked and condition_holds(job.status.conditions, ConditionType.FAILED)
+
+
+def tried_again(job: JobView) -> JobView:
+    """Return a failed job as one that has not ended; its failures and deadlines count from now on."""
+    internal = job.status.internal.model_copy(update={"retried": job.retry_request})
+    others = tuple(each for each in job.status.conditions if each.type != ConditionType.FAILED.value)
+    status = job.status.model_copy(
+        update={
+            "conditions": others,
+            "restarts": 0,
+            "start_time": None,
+            "training_since": None,
+            "completion_time": None,
+            "nodes_with_failures": (),
+            "internal": internal,
+        }
+    )
+    return replace(job, status=status)
+
+
+def with_way_on(job: JobView, pods: Iterable[PodView], message: str) -> str:
+    """Return why a job has failed, with the command that tries it again and the folder that it continues from."""
+    command = f"`heterotrain retry {job.key.name}`"
+    told = (saved_by(pod) for pod in pods)
+    steps = [saved.step for saved in (job.status.last_checkpoint, *told) if saved is not None]
+    if job.spec is None or job.spec.checkpoint is None or not steps:
+        return f"{message[:_MOST_WORDS]}; {command} starts it again"
+    names = {"namespace": job.key.namespace, "name": job.key.name, "uid": job.uid}
+    folder = job_folder(job.spec.checkpoint.uri, **names)
+    return f"{message[:_MOST_WORDS]}; {command} continues it from step {max(steps)} in {folder}"

@@ -28,12 +28,11 @@ from heterotrain_operator.decide.grants.persisted import persisted_grant
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, Shape, shape_of
 from heterotrain_operator.engine.admitted import AdmittedPods
-from heterotrain_operator.engine.busy import BusyTime
-from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.clocks import BusyTime, Clocks
 from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.engine.turns import Turns
+from heterotrain_operator.engine.responsiveness import Turns
 from heterotrain_operator.threads import Threads
 
 SETTLE_S = 2.0

@@ -26,20 +26,18 @@ from heterotrain_operator.engine.allocator import Allocator, wait_at_most
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.layout_planner import LayoutPlanner
 from heterotrain_operator.engine.learner import Learner
-from heterotrain_operator.engine.loop_delay import watch_delay
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.plugins import ResourceReader
 from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
-from heterotrain_operator.engine.responsiveness import keep_responsive
+from heterotrain_operator.engine.responsiveness import keep_responsive, watch_delay
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.engine.serve import METRICS_PATH
 from heterotrain_operator.engine.speed_keeper import SpeedKeeper
 from heterotrain_operator.engine.status_writer import StatusWriter
-from heterotrain_operator.engine.watch_events import WatchEvents
-from heterotrain_operator.engine.watch_gaps import WatchGaps
+from heterotrain_operator.engine.watch_events import WatchEvents, WatchGaps
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
 from heterotrain_operator.kube.resources import JOBS

@@ -1,4 +1,4 @@
-"""The operator's clocks as one value, so that a test replaces all of them in one place."""
+"""The operator's clocks as one value, so that a test replaces all of them in one place, and time without progress."""
 
 from __future__ import annotations
 
@@ -43,3 +43,28 @@ class Clocks:
     def by(cls, server: ServerClock) -> Clocks:
         """Return clocks whose time of day is the API server's."""
         return cls(wall=server.now_s, skew_s=server.skew_s)
+
+
+class BusyTime:
+    """Seconds since a task's last progress, 0 while it rests: the health probe reports a task that hangs.
+
+    Args:
+        monotonic: seconds that never go back.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._since_s: float | None = None
+
+    def progress(self) -> None:
+        """Note the begin of work, or a part of it that is done."""
+        self._since_s = self._monotonic()
+
+    def rest(self) -> None:
+        """Note that all work is done."""
+        self._since_s = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the last progress; 0 at rest."""
+        return 0.0 if self._since_s is None else self._monotonic() - self._since_s

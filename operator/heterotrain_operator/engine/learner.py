@@ -21,9 +21,8 @@ from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
 from heterotrain_operator.decide.faults import Fault
 from heterotrain_operator.decide.learn.job_model import JobModel, known_from, learn, starting_with
 from heterotrain_operator.decide.plan.plan import read_plan
-from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
-from heterotrain_operator.engine.busy import BusyTime
-from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.decide.plan.revision import RevisionBudget
+from heterotrain_operator.engine.clocks import BusyTime, Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.status_writer import EARLY_S

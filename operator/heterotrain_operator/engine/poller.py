@@ -22,8 +22,7 @@ from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.learn.persisted import compute_time
-from heterotrain_operator.engine.busy import BusyTime
-from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.clocks import BusyTime, Clocks
 from heterotrain_operator.engine.learner import Learner
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue

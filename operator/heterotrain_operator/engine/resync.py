@@ -21,7 +21,7 @@ from heterotrain_operator.cluster_state.parse import (
 from heterotrain_operator.cluster_state.quantity import added, pod_requests
 from heterotrain_operator.cluster_state.store import ObjectTable, Store
 from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.engine.turns import Turns
+from heterotrain_operator.engine.responsiveness import Turns
 from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
 from heterotrain_operator.kube.verbs import Body, Kube
 

@@ -14,9 +14,8 @@ from heterotrain_operator.cluster_state.views import JobView
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.kube.merge_patch import merge_patch
 from heterotrain_operator.kube.resources import JOBS
-from heterotrain_operator.kube.verbs import Kube
+from heterotrain_operator.kube.verbs import Kube, merge_patch
 
 # These fields of the status change with every step: they alone are written at most every ``status_interval_s``.
 _FAST = frozenset(

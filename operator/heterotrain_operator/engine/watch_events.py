@@ -1,7 +1,8 @@
-"""Stores what watches report, and queues the jobs that it concerns."""
+"""Stores what watches report, queues the jobs that it concerns, and notices watches that were interrupted."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -10,7 +11,6 @@ from heterotrain_core.contract import keys
 
 from heterotrain_operator.cluster_state.parse import key_of, parse_job, parse_node, parse_plan_object, parse_pod
 from heterotrain_operator.cluster_state.store import Store
-from heterotrain_operator.cluster_state.unanswered import unanswered
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.decide.node_interest import changes_decisions, wants_one_of
@@ -64,7 +64,7 @@ class WatchEvents:
 
     def enqueue_unanswered(self) -> None:
         """Queue jobs first that wait for an answer to a change which no event reported."""
-        for key in unanswered(self._store):
+        for key in self._store.unanswered():
             self._enqueue(key, urgent=True)
 
     def job(self, body: Mapping[str, Any], *, deleted: bool) -> None:
@@ -165,3 +165,34 @@ class WatchEvents:
 def _demand(job: JobView) -> tuple[object, ...]:
     """Return what the allocation between jobs depends on; numbers in a status are not part of it."""
     return (job.uid, job.generation, takes_part(job))
+
+
+class WatchGaps:
+    """Gaps of the watches of all kinds: no event reports what is deleted during one.
+
+    Attributes:
+        found: set by a gap; then everything is to be listed again.
+    """
+
+    def __init__(self) -> None:
+        self.found = asyncio.Event()
+        self._streaming: set[str] = set()
+        self._listed: dict[str, set[str]] = {}
+        """By kind, the uids of the objects in the list with which its watch started."""
+
+    def note(self, kind: str, event_type: str | None, uid: str) -> None:
+        """Note an event of a kind; type ``None`` comes from the list with which a watch starts.
+
+        A second such list means that the watch was interrupted: it names an object a second time, or follows other
+        events. An empty second list causes no event; objects that are gone are then noticed by the next regular list,
+        or when a write finds them missing.
+        """
+        if event_type is not None:
+            self._streaming.add(kind)
+            return
+        listed = self._listed.setdefault(kind, set())
+        if kind in self._streaming or uid in listed:
+            self._streaming.discard(kind)
+            listed.clear()
+            self.found.set()
+        listed.add(uid)

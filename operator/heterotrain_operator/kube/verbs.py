@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from heterotrain_operator.kube.resources import Resource
@@ -46,3 +46,19 @@ class Kube(Protocol):
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
         """Delete an object if it is still the one with this uid."""
         ...
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON merge patch (RFC 7386) from one object to another; empty where they are equal.
+
+    Lists are replaced as a whole. A value of ``None`` in ``after`` counts as absent, because a patch cannot set it.
+    """
+    patch: dict[str, Any] = {}
+    for name in before.keys() | after.keys():
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            if inner := merge_patch(old, new):
+                patch[name] = inner
+        elif old != new or (name in before and new is None):
+            patch[name] = new
+    return patch

@@ -9,9 +9,11 @@ from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.objects.objects import build_disruption_budget, build_network_policy, build_plan_object
 from heterotrain_operator.decide.objects.pods import build_pod
+from heterotrain_operator.decide.status.events import JobEvent
+from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.errors import Conflict, NotFound, Rejected
-from heterotrain_operator.kube.events import publish
 from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, EVENTS, JOBS, NETWORK_POLICIES, PODS
 from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import Cluster
@@ -137,17 +139,9 @@ async def test_the_built_pod_is_accepted_word_for_word(cluster: Cluster, kube: K
 
 
 async def test_a_repeated_event_is_counted(cluster: Cluster, kube: KubeClient) -> None:
-    job = await a_job(cluster)
+    job, publisher = await a_parsed_job(cluster), Publisher(kube, clocks=Clocks())
     for _ in range(3):
-        await publish(
-            kube,
-            namespace=cluster.namespace,
-            name="job",
-            uid=job["metadata"]["uid"],
-            warning=True,
-            reason="WorkerFailed",
-            message="boom",
-            now="2027-01-01T00:00:00Z",
-        )
+        publisher.add(job, JobEvent(warning=True, reason="WorkerFailed", message="boom"))
+    await publisher.flush()
     events = [event async for event in kube.list(EVENTS, cluster.namespace)]
     assert [(event["reason"], event["count"]) for event in events] == [("WorkerFailed", 3)]

@@ -16,8 +16,7 @@ from typing import Any
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
 from heterotrain_core.contract import keys
-from heterotrain_operator.kube.client import KubeClient
-from heterotrain_operator.kube.rate import RequestRate
+from heterotrain_operator.kube.client import KubeClient, RequestRate
 from heterotrain_operator.kube.server_clock import ServerClock
 
 from support.chaos.api_server import ApiServer, Body, Refused

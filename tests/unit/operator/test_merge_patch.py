@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from heterotrain_operator.kube.merge_patch import merge_patch
+from heterotrain_operator.kube.verbs import merge_patch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.api_stub import merge

@@ -8,6 +8,7 @@ the boundary, the evidence at hand decides.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import StrEnum
 
 from heterotrain_core.contract.plan import Boundary, BoundaryKind, Plan, Prediction
@@ -29,6 +30,10 @@ _NEAR_SCRAPES = 2
 """Scrape intervals that count as near: at least one scrape, and usually two, fall into this time."""
 _DELIVERY_S = 2.0
 """Time for the delivery of a revision to the workers."""
+BURST = 12
+"""Revisions that may follow each other at once."""
+INTERVAL_S = 10.0
+"""Seconds after which one more revision is allowed, up to ``BURST``."""
 
 
 class BoundaryDistance(StrEnum):
@@ -142,3 +147,31 @@ def _predicts_otherwise(new: Prediction | None, old: Prediction | None) -> bool:
     if new is None or old is None:
         return new is not None
     return abs(math.log(new.step_s / old.step_s)) > math.log1p(OTHER_PREDICTION_RATIO)
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionBudget:
+    """Revisions that are left at a time, as in a token bucket, because each one patches pods of the job.
+
+    Speeds that alternate would otherwise cause a revision for each scrape. Some revisions may follow each other
+    quickly, as a job's first minutes need them. Changes of membership are never delayed.
+
+    Attributes:
+        left: revisions that may be written at ``at_s``; a fraction is on the way to the next one.
+        at_s: time in seconds on the caller's clock.
+    """
+
+    left: float = float(BURST)
+    at_s: float = 0.0
+
+    def refilled(self, now_s: float) -> RevisionBudget:
+        """Return the budget at a later time."""
+        return RevisionBudget(min(float(BURST), self.left + max(0.0, now_s - self.at_s) / INTERVAL_S), now_s)
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until a revision is allowed; 0 when one is allowed now."""
+        return max(0.0, (1.0 - self.refilled(now_s).left) * INTERVAL_S)
+
+    def spent(self, now_s: float) -> RevisionBudget:
+        """Return the budget after one more revision; a change of membership may overdraw it."""
+        return RevisionBudget(max(0.0, self.refilled(now_s).left - 1.0), now_s)

@@ -15,14 +15,19 @@ from heterotrain_operator.decide.lifecycle import ENDED_STAGES, LifeStage
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.status.context import JobContext
-from heterotrain_operator.decide.status.deadline import deadline_condition
 from heterotrain_operator.decide.status.layout_text import layout_text
-from heterotrain_operator.decide.status.memory import memory_condition
-from heterotrain_operator.decide.status.numbers import diverging_condition, numbers_condition
-from heterotrain_operator.decide.status.preflight import preflight_condition
-from heterotrain_operator.decide.status.progressing import progressing_condition
 from heterotrain_operator.decide.status.speed_conditions import speed_conditions
-from heterotrain_operator.decide.status.template import template_condition
+from heterotrain_operator.decide.status.training_conditions import (
+    deadline_condition,
+    diverging_condition,
+    numbers_condition,
+    progressing_condition,
+)
+from heterotrain_operator.decide.status.worker_conditions import (
+    memory_condition,
+    preflight_condition,
+    template_condition,
+)
 from heterotrain_operator.decide.workers.failures import mismatch_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 

@@ -33,9 +33,9 @@ from heterotrain_operator.decide.status.conditions import condition_values, ende
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.cost import cost_so_far, cost_text, price_per_hour, price_text, step_cost_text
 from heterotrain_operator.decide.status.layout_text import layout_text, units_by_worker
-from heterotrain_operator.decide.status.memory import memory_by_worker
 from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
+from heterotrain_operator.decide.status.worker_conditions import memory_by_worker
 from heterotrain_operator.decide.workers.disruptions import persisted_row
 from heterotrain_operator.decide.workers.state import WorkerState
 

@@ -1,7 +1,8 @@
 """Disruptions in a row: a job that loses workers and commits no step in between gets new ones less and less often.
 
 A kubelet that refuses every pod, or a broken device plugin, would otherwise make new pods without end. Each of these
-ends is nobody's fault, so ``backoffLimit`` never ends them. A committed step ends the row.
+ends is nobody's fault, so ``backoffLimit`` never ends them. A committed step ends the row. Workers that end together
+end for the same cause, so all of them count as one incident.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass, replace
 from heterotrain_operator.api.internal_status import InternalDisruptions
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
-from heterotrain_operator.decide.workers.incidents import INCIDENT_S, end_s, new_incidents
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 REPEATED = 3
@@ -22,6 +22,8 @@ FIRST_DELAY_S = 20.0
 LONGEST_DELAY_S = 300.0
 FORGET_S = 2 * LONGEST_DELAY_S
 """Time without a disruption after which a row ends, whether or not a step is known to be committed."""
+INCIDENT_S = 30.0
+"""Workers that end within this time of the first one end for the same cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,3 +132,28 @@ def _node_of(lost: Sequence[Worker]) -> str:
 
 def _trained_for_long(worker: Worker, *, now_s: float) -> bool:
     return (end_s(worker) or now_s) - worker.pod.created_s > LONGEST_DELAY_S
+
+
+def new_incidents(ended: Sequence[Worker], known_s: float, *, now_s: float) -> int:
+    """Return the number of incidents among new ends that are not part of the known one.
+
+    A worker that was created after an incident began is never part of it: otherwise workers that end again and again
+    right after their start would count once.
+
+    Args:
+        ended: workers that were not counted before.
+        known_s: when the newest known incident was noticed; 0 for none.
+        now_s: now; stands for the time of an end that is not known.
+    """
+    incidents, begin_s = 0, known_s
+    for worker in sorted(ended, key=end_s):
+        ended_s = end_s(worker) or now_s
+        if worker.pod.created_s <= begin_s and abs(ended_s - begin_s) <= INCIDENT_S:
+            continue
+        incidents, begin_s = incidents + 1, ended_s
+    return incidents
+
+
+def end_s(worker: Worker) -> float:
+    """Return when a worker ended; 0 where that is not known."""
+    return worker.pod.ended.finished_s if worker.pod.ended else 0.0

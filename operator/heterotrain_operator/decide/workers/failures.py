@@ -20,8 +20,7 @@ from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import Departed
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.blamed_nodes import BlamedNode, blamed
-from heterotrain_operator.decide.workers.disruptions import REPEATED, Row, continued, row_in
-from heterotrain_operator.decide.workers.incidents import end_s, new_incidents
+from heterotrain_operator.decide.workers.disruptions import REPEATED, Row, continued, end_s, new_incidents, row_in
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 FIRST_DELAY_S = 2.0

@@ -9,9 +9,15 @@ from typing import Any, get_args
 import pytest
 from heterotrain_operator.api.internal_status import InternalPool, InternalStatus, PoolSpeed
 from heterotrain_operator.api.reading import SpecError, read_spec
-from heterotrain_operator.api.reading_status import read_status
 from heterotrain_operator.api.schema import Model, SpecRule
-from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus, PoolStatus, WorkerStatus, as_body
+from heterotrain_operator.api.status import (
+    Condition,
+    HeteroTrainJobStatus,
+    PoolStatus,
+    WorkerStatus,
+    as_body,
+    read_status,
+)
 from heterotrain_operator.api.template import PodTemplate, PodTemplatePatch
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from support.fake_cluster import job_body, pool

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_operator.api.reading_status import read_status
-from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
+from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body, read_status
 from support.fake_cluster import FakeCluster, a_running_job
 from support.repeat import first_seed, times
 

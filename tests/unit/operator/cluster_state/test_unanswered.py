@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_pod
 from heterotrain_operator.cluster_state.store import Store
-from heterotrain_operator.cluster_state.unanswered import unanswered
 from heterotrain_operator.cluster_state.views import JobKey
 from support.fake_cluster import FakeCluster, a_running_job, job_body, node_body
 
@@ -36,7 +35,7 @@ def test_a_changed_spec(observed: int | None, generation: int, expected: list[st
         body["status"] = {"observedGeneration": observed}
     store = Store()
     store.jobs.put(parse_job(body))
-    assert [key.name for key in unanswered(store)] == expected
+    assert [key.name for key in store.unanswered()] == expected
 
 
 @pytest.mark.parametrize(
@@ -52,14 +51,14 @@ def test_a_changed_spec(observed: int | None, generation: int, expected: list[st
 def test_a_worker_on_an_ending_node(change: dict[str, Any] | None) -> None:
     cluster = a_running_job()
     store = store_of(cluster)
-    assert unanswered(store) == []
+    assert store.unanswered() == []
     if change is None:
         store.nodes.discard("a")
     else:
         body = node_body("a", "a", **change)
         body["metadata"]["resourceVersion"] = "1000"
         store.nodes.put(parse_node(body))
-    assert unanswered(store) == [JobKey("ns", "job")]
+    assert store.unanswered() == [JobKey("ns", "job")]
 
 
 def test_workers_that_have_ended_need_no_answer() -> None:
@@ -68,4 +67,4 @@ def test_workers_that_have_ended_need_no_answer() -> None:
         body["status"]["phase"] = "Succeeded"
     store = store_of(cluster)
     store.nodes.discard("a")
-    assert unanswered(store) == []
+    assert store.unanswered() == []

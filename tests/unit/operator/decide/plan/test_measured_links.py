@@ -9,8 +9,7 @@ import pytest
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.links import LEAST_LATENCY_S, MeasuredLink
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.decide.plan.layout_problem import problem_of
-from heterotrain_operator.decide.plan.measured_links import links_of
+from heterotrain_operator.decide.plan.layout_problem import links_of, problem_of
 from heterotrain_planner.layout.problem import Problem
 from unit.operator.decide.plan.test_planned_shards import MIXED, a_cluster, plan_of
 

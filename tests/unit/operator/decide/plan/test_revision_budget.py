@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_operator.decide.plan.revision_budget import BURST, INTERVAL_S, RevisionBudget
+from heterotrain_operator.decide.plan.revision import BURST, INTERVAL_S, RevisionBudget
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ from heterotrain_core.contract.plan import Binding, Plan, Prediction
 from heterotrain_operator.cluster_state.parse import parse_job, rfc3339
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, Sustained, Telemetry
 from heterotrain_operator.decide.learn.throughput import throughput_of
-from heterotrain_operator.decide.status.deadline import duration_text
+from heterotrain_operator.decide.status.training_conditions import duration_text
 from support.fake_cluster import NOW_S, FakeCluster, job_body, pool
 from support.multi_job_cluster import MultiJobCluster
 
