@@ -13,9 +13,8 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Runtime
 from heterotrain_operator.api.reading import SpecError
 
-from heterotrain_client.arguments import told
 from heterotrain_client.job import TrainingJob
-from heterotrain_client.manifest import Pools, Script, job_body, script_body, source_of
+from heterotrain_client.manifest import Pools, Script, job_body, script_body, source_of, told
 
 
 class HeteroTrainClient:

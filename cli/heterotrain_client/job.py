@@ -22,7 +22,7 @@ from heterotrain_operator.api.reading import read_spec
 from heterotrain_operator.api.status import CheckpointStatus, HeteroTrainJobStatus
 from rich.console import Console
 
-from heterotrain_client.arguments import check_seconds, check_whole, told
+from heterotrain_client.manifest import check_seconds, check_whole, told
 
 WIDTH = 110
 LEAST_EVERY_S = 0.1

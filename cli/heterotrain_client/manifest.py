@@ -6,6 +6,7 @@ import builtins
 import dis
 import inspect
 import json
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,8 @@ from typing import Any, Final
 from heterotrain_cli.errors import InputError
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Runtime
+from heterotrain_operator.api.explain import shown
 from heterotrain_operator.api.text import quoted
-
-from heterotrain_client.arguments import told
 
 SCRIPT_FOLDER: Final = "/script"
 SCRIPT_VOLUME: Final = "script"
@@ -185,3 +185,28 @@ def _pool(name: str, fields: int | Mapping[str, Any], *, gpus_per_worker: int) -
     if gpus_per_worker and "resources" not in found:
         found["resources"] = {"limits": {GPU: gpus_per_worker}}
     return {"name": name, **found}
+
+
+def told(value: Any) -> str:
+    """Return a wrong value for a message, in at most 60 characters and without passwords."""
+    return "None" if value is None else shown(value)
+
+
+def check_whole(name: str, value: Any, *, least: int) -> None:
+    """Check a whole number.
+
+    Raises:
+        InputError: it is something else, or below ``least``.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name} is {told(value)}, but must be a whole number, at least {least}")
+
+
+def check_seconds(name: str, value: Any, *, least: float) -> None:
+    """Check a time in seconds.
+
+    Raises:
+        InputError: it is not a number, not finite, or below ``least``.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < least:
+        raise InputError(f"{name} is {told(value)}, but must be a number of seconds, at least {least:g}")

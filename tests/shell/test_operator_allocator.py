@@ -15,7 +15,7 @@ from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.allocation import competition as competition_module
 from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import Competition
-from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
+from heterotrain_operator.decide.grant import UNLIMITED, JobGrant
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.workers.capacity import Shape
 from heterotrain_operator.engine import allocator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node
 from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.grant import JobGrant
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.job_gauges import JobGauges
 from heterotrain_operator.settings import Settings

@@ -20,7 +20,7 @@ from heterotrain_operator.cluster_state.store import NodeKind, Sequence
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView, ValidJob
 from heterotrain_operator.decide.decision import Decision
-from heterotrain_operator.decide.grants.grant import UNLIMITED
+from heterotrain_operator.decide.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.learn.job_model import JobModel, learn

@@ -15,8 +15,7 @@ from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import AllocationInput, Competition, competitions, takes_part
-from heterotrain_operator.decide.grants.grant import JobGrant
-from heterotrain_operator.decide.grants.persisted import persisted_grant
+from heterotrain_operator.decide.grant import JobGrant, persisted_grant
 from heterotrain_operator.decide.learn.persisted import persisted_throughput
 from heterotrain_operator.decide.learn.throughput import throughput_of
 from heterotrain_operator.decide.plan.plan import read_plan

@@ -12,7 +12,7 @@ from heterotrain_operator.cluster_state.parse import (
     parse_node,
 )
 from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.decide.grants.grant import UNLIMITED
+from heterotrain_operator.decide.grant import UNLIMITED
 from heterotrain_operator.engine.app import CLOCKS, App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.kube.errors import KubeError

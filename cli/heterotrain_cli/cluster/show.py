@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from heterotrain_cli.cluster.api import Cluster
-from heterotrain_cli.cluster.documents import description_document
+from heterotrain_cli.cluster.api import Cluster, event_time
+from heterotrain_cli.cluster.diagnosis import findings
 from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.phases import phases_of
 from heterotrain_cli.cluster.render import description
 from heterotrain_cli.cluster.target import Target, target_options
-from heterotrain_cli.cluster.view import view_of
+from heterotrain_cli.cluster.view import JobSummary, cost_until_end, view_of
 from heterotrain_cli.output import TABLE, output_option, print_document
 from heterotrain_cli.terminal import console
 
@@ -90,3 +91,30 @@ def top(*, name: str, interval: float, prometheus: str | None, **target: Any) ->
         except KeyboardInterrupt:
             pass
     screen.print(page)  # the alternate screen is gone
+
+
+def description_document(view: JobSummary, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what ``heterotrain describe`` says of a job: durations in seconds, unknown values as ``None``."""
+    found = findings(view)
+    return {
+        "name": view.name,
+        "namespace": view.namespace,
+        "state": view.status.state or "New",
+        "reason": view.status.reason,
+        "hasProblem": any(each.is_problem for each in found),
+        "findings": [{"what": each.what, "isProblem": each.is_problem} for each in found],
+        "ageSeconds": view.age_s,
+        "runtimeSeconds": view.runtime_s,
+        "costUntilEnd": cost_until_end(view),
+        "events": [_event(each) for each in events],
+        "status": view.body.get("status") or {},
+    }
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "time": event_time(event),
+        "type": str(event.get("type") or "Normal"),
+        "reason": str(event.get("reason") or ""),
+        "message": " ".join(str(event.get("message") or event.get("note") or "").split()),
+    }

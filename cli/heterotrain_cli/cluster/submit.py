@@ -19,7 +19,7 @@ from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.values import UNKNOWN, duration, number
 from heterotrain_cli.cluster.view import JobSummary, trained, view_of
 from heterotrain_cli.errors import InputError, UnavailableError
-from heterotrain_cli.job_check import read_checked_job
+from heterotrain_cli.job_file import read_checked_job
 from heterotrain_cli.output import TABLE, output_option, print_document
 
 JOB_FAILED: Final = 3

@@ -8,8 +8,7 @@ import click
 
 from heterotrain_cli.cluster.target import target_options
 from heterotrain_cli.errors import InputError
-from heterotrain_cli.job_check import notes, read_checked_job
-from heterotrain_cli.job_file import JobFile
+from heterotrain_cli.job_file import JobFile, notes, read_checked_job
 from heterotrain_cli.output import TABLE, output_option, print_document
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import yaml
@@ -15,11 +16,14 @@ from heterotrain_operator.api.text import quoted
 from heterotrain_operator.api.types import MAX_BATCH
 
 from heterotrain_cli.convert.draft import CONTAINER, GPU, Draft, DraftPool, PoolPod, plain_name
-from heterotrain_cli.convert.example import write_example
 from heterotrain_cli.convert.launching import RUN
 from heterotrain_cli.convert.sources import draft_of
 from heterotrain_cli.documents import parse_documents, place, read_text
 from heterotrain_cli.errors import InputError
+
+NAME: Final = "digits"
+_IN_WHEEL: Final = Path(__file__).parents[1] / "examples" / NAME
+_IN_CLONE: Final = Path(__file__).parents[3] / "deploy/examples" / NAME
 
 
 @click.command()
@@ -176,3 +180,26 @@ def _from_script(script: str, image: str | None, pools: tuple[str, ...], gpus: i
         )
     draft.least, draft.most = 1, sum(pool.most for pool in draft.pools)
     return draft
+
+
+def write_example(folder: Path) -> str:
+    """Copy the example into a new folder below ``folder``; return what to do next.
+
+    Raises:
+        InputError: the new folder exists, or cannot be written.
+    """
+    made = folder / NAME
+    source = _IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CLONE
+    try:
+        made.mkdir()
+        files = sorted(path for path in source.iterdir() if path.is_file())
+        for path in files:
+            shutil.copyfile(path, made / path.name)
+    except FileExistsError as error:
+        raise InputError(f"{made} exists already: remove it, or run this in another folder") from error
+    except OSError as error:
+        raise InputError(f"{made} cannot be written: {error.strerror}") from error
+    return (
+        f"wrote {', '.join(str(made / path.name) for path in files)}\n"
+        f"train: python {made}/train.py --epochs 2 --samples-per-epoch 4480   (needs PyTorch and scikit-learn)"
+    )

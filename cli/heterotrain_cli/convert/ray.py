@@ -14,9 +14,8 @@ from heterotrain_cli.convert.draft import (
     taken_pod,
     whole,
 )
-from heterotrain_cli.convert.kubeflow import add_from_leader
+from heterotrain_cli.convert.kubeflow import add_from_leader, take_lifetime
 from heterotrain_cli.convert.rest import Rest
-from heterotrain_cli.convert.run_policy import take_lifetime
 
 
 def from_ray_job(document: Rest) -> Draft:

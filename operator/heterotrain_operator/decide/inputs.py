@@ -11,7 +11,7 @@ from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.saved import SavedCheckpoint
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
-from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
+from heterotrain_operator.decide.grant import UNLIMITED, JobGrant
 from heterotrain_operator.decide.learn.job_model import JobModel
 from heterotrain_operator.decide.lifecycle import Acceptance, Life, decide_life
 from heterotrain_operator.decide.plan.memory_limits import MemoryLimits, memory_limits

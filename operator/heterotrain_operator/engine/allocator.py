@@ -23,8 +23,7 @@ from heterotrain_operator.cluster_state.views import JobKey, JobView, PodView, V
 from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import AllocationInput, Competition, competitions, takes_part
 from heterotrain_operator.decide.allocation.layout_values import LayoutValues
-from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant, why_limited
-from heterotrain_operator.decide.grants.persisted import persisted_grant
+from heterotrain_operator.decide.grant import UNLIMITED, JobGrant, persisted_grant, why_limited
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, Shape, shape_of
 from heterotrain_operator.engine.admitted import AdmittedPods

@@ -18,7 +18,7 @@ from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView, PodView, ValidJob
 from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.faults import Fault, with_fault
-from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.grant import JobGrant
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from heterotrain_cli.convert.draft import common, differences
 from heterotrain_cli.convert.launching import converted
-from heterotrain_cli.convert.pool_differences import common, differences
 from heterotrain_cli.main import main
 from heterotrain_operator.decide.objects.pool_template import merged
 from support.cli_runner import CliRunner

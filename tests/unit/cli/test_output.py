@@ -15,7 +15,7 @@ import yaml
 from click.testing import Result
 from heterotrain_cli.bench.result import ScalingRow, as_document
 from heterotrain_cli.cluster import api, submit
-from heterotrain_cli.cluster.documents import description_document
+from heterotrain_cli.cluster.show import description_document
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.main import COMMANDS, main
 from heterotrain_cli.output import OUTPUTS, print_document

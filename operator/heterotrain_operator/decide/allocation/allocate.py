@@ -25,7 +25,7 @@ from heterotrain_operator.decide.allocation.layout_values import LayoutValues
 from heterotrain_operator.decide.allocation.next_member import next_member_lacks
 from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup
 from heterotrain_operator.decide.allocation.placement import Placement
-from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant
+from heterotrain_operator.decide.grant import Exhausted, JobGrant
 from heterotrain_operator.decide.workers.state import WorkerState
 
 EXHAUSTED_AFTER_S = 60.0

@@ -17,7 +17,7 @@ from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PlanObject, PodView, ValidJob
 from heterotrain_operator.decide.allocation.demand import Competitor
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey, node_groups
-from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.grant import JobGrant
 from heterotrain_operator.decide.learn.throughput import ThroughputModel
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.workers.capacity import AdmittedPod, Shape, admits

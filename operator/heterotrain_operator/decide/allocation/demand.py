@@ -18,7 +18,7 @@ from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
-from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.grant import JobGrant
 from heterotrain_operator.decide.learn.throughput import ThroughputModel
 from heterotrain_operator.decide.objects.pods import members_per_worker, template_of
 from heterotrain_operator.decide.plugins import registry as plugins

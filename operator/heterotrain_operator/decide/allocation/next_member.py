@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from heterotrain_operator.api.text import listed
 from heterotrain_operator.decide.allocation.demand import Competitor
 from heterotrain_operator.decide.allocation.layout_values import LayoutValues
-from heterotrain_operator.decide.grants.grant import LACKS, JobGrant, why_limited
+from heterotrain_operator.decide.grant import LACKS, JobGrant, why_limited
 from heterotrain_operator.decide.objects.pods import members_per_worker, template_of
 
 LIMITED_BY_OTHERS = frozenset({"WaitingForNodes", "NodesShared"})

@@ -21,7 +21,7 @@ from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.decide.allocation.demand import Competitor, job_pool_key
 from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup, PoolKey
-from heterotrain_operator.decide.grants.grant import JobGrant, restated
+from heterotrain_operator.decide.grant import JobGrant, restated
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 _PROBE = "a first worker has to be ready there before "

@@ -10,7 +10,7 @@ from heterotrain_operator.api.conditions import ConditionType, ConditionValue, f
 from heterotrain_operator.api.text import duration_text, listed
 from heterotrain_operator.api.v1alpha1 import Checkpoint
 from heterotrain_operator.cluster_state.parse import seconds
-from heterotrain_operator.decide.grants.grant import why_limited
+from heterotrain_operator.decide.grant import why_limited
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, LifeStage
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.plan.stages import LayoutState

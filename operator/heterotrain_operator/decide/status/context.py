@@ -12,7 +12,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView
 from heterotrain_operator.decide.faults import Faults
-from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.grant import JobGrant
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs
 from heterotrain_operator.decide.lifecycle import Life, LifeStage
 from heterotrain_operator.decide.objects.common_parts import PodSources

@@ -24,7 +24,7 @@ from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.faults import with_fault
-from heterotrain_operator.decide.grants.persisted import with_exhaustion
+from heterotrain_operator.decide.grant import with_exhaustion
 from heterotrain_operator.decide.learn.persisted import exchange_of, speed_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, LifeStage
 from heterotrain_operator.decide.objects.objects import worker_selector

@@ -104,14 +104,11 @@ def preflight_condition(context: JobContext) -> ConditionValue:
     found = [
         f"{each.check}: {each.message} ({listed(sorted(workers[each]), most=_MOST_NAMED)})" for each in sorted(workers)
     ]
+    message = listed(found, most=_MOST_FINDINGS, separator="; ")
     if any(not each.is_limit for each in workers):
-        return kind.false("CheckFailed", _text(found))
+        return kind.false("CheckFailed", message)
     if found:
-        return kind.true("LimitsFound", _text(found))
+        return kind.true("LimitsFound", message)
     if all(each.preflight_passed is None for each in gauges):
         return kind.unknown("NotReported")
     return kind.true("ChecksPassed")
-
-
-def _text(found: list[str]) -> str:
-    return listed(found, most=_MOST_FINDINGS, separator="; ")

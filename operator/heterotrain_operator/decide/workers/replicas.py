@@ -21,7 +21,7 @@ from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.text import listed
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import PodView
-from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
+from heterotrain_operator.decide.grant import UNLIMITED, JobGrant
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.capacity import FreeSlots
 from heterotrain_operator.decide.workers.state import Worker, WorkerState

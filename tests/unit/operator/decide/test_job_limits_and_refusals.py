@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.grant import JobGrant
 from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects import objects

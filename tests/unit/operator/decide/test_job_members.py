@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.grant import JobGrant
 from support.fake_cluster import FakeCluster, a_running_job, pool
 
 SPOT_TAINT = "aws-node-termination-handler/spot-itn:NoSchedule"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from heterotrain_operator.decide.grants.grant import UNLIMITED
+from heterotrain_operator.decide.grant import UNLIMITED
 from support.fake_cluster import Body, FakeCluster, pool
 from support.multi_job_cluster import MultiJobCluster
 from support.repeat import times

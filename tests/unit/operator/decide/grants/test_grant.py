@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from heterotrain_operator.decide.grants.grant import (
+from heterotrain_operator.decide.grant import (
     LACKS,
     NOTICED_EARLIER_S,
     NOTICED_S,

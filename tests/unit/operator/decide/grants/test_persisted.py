@@ -11,7 +11,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Plan
 from heterotrain_operator.api.internal_status import InternalPool
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
-from heterotrain_operator.decide.grants.persisted import persisted_grant
+from heterotrain_operator.decide.grant import persisted_grant
 from heterotrain_operator.decide.learn.persisted import compute_time, exchange_of, persisted_throughput, speed_of
 from heterotrain_operator.decide.learn.throughput import ThroughputModel
 from heterotrain_operator.prom.history import TelemetryHistory
