@@ -33,7 +33,7 @@ from heterotrain_operator.decide.status.events import workers_created
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.engine.owned import controls, has_all, left_by_predecessor, name_in_use, without_label
+from heterotrain_operator.engine.owned import check_owner, controls, has_all, name_in_use, without_label
 from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.engine.status_writer import StatusWriter
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected
@@ -202,10 +202,7 @@ class Actor:
         except NotFound:
             await self._apply_new(resource, body)
         else:
-            if left_by_predecessor(job, found):
-                raise Conflict(f"{metadata['name']} belongs to a deleted job of the same name")
-            if not controls(job, found):
-                raise name_in_use(body)
+            check_owner(job, found, body)
             # A body that has changed since may lack a field that it had.
             if body["kind"] in memory.applied or not has_all(found, body):
                 await self._kube.apply(resource, body)  # overwrite edits of the operator's fields
@@ -238,25 +235,15 @@ class Actor:
         memory.applied[body["kind"]] = _RELEASED
 
     async def _make_secret(self, job: JobView, memory: JobMemory) -> None:
-        """Create the job's Secret unless it has one. Its value is never read, written again or logged.
-
-        Raises:
-            Conflict: it belongs to a deleted job of the same name, so it will be deleted soon.
-            Rejected: a Secret of that name does not belong to the job.
-        """
-        if "Secret" not in memory.applied:
-            await self._create_secret(job, build_secret(job, secrets.token_bytes(keys.SECRET_BYTES)))
-            memory.applied["Secret"] = keys.secret_name(job.key.name)
-
-    async def _create_secret(self, job: JobView, body: dict[str, Any]) -> None:
+        """Create the job's Secret unless it has one. Its value is never read, written again or logged."""
+        if "Secret" in memory.applied:
+            return
+        body, name = build_secret(job, secrets.token_bytes(keys.SECRET_BYTES)), keys.secret_name(job.key.name)
         try:
             await self._kube.create(SECRETS, body)
         except Conflict:
-            found = await self._kube.get(SECRETS, body["metadata"]["namespace"], body["metadata"]["name"])
-            if left_by_predecessor(job, found):
-                raise Conflict(f"{body['metadata']['name']} belongs to a deleted job of the same name") from None
-            if not controls(job, found):
-                raise name_in_use(body) from None
+            check_owner(job, await self._kube.get(SECRETS, job.key.namespace, name), body)
+        memory.applied["Secret"] = name
 
     async def _write_plan(self, job: JobView, body: dict[str, Any]) -> None:
         if "resourceVersion" in body["metadata"]:
@@ -272,18 +259,10 @@ class Actor:
         self._metrics.plans.inc()
 
     async def _adopt_plan(self, job: JobView, body: dict[str, Any]) -> None:
-        """Put an existing plan that the watch has not delivered into the store, so that the next pass starts from it.
-
-        Raises:
-            Conflict: it belongs to a deleted job of the same name, so it will be deleted soon.
-            Rejected: the ConfigMap does not belong to the job.
-        """
+        """Put an existing plan that no watch has delivered into the store, so that the next pass starts from it."""
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         found = await self._kube.get(CONFIG_MAPS, namespace, name)
-        if left_by_predecessor(job, found):
-            raise Conflict(f"{name} belongs to a deleted job of the same name")
-        if not controls(job, found):
-            raise name_in_use(body)
+        check_owner(job, found, body)
         if parse_plan_object(found) is None:  # without its labels, no watch delivers it
             found = await self._kube.merge(
                 CONFIG_MAPS, namespace, name, {"metadata": {"labels": body["metadata"]["labels"]}}

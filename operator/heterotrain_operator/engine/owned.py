@@ -8,7 +8,7 @@ from typing import Any
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.cluster_state.views import JobView
-from heterotrain_operator.kube.errors import Rejected
+from heterotrain_operator.kube.errors import Conflict, Rejected
 
 
 def controls(job: JobView, body: Mapping[str, Any]) -> bool:
@@ -33,6 +33,19 @@ def name_in_use(body: Mapping[str, Any]) -> Rejected:
         f"a {kind} named {name} exists and does not belong to this job: delete or rename it, or rename the job",
         status_code=409,
     )
+
+
+def check_owner(job: JobView, found: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    """Check that the object that has the name of one of the job's is its own.
+
+    Raises:
+        Conflict: it belongs to a deleted job of the same name, so it will be deleted soon.
+        Rejected: it does not belong to the job.
+    """
+    if left_by_predecessor(job, found):
+        raise Conflict(f"{body['metadata']['name']} belongs to a deleted job of the same name")
+    if not controls(job, found):
+        raise name_in_use(body)
 
 
 def without_label(pod: Mapping[str, Any]) -> Rejected:

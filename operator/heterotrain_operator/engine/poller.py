@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -74,6 +75,23 @@ class Prom(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Job:
+    """What was read of one job.
+
+    Attributes:
+        history: its telemetry.
+        reader: of its answers.
+        good_s: when Prometheus last answered well, or failed first; ``None`` before both.
+        scrapes: the number of ``scrapes_of`` before that answer; ``None`` where it is not known.
+    """
+
+    history: TelemetryHistory
+    reader: JobReader = field(default_factory=JobReader)
+    good_s: float | None = None
+    scrapes: float | None = None
+
+
 class Poller:
     """Keeps the telemetry of all jobs.
 
@@ -107,11 +125,7 @@ class Poller:
         self._clocks = clocks
         self._threads = threads
         self.busy = BusyTime(clocks.monotonic)
-        self._histories: dict[str, TelemetryHistory] = {}
-        self._readers: dict[str, JobReader] = {}
-        self._good_s: dict[str, float] = {}
-        self._scrapes: dict[str, float] = {}
-        """By job, the number of ``scrapes_of`` before its last good read."""
+        self._jobs: dict[str, _Job] = {}
         self._slot_s, self._take_s, self._reserved_s = 0.0, 0.0, 0.0
         """When the next read may begin, seconds that taking the last answer took, and those reserved in this round."""
 
@@ -119,8 +133,8 @@ class Poller:
         """Return a job's telemetry as of the newest read."""
         if self._prom is None:
             return Telemetry(problem="telemetry is switched off: set prometheus.url", reason="NotConfigured")
-        history = self._histories.get(job.uid)
-        return history.telemetry if history else Telemetry()
+        known = self._jobs.get(job.uid)
+        return known.history.telemetry if known is not None else Telemetry()
 
     @property
     def reads(self) -> bool:
@@ -129,7 +143,7 @@ class Poller:
 
     def start_with(self, job: JobView, speeds: Mapping[str, KeptSpeed]) -> None:
         """Take the speeds of an earlier job by pool, until this one shows others."""
-        self._history_of(job).start_with(speeds)
+        self._of(job).history.start_with(speeds)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -147,13 +161,10 @@ class Poller:
                 )
                 await asyncio.sleep(0)  # where there is nothing to read, nothing has been awaited
             for job in self._store.jobs.all().values():
-                if job.status.start_time is None and job.uid in self._histories:
-                    self._histories[job.uid].forget_profiles()
+                if job.status.start_time is None and job.uid in self._jobs:
+                    self._jobs[job.uid].history.forget_profiles()
             existing = {job.uid for job in self._store.jobs.all().values()}
-            self._histories = {uid: history for uid, history in self._histories.items() if uid in existing}
-            self._readers = {uid: reader for uid, reader in self._readers.items() if uid in existing}
-            self._good_s = {uid: good_s for uid, good_s in self._good_s.items() if uid in existing}
-            self._scrapes = {uid: number for uid, number in self._scrapes.items() if uid in existing}
+            self._jobs = {uid: known for uid, known in self._jobs.items() if uid in existing}
             self.busy.rest()
             took_s = self._clocks.monotonic() - started_s
             hurried_s = max(0.0, took_s - self._reserved_s)
@@ -173,19 +184,14 @@ class Poller:
 
     async def _read_isolated(self, job: JobView, prom: Prom, gate: asyncio.Semaphore, scrapes: float | None) -> None:
         """Read; an unexpected error is a problem of this job, and the other jobs are read as before."""
+        known = self._of(job)
+        history = known.history
         try:
-            if scrapes is None or scrapes != self._scrapes.get(job.uid):
-                good = await self._read(job, prom, gate)
-                if good and scrapes is not None:
-                    self._scrapes[job.uid] = scrapes
-            else:
-                good = True
-            if good:
-                history = self._history_of(job)
-                self._good_s[job.uid] = self._clocks.monotonic()
+            if (scrapes is not None and scrapes == known.scrapes) or await self._read(job, known, prom, gate):
+                known.scrapes, known.good_s = scrapes, self._clocks.monotonic()
                 self._set_problem(job, history, *self._freshness(job, history.telemetry))
         except Exception as error:  # one job's data must not end the operator
-            history, reason = self._history_of(job), PromBadAnswer.reason
+            reason = PromBadAnswer.reason
             if history.telemetry.reason != reason:
                 log.warning("telemetry", job=job.key.name, namespace=job.key.namespace, exc_info=True)
             self._metrics.telemetry_reads.labels(result=reason).inc()
@@ -193,9 +199,9 @@ class Poller:
             self._set_problem(job, history, reason=reason, problem=problem)
         self.busy.progress()
 
-    async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> bool:
+    async def _read(self, job: JobView, known: _Job, prom: Prom, gate: asyncio.Semaphore) -> bool:
         """Read what is new of a job; return whether Prometheus answered."""
-        history = self._history_of(job)
+        history = known.history
         await self._wait_for_slot()
         async with gate:
             try:
@@ -203,7 +209,7 @@ class Poller:
                 take = partial(
                     _take,
                     history,
-                    self._readers.setdefault(job.uid, JobReader()),
+                    known.reader,
                     answer,
                     workers=self._workers_of(job),
                     pools={pod.uid: pod.pool for pod in self._store.pods.of_job(job.key)},
@@ -221,7 +227,8 @@ class Poller:
             except PromError as error:
                 self._metrics.telemetry_reads.labels(result=error.reason).inc()
                 now_s = self._clocks.monotonic()
-                if now_s - self._good_s.setdefault(job.uid, now_s) >= FAILING_S:
+                known.good_s = now_s if known.good_s is None else known.good_s
+                if now_s - known.good_s >= FAILING_S:
                     self._set_problem(job, history, reason=error.reason, problem=str(error))
                 return False
         self._metrics.telemetry_reads.labels(result="ok").inc()
@@ -266,15 +273,14 @@ class Poller:
         members = {rank.worker_uid: rank.worker for rank in plan.ranks} if isinstance(plan, Plan) else {}
         return members | {pod.uid: pod.name for pod in self._store.pods.of_job(job.key) if pod.owner_uid == job.uid}
 
-    def _history_of(self, job: JobView) -> TelemetryHistory:
-        """Return the job's history; a new one starts from the speeds in the job's status."""
-        history = self._histories.get(job.uid)
-        if history is None:
+    def _of(self, job: JobView) -> _Job:
+        """Return what is known of a job; a new one starts from the speeds in its status."""
+        known = self._jobs.get(job.uid)
+        if known is None:
             speeds = {pool.name: pool.speed for pool in job.status.internal.pools if pool.speed is not None}
-            history = self._histories[job.uid] = TelemetryHistory(
-                {name: speed_near(compute_time(s), s.samples) for name, s in speeds.items()}
-            )
-        return history
+            history = TelemetryHistory({name: speed_near(compute_time(s), s.samples) for name, s in speeds.items()})
+            known = self._jobs[job.uid] = _Job(history)
+        return known
 
     def _freshness(self, job: JobView, telemetry: Telemetry) -> tuple[str, str]:
         """Return reason and problem by the age of the newest sample."""
