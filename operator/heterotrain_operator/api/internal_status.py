@@ -108,7 +108,16 @@ class InternalExchange(Model):
 
 
 class InternalDisruptions(Model):
-    """Disruptions in a row (``decide.workers.disruptions.Row``)."""
+    """Disruptions between which no step was committed (``decide.workers.disruptions``).
+
+    Attributes:
+        incidents: how many; workers that are lost together count once.
+        last_time: when the newest incident was noticed.
+        step: committed steps by then; ``None`` where they are not known.
+        node: of all the newest ones that may be a node's fault; empty without one.
+        on_node: how many of them in a row were there.
+        reason: the newest one in a sentence.
+    """
 
     incidents: Count
     last_time: TimestampText

@@ -39,6 +39,7 @@ from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
 from heterotrain_operator.decide.workers.capacity import FreeSlots, less_slots, shape_of
+from heterotrain_operator.decide.workers.disruptions import row_delay_s
 from heterotrain_operator.decide.workers.failures import mismatch_delay_s, restart_delay_s
 from heterotrain_operator.decide.workers.replicas import (
     NO_REPLICAS,
@@ -150,7 +151,7 @@ def _decide_workers(
     delays_s = (
         restart_delay_s(derived.accounts, now_s=now_s),
         cooling_s(workers, now_s=now_s),
-        derived.accounts.row.delay_s(now_s),
+        row_delay_s(derived.accounts.row, now_s),
         mismatch_delay_s(workers, now_s=now_s),
     )
     return _Workers(

@@ -28,6 +28,7 @@ from heterotrain_operator.decide.status.worker_conditions import (
     preflight_condition,
     template_condition,
 )
+from heterotrain_operator.decide.workers.disruptions import described, repeated
 from heterotrain_operator.decide.workers.failures import mismatch_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
@@ -131,7 +132,7 @@ def _scheduled(context: JobContext) -> ConditionValue:
         return kind.true("EnoughWorkersScheduled", have)
     refused = context.refusal or context.inputs.blocked
     row = context.accounts.row
-    why = refused or (row.text(context.now_s) if row.repeated else context.replicas.reason)
+    why = refused or (described(row, context.now_s) if repeated(row) else context.replicas.reason)
     reason = "PodsRejected" if refused else ("Unschedulable" if why and _is_stuck(context) else "Scheduling")
     if (gated := _gated(context)) and not refused:
         reason, why = "SchedulingGated", "; ".join(filter(None, (gated, why)))
@@ -177,8 +178,8 @@ def _running(context: JobContext) -> ConditionValue:
         return kind.false(_MISMATCH, _mismatch(worker))
     if (worker := context.blocked_worker) is not None:
         return kind.false(worker.pod.waiting_reason, f"{worker.pod.name}: {worker.reason}")
-    if (row := context.accounts.row).repeated:
-        return kind.false(_REPEATED, row.text(context.now_s))
+    if repeated(row := context.accounts.row):
+        return kind.false(_REPEATED, described(row, context.now_s))
     ready = f"{context.ready} workers are ready"
     if context.ready and context.layout is not None and context.layout.message and not context.layout.holds:
         return kind.false(context.layout.reason, f"{ready}, but none trains: {context.layout.message}")
@@ -216,8 +217,8 @@ def _restarting(context: JobContext) -> ConditionValue:
     kind = ConditionType.RESTARTING
     if context.life.stage is LifeStage.ACTIVE and context.began and not context.runs:
         message = f"{len(context.training)} members are left, and {context.ready} workers are ready"
-        if (row := context.accounts.row).repeated:
-            return kind.true(_REPEATED, f"{message}: {row.text(context.now_s)}")
+        if repeated(row := context.accounts.row):
+            return kind.true(_REPEATED, f"{message}: {described(row, context.now_s)}")
         if context.replicas.reason and _is_stuck(context):
             message = f"{message}: {context.replicas.reason}"
         return kind.true("TooFewWorkers", message)
@@ -234,8 +235,8 @@ def _degraded(context: JobContext) -> ConditionValue:
         return kind.true(_MISMATCH, f"{message}; {_mismatch(worker)}")
     if (worker := context.blocked_worker) is not None:
         return kind.true(worker.pod.waiting_reason, f"{message}; {worker.pod.name}: {worker.reason}")
-    if (row := context.accounts.row).repeated:
-        return kind.true(_REPEATED, f"{message}; {row.text(context.now_s)}")
+    if repeated(row := context.accounts.row):
+        return kind.true(_REPEATED, f"{message}; {described(row, context.now_s)}")
     why = context.refusal or context.replicas.reason
     # A job that only grows has a reason for it as well, but lacks nothing.
     lacks = context.refusal or len(_hopeful(context)) < context.desired
@@ -338,7 +339,7 @@ def _summary(context: JobContext) -> tuple[ConditionValue, ConditionValue, Condi
     else:
         running = _running(context)
         hopeless = context.blocked_worker is not None or mismatch_of(context.workers) is not None
-        hopeless = hopeless or context.accounts.row.repeated
+        hopeless = hopeless or repeated(context.accounts.row)
         ready, stalled = context.runs, not context.runs and (hopeless or _nothing_helps(context))
         reason, message = running.reason, running.message
     if blocked and stage not in (LifeStage.FAILED, LifeStage.INVALID) and not stalled:

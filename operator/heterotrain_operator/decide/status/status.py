@@ -10,7 +10,6 @@ from heterotrain_core.contract.choices import Runtime
 from heterotrain_operator.api.conditions import ConditionType, set_conditions
 from heterotrain_operator.api.internal_status import InternalCost, InternalPool, InternalStatus
 from heterotrain_operator.api.status import (
-    MAX_FAILURE_LENGTH,
     MAX_MESSAGE_LENGTH,
     MAX_WORKER_ROWS,
     Condition,
@@ -36,7 +35,6 @@ from heterotrain_operator.decide.status.layout_text import layout_text, units_by
 from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
 from heterotrain_operator.decide.status.worker_conditions import memory_by_worker
-from heterotrain_operator.decide.workers.disruptions import persisted_row
 from heterotrain_operator.decide.workers.state import WorkerState
 
 
@@ -217,7 +215,7 @@ def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
         common_parts=before.common_parts if context.sources is None else context.sources.kept,
         stores=before.stores if context.sources is None else context.sources.stores,
         retried=before.retried,
-        disruptions=persisted_row(context.accounts.row),
+        disruptions=context.accounts.row if context.accounts.row.incidents else None,
     )
 
 
@@ -225,17 +223,7 @@ def _nodes_with_failures(context: JobContext) -> tuple[NodeFailures, ...]:
     """Return the nodes with failures; a suspended job begins without any."""
     if context.spec is None or context.life.stage is LifeStage.SUSPENDED:
         return ()
-    return tuple(
-        NodeFailures(
-            name=node.name,
-            failures=node.failures,
-            last_time=rfc3339(node.last_s),
-            reason=node.reason[:MAX_FAILURE_LENGTH],
-            named=node.named,
-            avoided=node.avoided,
-        )
-        for node in context.accounts.blamed
-    )
+    return context.accounts.blamed
 
 
 def _granted(context: JobContext, known: PoolStatus | None, name: str) -> int | None:

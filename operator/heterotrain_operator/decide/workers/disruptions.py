@@ -8,7 +8,6 @@ end for the same cause, so all of them count as one incident.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from heterotrain_operator.api.internal_status import InternalDisruptions
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH
@@ -26,75 +25,33 @@ INCIDENT_S = 30.0
 """Workers that end within this time of the first one end for the same cause."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Disruptions between which no step was committed.
-
-    Attributes:
-        incidents: how many; workers that are lost together count once.
-        last_s: when the newest incident was noticed.
-        step: committed steps by then; ``None`` where they are not known.
-        node: of all the newest ones that may be a node's fault; empty without one.
-        on_node: how many of them in a row were there.
-        reason: the newest one in a sentence.
-    """
-
-    incidents: int = 0
-    last_s: float = 0.0
-    step: int | None = None
-    node: str = ""
-    on_node: int = 0
-    reason: str = ""
-
-    @property
-    def repeated(self) -> bool:
-        """Whether it is long enough to be shown."""
-        return self.incidents >= REPEATED
-
-    def delay_s(self, now_s: float) -> float:
-        """Return for how many more seconds no worker is created."""
-        if self.incidents < 2:  # noqa: PLR2004  # a single one is no row
-            return 0.0
-        longest_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.incidents - 2, 20))
-        return max(0.0, min(self.last_s + longest_s - now_s, longest_s))
-
-    def text(self, now_s: float) -> str:
-        """Describe it in one sentence."""
-        wait_s = self.delay_s(now_s)
-        then = f"; the next worker is created at {rfc3339(now_s + wait_s)}" if wait_s else ""
-        count = f"{self.incidents} disruptions in a row without a committed step in between"
-        return f"{count}; the newest: {self.reason}{then}"
+NO_ROW = InternalDisruptions(incidents=0, last_time=rfc3339(0.0))
 
 
-def row_in(known: InternalDisruptions | None) -> Row:
-    """Return the row in a job's status."""
-    if known is None:
-        return Row()
-    return Row(
-        incidents=known.incidents,
-        last_s=seconds(known.last_time),
-        step=known.step,
-        node=known.node,
-        on_node=known.on_node,
-        reason=known.reason,
-    )
+def repeated(row: InternalDisruptions) -> bool:
+    """Return whether a row is long enough to be shown."""
+    return row.incidents >= REPEATED
 
 
-def persisted_row(row: Row) -> InternalDisruptions | None:
-    """Return a row as the status keeps it; ``None`` for none."""
-    if not row.incidents:
-        return None
-    return InternalDisruptions(
-        incidents=row.incidents,
-        last_time=rfc3339(row.last_s),
-        step=row.step,
-        node=row.node,
-        on_node=row.on_node,
-        reason=row.reason[:MAX_MESSAGE_LENGTH],
-    )
+def row_delay_s(row: InternalDisruptions, now_s: float) -> float:
+    """Return for how many more seconds no worker is created."""
+    if row.incidents < 2:  # noqa: PLR2004  # a single one is no row
+        return 0.0
+    longest_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(row.incidents - 2, 20))
+    return max(0.0, min(seconds(row.last_time) + longest_s - now_s, longest_s))
 
 
-def continued(before: Row, lost: Sequence[Worker], gone: Sequence[str], *, step: int | None, now_s: float) -> Row:
+def described(row: InternalDisruptions, now_s: float) -> str:
+    """Describe a row in one sentence."""
+    wait_s = row_delay_s(row, now_s)
+    then = f"; the next worker is created at {rfc3339(now_s + wait_s)}" if wait_s else ""
+    count = f"{row.incidents} disruptions in a row without a committed step in between"
+    return f"{count}; the newest: {row.reason}{then}"
+
+
+def continued(
+    before: InternalDisruptions, lost: Sequence[Worker], gone: Sequence[str], *, step: int | None, now_s: float
+) -> InternalDisruptions:
     """Return the row after this pass.
 
     Args:
@@ -104,10 +61,10 @@ def continued(before: Row, lost: Sequence[Worker], gone: Sequence[str], *, step:
         step: committed steps; ``None`` where they are not known.
         now_s: now.
     """
-    last_s = min(before.last_s, now_s)
+    last_s = min(seconds(before.last_time), now_s)
     committed = step is not None and (before.step is None or step > before.step)
     if before.incidents and (committed or now_s - last_s > FORGET_S):
-        before, last_s = Row(), 0.0
+        before, last_s = NO_ROW, 0.0
     incidents = new_incidents(lost, last_s, now_s=now_s)
     if gone and not lost and now_s - last_s > INCIDENT_S:
         incidents = 1
@@ -115,10 +72,15 @@ def continued(before: Row, lost: Sequence[Worker], gone: Sequence[str], *, step:
         return before
     reason = f"{lost[-1].pod.name}: {lost[-1].reason}" if lost else f"{gone[-1]}: its pod is gone"
     node = _node_of(lost)
-    found = replace(before, incidents=before.incidents + incidents, last_s=now_s, step=step, reason=reason)
-    if step is None and any(_trained_for_long(worker, now_s=now_s) for worker in lost):
-        found = replace(found, incidents=1)
-    return replace(found, node=node, on_node=0 if not node else before.on_node + 1 if node == before.node else 1)
+    unknown = step is None and any(_trained_for_long(worker, now_s=now_s) for worker in lost)
+    return InternalDisruptions(
+        incidents=1 if unknown else before.incidents + incidents,
+        last_time=rfc3339(now_s),
+        step=step,
+        node=node,
+        on_node=0 if not node else before.on_node + 1 if node == before.node else 1,
+        reason=reason[:MAX_MESSAGE_LENGTH],
+    )
 
 
 def _node_of(lost: Sequence[Worker]) -> str:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from heterotrain_core.contract.outcome import Cause
 from heterotrain_core.contract.plan import Plan
 
-from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.internal_status import InternalDisruptions
+from heterotrain_operator.api.status import HeteroTrainJobStatus, NodeFailures
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import Departed
 from heterotrain_operator.decide.waits import left_s
-from heterotrain_operator.decide.workers.blamed_nodes import BlamedNode, blamed
-from heterotrain_operator.decide.workers.disruptions import REPEATED, Row, continued, end_s, new_incidents, row_in
+from heterotrain_operator.decide.workers.blamed_nodes import blamed
+from heterotrain_operator.decide.workers.disruptions import NO_ROW, REPEATED, continued, end_s, new_incidents
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 FIRST_DELAY_S = 2.0
@@ -57,10 +58,10 @@ class Accounts:
     last_failure: str | None
     last_failure_s: float
     departed: tuple[Departed, ...] = ()
-    blamed: tuple[BlamedNode, ...] = ()
+    blamed: tuple[NodeFailures, ...] = ()
     answered: tuple[str, ...] = ()
     state_lost: str = ""
-    row: Row = field(default_factory=Row)
+    row: InternalDisruptions = NO_ROW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +169,7 @@ def account(
     # A later time is of a clock that was ahead: the next delay counts from now.
     last_s = min(now_s, seconds(status.last_failure_time))
     incidents = new_incidents(counted.failed, last_s, now_s=now_s)
-    row = _row(status, ends, step=step, now_s=now_s) if counting else Row()
+    row = _row(status, ends, step=step, now_s=now_s) if counting else NO_ROW
     # The uids of ends that do not count are kept nevertheless, so that a resumed job does not count them.
     kept = {worker.pod.uid for worker in workers} | known.keys()
     returned = {worker.pod.uid for worker in workers if worker.placed}
@@ -184,7 +185,7 @@ def account(
         last_failure_s=now_s if incidents else last_s,
         departed=ends.gone,
         blamed=blamed(
-            _blamed_before(status, now_s=now_s),
+            status.nodes_with_failures,
             workers,
             counted.failed,
             counted.lost,
@@ -198,18 +199,9 @@ def account(
     )
 
 
-def _row(status: HeteroTrainJobStatus, ends: _NewEnds, *, step: int | None, now_s: float) -> Row:
+def _row(status: HeteroTrainJobStatus, ends: _NewEnds, *, step: int | None, now_s: float) -> InternalDisruptions:
     names = [each.name for each in ends.gone]
-    return continued(row_in(status.internal.disruptions), ends.lost, names, step=step, now_s=now_s)
-
-
-def _blamed_before(status: HeteroTrainJobStatus, *, now_s: float) -> list[BlamedNode]:
-    return [
-        BlamedNode(
-            name=n.name, failures=n.failures, last_s=min(now_s, seconds(n.last_time)), reason=n.reason, named=n.named
-        )
-        for n in status.nodes_with_failures
-    ]
+    return continued(status.internal.disruptions or NO_ROW, ends.lost, names, step=step, now_s=now_s)
 
 
 def mismatch_of(workers: Sequence[Worker]) -> Worker | None:
