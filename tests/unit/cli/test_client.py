@@ -7,14 +7,13 @@ import inspect
 import json
 import runpy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from heterotrain_cli.cluster import api, submit
 from heterotrain_cli.cluster.plot import with_throughput
 from heterotrain_cli.completion import SHELLS
 from heterotrain_cli.main import main
@@ -29,7 +28,7 @@ from heterotrain_client import (
 )
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import ComputeTime, Member
-from support.api_stub import ApiStub, serve
+from support.api_stub import ApiStub
 from support.cli_runner import CliRunner
 from support.plans import plan_of
 
@@ -41,14 +40,10 @@ SCRIPT = 'import sys\nprint("trained with", *sys.argv[1:])\n'
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+def stub(stub: ApiStub) -> ApiStub:
     """An API server without jobs, and a kubeconfig for it."""
-    found = ApiStub(lists={PODS: [], EVENTS: []})
-    monkeypatch.setattr(api, "RETRY_S", 0.0)
-    monkeypatch.setattr(submit, "LOOK_S", 0.0)
-    with serve(found, tmp_path, namespace="ml") as kubeconfig:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        yield found
+    stub.lists = {PODS: [], EVENTS: []}
+    return stub
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from heterotrain_cli.job_file import read_job_file
 from heterotrain_cli.main import main
 from heterotrain_cli.preflight import checking_job
 from heterotrain_core.contract import keys
-from support.api_stub import ApiStub, serve, write_kubeconfig
+from support.api_stub import ApiStub, write_kubeconfig
 from support.cli_runner import CliRunner
 
 JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
@@ -84,15 +84,11 @@ RUNNING: dict[str, Any] = {
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+def stub(stub: ApiStub) -> ApiStub:
     """An API server with one running job, and a kubeconfig for it."""
-    found = ApiStub(objects={f"{JOBS}/digits": job(**RUNNING)})
-    found.lists = {JOBS: [job(**RUNNING)], ALL_JOBS: [job(**RUNNING), job("text")], PODS: [], EVENTS: []}
-    monkeypatch.setattr(api, "RETRY_S", 0.0)
-    monkeypatch.setattr(submit, "LOOK_S", 0.0)
-    with serve(found, tmp_path, namespace="ml") as kubeconfig:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        yield found
+    stub.objects = {f"{JOBS}/digits": job(**RUNNING)}
+    stub.lists = {JOBS: [job(**RUNNING)], ALL_JOBS: [job(**RUNNING), job("text")], PODS: [], EVENTS: []}
+    return stub
 
 
 def run(*arguments: str, **more: Any) -> Result:

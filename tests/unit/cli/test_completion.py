@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from heterotrain_cli import entry
 from heterotrain_cli.cluster import names
 from heterotrain_cli.completion import SHELLS, candidates
 from heterotrain_cli.main import COMMANDS, main
-from support.api_stub import ApiStub, serve
+from support.api_stub import ApiStub
 from support.cli_runner import CliRunner
 
 ML = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
@@ -29,20 +28,17 @@ def job(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+def stub(stub: ApiStub) -> ApiStub:
     """An API server with jobs in two namespaces."""
-    found = ApiStub(objects={f"{ML}/digits": job("digits")})
-    found.lists = {
+    stub.objects = {f"{ML}/digits": job("digits")}
+    stub.lists = {
         ML: [job("digits"), job("diffusion"), job("text")],
         OTHER: [job("speech")],
         "/api/v1/namespaces/ml/pods": [
             {"metadata": {"name": f"digits-w{i}"}, "status": {"phase": "Running"}} for i in range(2)
         ],
     }
-    with serve(found, tmp_path, namespace="ml") as kubeconfig:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        monkeypatch.setattr(names, "LIMIT_S", 60.0)
-        yield found
+    return stub
 
 
 def completed(line: str) -> list[str]:

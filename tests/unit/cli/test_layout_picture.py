@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from heterotrain_cli.cluster.target import Target
 from heterotrain_cli.main import main
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Layout, LayoutKind, Plan
-from support.api_stub import ApiStub, serve
+from support.api_stub import ApiStub
 from support.cli_runner import CliRunner
 from support.plans import plan_of
 from support.unit_series import KIND, series, unit
@@ -31,18 +30,15 @@ def the_plan(*layouts: Layout) -> Plan:
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+def stub(stub: ApiStub) -> ApiStub:
     """A job with one member of two stages, units 0 to 3 and 4 to 5, and one that holds everything."""
     plan = the_plan(Layout(kind=LayoutKind.PIPELINE, cuts=(4,)), Layout())
     job = {
         "metadata": {"name": "gpt", "namespace": "ml", "uid": "j", "creationTimestamp": "2026-11-22T10:00:00Z"},
         "spec": {"parallelism": {"mode": "Pipeline", "linkMbitPerSecond": 8}}, "status": {"stepSeconds": 12.5},
     }  # fmt: skip
-    found = ApiStub(objects={JOB: job, PLAN: {"data": {"plan.json": encode_plan(plan)}}})
-    monkeypatch.setattr(api, "RETRY_S", 0.0)
-    with serve(found, tmp_path, namespace="ml") as kubeconfig:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        yield found
+    stub.objects = {JOB: job, PLAN: {"data": {"plan.json": encode_plan(plan)}}}
+    return stub
 
 
 def answers(workers: tuple[str, ...] = ("w0", "w1", "w2")) -> Any:

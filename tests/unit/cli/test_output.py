@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import pytest
 import yaml
 from click.testing import Result
 from heterotrain_cli.bench.result import ScalingRow, as_document
-from heterotrain_cli.cluster import api, submit
+from heterotrain_cli.cluster import submit
 from heterotrain_cli.cluster.show import description_document
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.main import COMMANDS, main
 from heterotrain_cli.output import OUTPUTS, print_document
 from heterotrain_cli.preflight import checks_document
-from support.api_stub import ApiStub, serve
+from support.api_stub import ApiStub
 from support.cli_runner import CliRunner
 
 JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
@@ -64,15 +63,11 @@ def promised(command: str) -> set[str]:
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+def stub(stub: ApiStub) -> ApiStub:
     """An API server with one running job, and a kubeconfig for it."""
-    found = ApiStub(objects={f"{JOBS}/digits": {**JOB, "status": dict(STATUS)}})
-    found.lists = {PODS: [], EVENTS: [EVENT]}
-    monkeypatch.setattr(api, "RETRY_S", 0.0)
-    monkeypatch.setattr(submit, "LOOK_S", 0.0)
-    with serve(found, tmp_path, namespace="ml") as kubeconfig:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        yield found
+    stub.objects = {f"{JOBS}/digits": {**JOB, "status": dict(STATUS)}}
+    stub.lists = {PODS: [], EVENTS: [EVENT]}
+    return stub
 
 
 def run(*arguments: str) -> Result:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from heterotrain_cli.cluster.render import WORKERS, noticed
 from heterotrain_cli.cluster.view import view_of
 from heterotrain_cli.main import main
 from heterotrain_operator.api.status import MAX_WORKER_ROWS
-from support.api_stub import ApiStub, serve
+from support.api_stub import ApiStub
 from support.cli_runner import CliRunner
 
 JOB = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs/digits"
@@ -41,14 +39,11 @@ def job(workers: list[dict[str, Any]], state: str = "Succeeded") -> dict[str, An
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+def stub(stub: ApiStub) -> ApiStub:
     """An API server with the job, and with a Prometheus behind its proxy."""
-    found = ApiStub()
-    with serve(found, tmp_path, namespace="ml") as kubeconfig:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        found.lists["/api/v1/namespaces/ml/events"] = []
-        found.objects[JOB] = job([worker(0), worker(1)])
-        yield found
+    stub.lists["/api/v1/namespaces/ml/events"] = []
+    stub.objects[JOB] = job([worker(0), worker(1)])
+    return stub
 
 
 def test_the_parts_of_a_step_are_those_of_the_step_itself() -> None:
