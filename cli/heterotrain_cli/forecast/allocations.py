@@ -126,13 +126,13 @@ def forecast_job(job: JobInput, exchange: MeasuredExchange) -> JobForecast:
     if isinstance(allocation, str):
         return JobForecast(feasible=False, reason=allocation)
     if not exchange.members:
-        ranks, across = len(ranks_of(job, allocation)), sum(allocation.workers) > 1
+        ranks, across = len(ranks_of(job, allocation)), sum(allocation) > 1
         exchange = exchange.measured_among(ranks, across=across, steps=EXCHANGES_OF_A_PROFILE)
     first = forecast_allocation(job, allocation, exchange)
     candidates, complete = candidate_allocations(job)
-    found = {other.workers: forecast_allocation(job, other, exchange, aware=False) for other in candidates}
+    found = {other: forecast_allocation(job, other, exchange, aware=False) for other in candidates}
     if not complete:
-        found.setdefault(allocation.workers, forecast_allocation(job, allocation, exchange, aware=False))
+        found.setdefault(allocation, forecast_allocation(job, allocation, exchange, aware=False))
         _climb(job, exchange, found)
     front = _front(job, exchange, found.values())
     speed_gain, cost_gain = _most_gains(job, exchange, front, exact=complete and _alike(job))
@@ -148,20 +148,18 @@ def forecast_job(job: JobInput, exchange: MeasuredExchange) -> JobForecast:
     )
 
 
-def _climb(
-    job: JobInput, exchange: MeasuredExchange, found: dict[tuple[int, ...], AllocationForecast | Infeasible]
-) -> None:
+def _climb(job: JobInput, exchange: MeasuredExchange, found: dict[Allocation, AllocationForecast | Infeasible]) -> None:
     """Add the allocations on the way from the fastest one and from the cheapest one to better neighbours."""
 
-    def loss_of(workers: tuple[int, ...], loss: Callable[[AllocationForecast], float]) -> float:
+    def loss_of(workers: Allocation, loss: Callable[[AllocationForecast], float]) -> float:
         if workers not in found:
-            found[workers] = forecast_allocation(job, Allocation(workers=workers), exchange, aware=False)
+            found[workers] = forecast_allocation(job, workers, exchange, aware=False)
         outcome = found[workers]
         return loss(outcome) if isinstance(outcome, AllocationForecast) else math.inf
 
     for loss in (_slowness, _cost):
         if known := [other for other in found.values() if isinstance(other, AllocationForecast)]:
-            climb(job, min(known, key=loss).allocation.workers, partial(loss_of, loss=loss))
+            climb(job, min(known, key=loss).allocation, partial(loss_of, loss=loss))
 
 
 def _alike(job: JobInput) -> bool:
@@ -216,7 +214,7 @@ def forecast_allocation(
     ranks = ranks_of(job, allocation)
     members = [member for _, member in ranks]
     variations = [job.pools[index].variation or 0.0 for index, _ in ranks]
-    communication = exchange.among(len(members), across=sum(allocation.workers) > 1)
+    communication = exchange.among(len(members), across=sum(allocation) > 1)
     even: Split | Infeasible = Infeasible(reason="no rank")
     if members:
         even = evaluate(evenly(job.batch_samples, len(members)), members, communication=communication)
@@ -237,7 +235,7 @@ def forecast_allocation(
         cost_per_million=None if per_hour is None else per_hour * 1e6 / rate / _HOUR_S,
         pools=tuple(
             _pool(pool, workers, [i for i, (owner, _) in enumerate(ranks) if owner == index], split, job.batch_samples)
-            for index, (pool, workers) in enumerate(zip(job.pools, allocation.workers, strict=True))
+            for index, (pool, workers) in enumerate(zip(job.pools, allocation, strict=True))
             if workers
         ),
         reason="even shares, because rebalance.boundary is Never" if job.even else split.reason,

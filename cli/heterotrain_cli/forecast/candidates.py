@@ -24,10 +24,10 @@ def candidate_allocations(job: JobInput) -> tuple[list[Allocation], bool]:
     complete = len(found) <= MAX_CANDIDATES
     if not complete:
         found = [counts for counts in _fewer(job) if job.least_workers <= sum(counts) <= job.most_workers]
-    return [Allocation(workers=counts) for counts in found], complete
+    return found, complete
 
 
-def climb(job: JobInput, start: tuple[int, ...], loss: Callable[[tuple[int, ...]], float]) -> tuple[int, ...]:
+def climb(job: JobInput, start: Allocation, loss: Callable[[Allocation], float]) -> Allocation:
     """Return an allocation that no move of workers improves: a pool gets more or fewer, or two pools exchange some.
 
     Half of the most workers move at first, single ones in the end. At most ``MOST_MOVES`` allocations are compared.

@@ -20,6 +20,9 @@ from heterotrain_cli.errors import InputError
 from heterotrain_cli.job_file import read_job_file
 from heterotrain_cli.profile import Profile
 
+Allocation = tuple[int, ...]
+"""A number of workers for each pool, in the job's order of pools."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolInput:
@@ -174,13 +177,6 @@ def with_profile(job: JobInput, profile: Profile, *, where: str) -> JobInput:
     return replace(job, pools=tuple(pools))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """A number of workers for each pool, in the job's order of pools."""
-
-    workers: tuple[int, ...]
-
-
 def preferred_allocation(job: JobInput) -> Allocation | str:
     """Return the job's allocation when every pool has capacity, or the reason why no forecast is possible.
 
@@ -203,14 +199,14 @@ def preferred_allocation(job: JobInput) -> Allocation | str:
             f"the job needs {job.least_workers} workers, but without pools of unknown speed ({names}) it has "
             f"{sum(workers)}"
         )
-    return Allocation(workers=tuple(workers))
+    return tuple(workers)
 
 
 def ranks_of(job: JobInput, allocation: Allocation) -> tuple[tuple[int, SplitMember], ...]:
     """Return (index of the pool, curve) of each rank of an allocation."""
     return tuple(
         (index, pool.rank)
-        for index, (pool, workers) in enumerate(zip(job.pools, allocation.workers, strict=True))
+        for index, (pool, workers) in enumerate(zip(job.pools, allocation, strict=True))
         if pool.rank is not None
         for _ in range(workers * pool.ranks)
     )
@@ -219,7 +215,7 @@ def ranks_of(job: JobInput, allocation: Allocation) -> tuple[tuple[int, SplitMem
 def price_per_hour(job: JobInput, allocation: Allocation) -> float | None:
     """Return the price of an allocation; ``None`` if a pool in it has none."""
     total = 0.0
-    for pool, workers in zip(job.pools, allocation.workers, strict=True):
+    for pool, workers in zip(job.pools, allocation, strict=True):
         if workers and pool.price_per_hour is None:
             return None
         total += workers * (pool.price_per_hour or 0.0)

@@ -205,7 +205,7 @@ class JobReport:
             )
             table.add_row(
                 "*" if chosen is not None and other.allocation == chosen.allocation else "",
-                *(str(workers) for workers in other.allocation.workers),
+                *(str(workers) for workers in other.allocation),
                 f"{other.step_s:.4g} s",
                 f"{other.samples_per_s:.4g}",
                 f"{other.efficiency:.3f}",
