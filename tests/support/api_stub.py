@@ -19,6 +19,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
+from support.chaos.api_server import merged
+
 
 @dataclass
 class ApiStub:
@@ -59,22 +61,11 @@ class ApiStub:
         if path not in self.objects:
             return 404, {"kind": "Status", "message": f'"{path}" not found', "code": 404}
         if method == "PATCH":
-            merge(self.objects[path], body)
+            self.objects[path] = merged(self.objects[path], body)
         found = self.objects[path]
         if method == "DELETE":
             del self.objects[path]
         return 200, found
-
-
-def merge(target: dict[str, Any], patch: dict[str, Any]) -> None:
-    """Apply a JSON merge patch."""
-    for name, value in patch.items():
-        if isinstance(value, dict) and isinstance(target.get(name), dict):
-            merge(target[name], value)
-        elif value is None:
-            target.pop(name, None)
-        else:
-            target[name] = value
 
 
 @contextmanager

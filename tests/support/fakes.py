@@ -11,7 +11,7 @@ from heterotrain_operator.kube.resources import EVENTS, Resource
 from heterotrain_operator.prom.errors import PromError
 from heterotrain_operator.prom.vector import Vector, VectorSample
 
-from support.api_stub import merge
+from support.chaos.api_server import merged, selected
 
 Body = dict[str, Any]
 
@@ -58,7 +58,7 @@ class FakeKube:
         for (plural, where, _), body in list(self.objects.items()):
             if plural != resource.plural or namespace not in (None, where):
                 continue
-            if _has_fields(body, fields) and _has_labels(body, labels):
+            if _has_fields(body, fields) and selected(body, labels):
                 yield copy.deepcopy(body)
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
@@ -103,15 +103,7 @@ class FakeKube:
             raise Conflict(f"{name} has another uid")
         if int(given.get("resourceVersion", self._version)) < int(known["metadata"]["resourceVersion"]):
             raise Conflict(f"{name} has changed")
-        for part in ("annotations", "labels"):
-            if given.get(part):
-                merge(known["metadata"].setdefault(part, {}), given[part])
-        if "finalizers" in given:
-            known["metadata"]["finalizers"] = given["finalizers"]
-        if subresource:
-            known.setdefault(subresource, {})
-            merge(known[subresource], patch[subresource])
-        return self._store(resource, known)
+        return self._store(resource, merged(known, copy.deepcopy(patch)))
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
         self._call("delete", resource, name)
@@ -130,17 +122,6 @@ def _has_fields(body: Body, selector: str) -> bool:
         for name in path.split("."):
             found = found.get(name, "") if isinstance(found, dict) else ""
         if (found == expected) == ("!=" in part):
-            return False
-    return True
-
-
-def _has_labels(body: Body, selector: str) -> bool:
-    found = body["metadata"].get("labels") or {}
-    for part in filter(None, selector.split(",")):
-        name, _, expected = part.replace("!=", "=").partition("=")
-        if part.startswith("!") and name[1:] in found:
-            return False
-        if "=" in part and (found.get(name) == expected) == ("!=" in part):
             return False
     return True
 

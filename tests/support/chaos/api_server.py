@@ -202,7 +202,7 @@ class ApiServer:
                 raise Refused(404, f"{key[0]} {key[2]!r} not found")
             return found
         items = [body for body in self.of(key[0]) if key[1] in ("", body["metadata"].get("namespace", ""))]
-        items = [body for body in items if _selected(body, query.get("labelSelector", ""))]
+        items = [body for body in items if selected(body, query.get("labelSelector", ""))]
         return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
 
     def _create(self, who: str, plural: str, body: Body, *, dry_run: bool) -> Body:
@@ -273,8 +273,9 @@ def merged(target: Body, patch: Body) -> Body:
     for name, value in patch.items():
         if value is None:
             found.pop(name, None)
-        elif isinstance(value, dict) and isinstance(found.get(name), dict):
-            found[name] = merged(found[name], value)
+        elif isinstance(value, dict):
+            known = found.get(name)
+            found[name] = merged(known if isinstance(known, dict) else {}, value)
         else:
             found[name] = value
     return found
@@ -289,10 +290,11 @@ def _parts(path: str) -> tuple[str, str, str, str]:
     return parts[0], namespace, parts[1], parts[2]
 
 
-def _selected(body: Body, selector: str) -> bool:
+def selected(body: Body, selector: str) -> bool:
+    """Return whether an object's labels are as a selector wants them; ``!name`` is for those without a label."""
     labels = body["metadata"].get("labels") or {}
     for term in filter(None, selector.split(",")):
         name, _, value = term.partition("!=" if "!=" in term else "=")
-        if (labels.get(name) == value) is ("!=" in term):
+        if name[1:] in labels if term.startswith("!") else (labels.get(name) == value) is ("!=" in term):
             return False
     return True

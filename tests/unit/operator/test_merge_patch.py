@@ -8,7 +8,7 @@ from typing import Any
 from heterotrain_operator.kube.verbs import merge_patch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.api_stub import merge
+from support.chaos.api_server import merged
 
 leaves = st.one_of(st.integers(0, 2), st.text("ab", max_size=1), st.lists(st.integers(0, 2), max_size=2))
 objects = st.recursive(
@@ -20,9 +20,7 @@ objects = st.recursive(
 
 @given(objects, objects)
 def test_a_patch_makes_one_object_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
-    patched = copy.deepcopy(before)
-    merge(patched, merge_patch(before, after))
-    assert patched == after
+    assert merged(before, merge_patch(before, after)) == after
 
 
 @given(objects)
