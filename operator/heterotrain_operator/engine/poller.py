@@ -187,7 +187,7 @@ class Poller:
         known = self._of(job)
         history = known.history
         try:
-            if (scrapes is not None and scrapes == known.scrapes) or await self._read(job, known, prom, gate):
+            if (scrapes is not None and scrapes == known.scrapes) or await self._read(job, prom, gate):
                 known.scrapes, known.good_s = scrapes, self._clocks.monotonic()
                 self._set_problem(job, history, *self._freshness(job, history.telemetry))
         except Exception as error:  # one job's data must not end the operator
@@ -199,8 +199,9 @@ class Poller:
             self._set_problem(job, history, reason=reason, problem=problem)
         self.busy.progress()
 
-    async def _read(self, job: JobView, known: _Job, prom: Prom, gate: asyncio.Semaphore) -> bool:
+    async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> bool:
         """Read what is new of a job; return whether Prometheus answered."""
+        known = self._of(job)
         history = known.history
         await self._wait_for_slot()
         async with gate:

@@ -247,14 +247,14 @@ def test_a_running_job_is_changed(stub: ApiStub, script: Path) -> None:
     client.train(script, pools={"a100": 2, "t4": 6}, image="x", global_batch_size=64)
     stub.objects[f"{JOBS}/my-training"]["metadata"]["resourceVersion"] = "7"
     job = client.job("my-training")
-    spec = stub.objects[f"{JOBS}/my-training"]["spec"]
     job.suspend()
-    assert spec["suspend"] is True
+    assert stub.objects[f"{JOBS}/my-training"]["spec"]["suspend"] is True
     job.resume()
-    assert spec["suspend"] is False
+    assert stub.objects[f"{JOBS}/my-training"]["spec"]["suspend"] is False
     # The operator has written the status since the client has read the job.
     stub.refusals[("PATCH", f"{JOBS}/my-training")] = [(409, "the object has been modified")]
     job.scale(3, pools={"t4": 1})
+    spec = stub.objects[f"{JOBS}/my-training"]["spec"]
     assert spec["elasticPolicy"] == {"maxReplicas": 3}
     assert [pool["maxReplicas"] for pool in spec["workerPools"]] == [2, 1]
     with pytest.raises(InputError, match="the job has no pool v100: its pools are a100, t4"):

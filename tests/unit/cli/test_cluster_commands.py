@@ -260,9 +260,9 @@ def test_a_checkpoint_is_asked_for_and_awaited(stub: ApiStub, monkeypatch: pytes
     monkeypatch.setattr(stub, "answer", saving)
     assert told("checkpoint", "digits") == "job digits: the checkpoint of step 9 is complete\n"
     assert [value is None for value in seen] == [False, True]
-    assert keys.ANNOTATION_CHECKPOINT not in body["metadata"]["annotations"]
+    assert keys.ANNOTATION_CHECKPOINT not in stub.objects[f"{JOBS}/digits"]["metadata"]["annotations"]
     assert "no new checkpoint after 0 s" in refused("checkpoint", "digits", "--timeout", "0", status=1)
-    assert keys.ANNOTATION_CHECKPOINT not in body["metadata"]["annotations"]
+    assert keys.ANNOTATION_CHECKPOINT not in stub.objects[f"{JOBS}/digits"]["metadata"]["annotations"]
 
 
 def test_submit_waits_for_the_end(stub: ApiStub, tmp_path: Path) -> None:
@@ -325,6 +325,7 @@ def test_retry_asks_for_another_try_of_a_failed_job_alone(stub: ApiStub) -> None
     found = stub.objects[f"{JOBS}/digits"]
     found["status"] |= {"state": "Failed"}
     assert told("retry", "digits") == "job digits is tried again, from step 1100\n"
+    found = stub.objects[f"{JOBS}/digits"]
     assert found["metadata"]["annotations"][keys.ANNOTATION_RETRY]
     del found["status"]["lastCheckpoint"]
     assert "from the beginning" in told("retry", "digits")
