@@ -39,7 +39,7 @@ def strings(node: ast.AST) -> Iterator[str]:
 
 
 def reasons_in_code() -> set[str]:
-    """Return the reasons of conditions: what is passed or assigned to a ``reason``, but for rules of events."""
+    """Return the reasons of conditions: what a type of conditions or a ``reason`` gets, but for rules of events."""
     found: set[str] = set()
     for file in FILES:
         for node in ast.walk(parsed(file.read_text())):
@@ -47,6 +47,8 @@ def reasons_in_code() -> set[str]:
                 case ast.Call(func=ast.Name(id=name), keywords=given) if name != "_Rule":
                     for each in given:
                         found |= set(strings(each.value)) if each.arg == "reason" else set()
+                case ast.Call(func=ast.Attribute(attr="true" | "false" | "unknown"), args=[reason, *_]):
+                    found |= set(strings(reason))
                 case ast.Assign(targets=[ast.Name(id="reason"), *_], value=value):
                     found |= set(strings(value))
                 case ast.FunctionDef(name="why_limited" | "_deadlines" | "_freshness") as function:
