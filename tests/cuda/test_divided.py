@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from cuda.shared_card import card
 from distributed.harness import Operator, Worker, assert_same_weights
-from distributed.test_pipeline_jobs import plan_members, start
 from distributed.test_pipeline_jobs import reference as reference_of_stages
+from distributed.test_pipeline_jobs import started
 from distributed.test_pipeline_jobs import weights_of as weights_of_stages
-from distributed.test_sharded_jobs import SCRIPT, finish_pods, plan_pods, start_pod, weights_of
-from distributed.test_sharded_jobs import reference as reference_of_shards
+from distributed.test_sharded_jobs import SCRIPT, check, finish_pods, plan_pods, start_pods
 from support.ports import free_ports
 
 Operate = Callable[..., Operator]
@@ -22,26 +21,25 @@ Operate = Callable[..., Operator]
 def test_two_stages_on_one_gpu_have_the_weights_of_one_process(operate: Operate, clip_norm: float | None) -> None:
     """Activations and gradients go from one process to the other through the host's memory."""
     operator = operate(batch_samples=17, parallelism="Pipeline")
-    workers = [start(operator, f"w{number}", clip_norm=clip_norm) for number in range(2)]
-    operator.until_ready(*workers)
-    plan_members(operator, [(workers, (3,), 17, 5)])
-    operator.finish(workers)
-    assert all(worker.code == 0 for worker in workers), operator.evidence()
-    expected, _ = reference_of_stages(clip_norm=clip_norm)
-    found = {name: weight.cpu() for name, weight in weights_of_stages(operator, workers).items()}
-    assert_same_weights(found, expected)
+    workers = started(operator, 2, clip_norm=clip_norm)
+    operator.plan_members([(workers, (3,), 17, 5)])
+    check_stages(operator, [workers], clip_norm=clip_norm)
 
 
 def test_a_whole_model_and_two_stages_train_together(operate: Operate) -> None:
     """Members of both kinds exchange their gradients."""
     operator = operate(batch_samples=17, parallelism="Pipeline")
-    workers = [start(operator, f"w{number}") for number in range(3)]
-    operator.until_ready(*workers)
-    plan_members(operator, [(workers[:1], (), 11, 4), (workers[1:], (4,), 6, 2)])
-    operator.finish(workers)
-    assert all(worker.code == 0 for worker in workers), operator.evidence()
-    expected, _ = reference_of_stages()
-    for member in (workers[:1], workers[1:]):
+    workers = started(operator, 3)
+    operator.plan_members([(workers[:1], (), 11, 4), (workers[1:], (4,), 6, 2)])
+    check_stages(operator, [workers[:1], workers[1:]])
+
+
+def check_stages(operator: Operator, members: list[list[Worker]], **training: Any) -> None:
+    """Wait until all stages have ended well; fail unless each member has the weights of one process on the CPU."""
+    operator.finish(worker for member in members for worker in member)
+    assert all(worker.code == 0 for member in members for worker in member), operator.evidence()
+    expected, _ = reference_of_stages(**training)
+    for member in members:
         found = {name: weight.cpu() for name, weight in weights_of_stages(operator, member).items()}
         assert_same_weights(found, expected)
 
@@ -61,7 +59,7 @@ def start_shards(operator: Operator, number: int, shards: int, *, fault: dict[st
 
 def start_over_gloo(operator: Operator, number: int, shards: int) -> list[Worker]:
     """Start the ranks of a worker, which see that they share the card."""
-    return start_pod(operator, f"w{number}", shards)
+    return operator.start_pod(f"w{number}", shards, script=SCRIPT)
 
 
 @pytest.mark.parametrize("start_worker", [start_over_gloo, start_shards])
@@ -74,32 +72,17 @@ def test_two_shards_on_one_gpu_have_the_weights_of_one_process(
     for pod in pods:
         operator.until_ready(*pod)
     plan_pods(operator, pods, (11, 6), micro=(3, 0))
-    finish_pods(operator, pods)
-    expected = reference_of_shards(epochs=2, samples=96, batch_samples=17)
-    for pod in pods:
-        assert_same_weights(weights_of(operator, pod), expected)
+    check(operator, pods, batch_samples=17)
 
 
 def test_the_whole_member_goes_on_when_a_shard_is_lost(operate: Operate) -> None:
     """The other rank of the broken member leaves its pass on the device and waits."""
     operator = operate(batch_samples=17, parallelism="Sharded")
-    metrics_port = free_ports(2)
-    broken = [
-        operator.start(
-            "w1", script=SCRIPT, local_rank=local_rank, ranks=2, metrics_port=metrics_port + local_rank,
-            fault={"place": "backward", "step": 3} if local_rank else None,
-        )
-        for local_rank in range(2)
-    ]  # fmt: skip
-    pods = [start_pod(operator, "w0", 2), broken, start_pod(operator, "w2", 1)]
-    for pod in pods:
-        operator.until_ready(*pod)
+    pods = start_pods(operator, 2, 2, 1, faults={1: {1: {"place": "backward", "step": 3}}})
     plan_pods(operator, pods, (7, 6, 4), micro=(2, 2, 0))
     finish_pods(operator, [pods[0], pods[2]])
-    assert broken[0].poll() is None, broken[0].log()
-    expected = reference_of_shards(epochs=2, samples=96, batch_samples=17)
-    for pod in (pods[0], pods[2]):
-        assert_same_weights(weights_of(operator, pod), expected)
+    assert pods[1][0].poll() is None, pods[1][0].log()
+    check(operator, [pods[0], pods[2]], batch_samples=17)
 
 
 @pytest.mark.parametrize("place", ["in forward", "backward"])
@@ -112,8 +95,7 @@ def test_a_shard_by_nccl_is_lost(operate: Operate, place: str) -> None:
     plan_pods(operator, pods, (11, 6), micro=(3, 0))
     finish_pods(operator, pods[1:])
     assert pods[0][0].poll() is None, operator.evidence()
-    expected = reference_of_shards(epochs=2, samples=96, batch_samples=17)
-    assert_same_weights(weights_of(operator, pods[1]), expected)
+    check(operator, pods[1:], batch_samples=17)
 
 
 def test_pipelines_add_up_by_nccl(operate: Operate) -> None:
@@ -125,11 +107,6 @@ def test_pipelines_add_up_by_nccl(operate: Operate) -> None:
     ]
     operator.until_ready(*workers)
     members = [workers[:2], workers[2:4], workers[4:]]
-    plan_members(operator, [(members[0], (3,), 6, 2), (members[1], (3,), 7, 3), (members[2], (), 4, 4)])
-    operator.finish(workers)
-    assert all(worker.code == 0 for worker in workers), operator.evidence()
+    operator.plan_members([(members[0], (3,), 6, 2), (members[1], (3,), 7, 3), (members[2], (), 4, 4)])
+    check_stages(operator, members)
     assert "gradients travel by gloo" not in workers[0].log(), workers[0].log()
-    expected, _ = reference_of_stages()
-    for member in members:
-        found = {name: weight.cpu() for name, weight in weights_of_stages(operator, member).items()}
-        assert_same_weights(found, expected)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cuda.nccl_scripts import connected
 from cuda.shared_card import card
-from distributed.harness import LIMIT_S, START_S, Operator, Worker, Zygote, assert_same_weights, reference
+from distributed.harness import LIMIT_S, START_S, Operator, Worker, Zygote, assert_finished
 from distributed.scripts import net
 from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.network.abort_flag import AbortFlag
@@ -19,8 +19,6 @@ from heterotrain.network.connection_setup import c10d
 from heterotrain.network.nccl import abort, release
 from heterotrain.network.sums import NcclSum
 from heterotrain.numerics.fused import take_step
-from heterotrain_core.contract.outcome import Ending
-from support.lineage import lineage
 
 Operate = Callable[..., Operator]
 
@@ -113,17 +111,6 @@ def start(operator: Operator, number: int, *, ranks: int, gpu: bool = True, **ar
     return operator.start(f"w{number}", script="cuda.shared_card:train", **place, **arguments)
 
 
-def finish(operator: Operator, workers: list[Worker], *, epochs: int = 2) -> None:
-    """Fail unless these workers finish with weights and samples of one process on the CPU, to a relative 1e-10."""
-    operator.finish(workers)
-    expected, ids = reference(epochs=epochs)
-    for worker in workers:
-        assert worker.outcome is not None, operator.evidence()
-        assert worker.outcome.ending is Ending.FINISHED, operator.evidence()
-        assert_same_weights(operator.weights(worker), expected)
-    assert lineage(operator.folder / "samples") == ids
-
-
 @pytest.mark.parametrize("place", ["launched", "reducing", "reduced"])
 @pytest.mark.parametrize("do", ["die", "stop"])
 def test_a_rank_is_lost_in_a_sum_by_nccl(operate: Operate, place: str, do: str) -> None:
@@ -133,7 +120,7 @@ def test_a_rank_is_lost_in_a_sum_by_nccl(operate: Operate, place: str, do: str) 
     workers = [start(operator, i, ranks=3, fault=fault if i == 2 else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
-    finish(operator, workers[:2])
+    assert_finished(operator, workers[:2])
     assert "by gloo" not in workers[0].log(), workers[0].log()
 
 
@@ -149,7 +136,7 @@ def test_ranks_join_and_leave_a_job_by_nccl(operate: Operate) -> None:
     operator.plan(workers, shares=(4, 9, 3))
     operator.until_step(workers[2], 9)
     operator.plan(workers[1:], to=workers, shares=(12, 4))
-    finish(operator, workers[1:], epochs=3)
+    assert_finished(operator, workers[1:], epochs=3)
     assert "by gloo" not in workers[1].log(), workers[1].log()
 
 
@@ -161,5 +148,5 @@ def test_gpus_and_cpus_add_up_in_two_levels(operate: Operate, lost: int) -> None
     workers = [start(operator, i, ranks=2, gpu=i < 2, fault=fault if i == lost else None) for i in range(4)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(7, 5, 3, 1))
-    finish(operator, [worker for i, worker in enumerate(workers) if i != lost])
+    assert_finished(operator, [worker for i, worker in enumerate(workers) if i != lost])
     assert "by nccl among ranks 0, 1, and by gloo to all others" in workers[1].log()

@@ -6,34 +6,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from distributed.harness import Operator, Worker, assert_same_weights, reference
+from distributed.harness import Operator, assert_finished
 from heterotrain.network.connection_setup import c10d, gloo_group
 from heterotrain.network.group import Group
 from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain.network.sums import FlatSums
 from heterotrain_core.contract.outcome import Ending
-from support.lineage import lineage
 
 Operate = Callable[..., Operator]
-
-
-def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int) -> None:
-    """Fail unless all finished with weights and samples of one process on the CPU, to a relative 1e-10."""
-    operator.finish(workers)
-    expected, ids = reference(epochs=epochs)
-    for worker in workers:
-        assert worker.outcome is not None, worker.log()
-        assert worker.outcome.ending is Ending.FINISHED, worker.log()
-        assert_same_weights(operator.weights(worker), expected)
-    assert lineage(operator.folder / "samples") == ids
 
 
 @pytest.mark.parametrize("backend", ["NCCL", "Auto"])
 def test_one_rank_by_nccl(operate: Operate, backend: str) -> None:
     """A rank alone on its GPU uses NCCL, whether configured or chosen automatically."""
     operator = operate(backend=backend)
-    worker = operator.start("w0")
-    operator.until_ready(worker)
+    worker = operator.start_ready("w0")
     operator.plan([worker])
     assert_finished(operator, [worker], epochs=2)
     assert "gradients travel by gloo" not in worker.log()
@@ -42,12 +29,10 @@ def test_one_rank_by_nccl(operate: Operate, backend: str) -> None:
 def test_two_ranks_on_one_gpu_by_gloo_and_a_third_joins(operate: Operate) -> None:
     """Two ranks have uneven shares on one device; the joining rank's state comes from the donors' device memory."""
     operator = operate(epochs=3, peer_timeout_s=30.0)  # nobody writes a plan for a lone survivor
-    workers = [operator.start(f"w{i}", slow_s=0.02) for i in range(2)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(2, slow_s=0.02)
     operator.plan(workers, shares=(11, 5))
     operator.until_step(workers[0], 3)
-    workers.append(operator.start("w2", slow_s=0.02))
-    operator.until_ready(workers[2])
+    workers.append(operator.start_ready("w2", slow_s=0.02))
     operator.plan(workers, shares=(4, 9, 3))
     assert_finished(operator, workers, epochs=3)
     assert "ranks 0 (w0/0) and 1 (w1/0) share one GPU, which NCCL refuses" in workers[0].log()
@@ -56,8 +41,7 @@ def test_two_ranks_on_one_gpu_by_gloo_and_a_third_joins(operate: Operate) -> Non
 def test_nccl_for_two_ranks_on_one_gpu_is_refused_with_a_remedy(operate: Operate) -> None:
     """Both ranks report the problem and the remedy before NCCL fails."""
     operator = operate(backend="NCCL")
-    workers = [operator.start(f"w{i}") for i in range(2)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(2)
     operator.plan(workers)
     operator.finish(workers)
     for worker in workers:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import heterotrain
 import torch
 import torch.distributed as dist
-from distributed.fault_injectors import FaultInjector, install_faults
-from distributed.scripts import FEATURES, net, optimizer_of, problem
+from distributed.fault_injectors import FaultInjector
+from distributed.scripts import FEATURES, begun, net, problem, save
 from heterotrain.numerics.all_gather import Gathered
 from heterotrain.steps.step import Step
 
@@ -37,11 +35,7 @@ def chatter(injector: FaultInjector, place: str, visit: int) -> None:
 
 def train(*, out: str, fault: dict[str, Any] | None = None, samples: int = 96) -> None:
     """Train with collectives in each step and in each hook, then write the final weights."""
-    injector = FaultInjector(fault)
-    job = heterotrain.init()
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
-    install_faults(injector)
+    job, model, optimizer, injector = begun(net(), fault)
 
     @job.on_epoch_end
     def talk(epoch: int) -> None:
@@ -57,14 +51,12 @@ def train(*, out: str, fault: dict[str, Any] | None = None, samples: int = 96) -
                 step.backward(((model(x) - y) ** 2).mean())
             step.apply(optimizer)
             injector.at("applied", step.number)
-    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    save(model, out)
 
 
 def elsewhere(*, out: str, where: str, call: str) -> None:  # every script gets the folder
     """Exchange data at a place where nothing would repeat it."""
-    job = heterotrain.init()
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
+    job, model, optimizer, _ = begun(net())
 
     def exchange() -> None:
         if call == "job.sum":
@@ -87,9 +79,7 @@ def elsewhere(*, out: str, where: str, call: str) -> None:  # every script gets 
 
 def mistake(*, out: str, what: str) -> None:  # every script gets the folder
     """Make a call that other ranks do not make, or one that a job cannot have."""
-    job = heterotrain.init()
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
+    job, model, optimizer, _ = begun(net())
     for step in job.steps(problem(96)):
         with step:
             if what == "another collective":
@@ -127,11 +117,7 @@ def contrast(model: torch.nn.ModuleDict, x: torch.Tensor, gather: Any) -> torch.
 
 def contrastive(*, out: str, fault: dict[str, Any] | None = None, lockstep: bool = True) -> None:
     """Train two encoders with a contrastive loss over the samples of all ranks."""
-    injector = FaultInjector(fault)
-    job = heterotrain.init()
-    model = job.wrap(towers())
-    optimizer = job.optimizer(optimizer_of(model))
-    install_faults(injector)
+    job, model, optimizer, injector = begun(towers(), fault)
     for step in job.steps(problem(96), lockstep=lockstep):
         with step:
             injector.at("step", step.number)
@@ -144,4 +130,4 @@ def contrastive(*, out: str, fault: dict[str, Any] | None = None, lockstep: bool
 
                 step.backward(contrast(model, x, gather))
             step.apply(optimizer)
-    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    save(model, out)

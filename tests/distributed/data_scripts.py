@@ -13,8 +13,7 @@ from typing import Any
 
 import heterotrain
 import torch
-from distributed.fault_injectors import FaultInjector, install_faults
-from distributed.scripts import net, optimizer_of, problem
+from distributed.scripts import begun, net, problem, save
 from heterotrain.checkpoints import manager, writer
 from heterotrain.data import stream_reading
 
@@ -145,11 +144,7 @@ def train(
     if unshared:
         os.chdir(Path(os.environ["HETEROTRAIN_TERMINATION_PATH"]).parent)
         writer.PATIENCE_S = 0.0
-    injector = FaultInjector(fault)
-    job = heterotrain.init()
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
-    install_faults(injector)
+    job, model, optimizer, injector = begun(net(), fault)
     stream_reading.STATE_SAMPLES, stream_reading.CHECKED_SAMPLES = 8, 2
     record = f"{out}/reads-{os.environ['HETEROTRAIN_WORKER']}"
     counted: dict[str, type[CountedStream]] = {
@@ -167,7 +162,7 @@ def train(
             injector.at("backward", step.number)
             step.apply(optimizer)
             injector.at("applied", step.number)
-    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    save(model, out)
 
 
 def example(*, out: str, path: str, arguments: list[str]) -> None:

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import heterotrain
 import torch
-from distributed.fault_injectors import FaultInjector, install_faults
-from distributed.scripts import net, optimizer_of, problem
+from distributed.scripts import begun, net, problem
 
 
 class Sharded(torch.utils.data.IterableDataset[Any]):
@@ -78,10 +76,7 @@ def data_of(kind: str, rank: int) -> Any:
 def train(*, kind: str, out: str, rank: int | None = None, fault: dict[str, Any] | None = None) -> None:
     """Train one epoch on data of a kind; ``rank`` stands in for torchrun's."""
     own = int(os.environ.get("RANK", "0")) if rank is None else rank
-    job = heterotrain.init(epochs=1, batch_samples=16)
-    install_faults(injector := FaultInjector(fault))
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
+    job, model, optimizer, injector = begun(net(), fault, epochs=1, batch_samples=16)
     for step in job.steps(data_of(kind, own), readers="all" if kind == "shorter" else "one"):
         with step:
             injector.at("step", step.number)

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from distributed.harness import LIMIT_S, Gate, Operator, Worker
+from distributed.scripts import batches
 from support import patience, repeat
+from support.lineage import lineage
 
 VARIABLE: Final = "HISTORIES"
 JOIN, PLAN, END = "join", "plan", "end"
@@ -230,6 +232,14 @@ def note(operator: Operator, **act: Any) -> None:
     """Record what the operator did."""
     with (operator.folder / "faults").open("a") as file:
         file.write(json.dumps(act) + "\n")
+
+
+def check_samples(operator: Operator, *, epochs: int, samples: int) -> None:
+    """Fail unless each sample has entered the weights once in each epoch, in the order of one process."""
+    orders: dict[int, list[int]] = {}
+    for epoch, chosen in batches(epochs=epochs, samples=samples):
+        orders.setdefault(epoch, []).extend(chosen)
+    assert lineage(operator.folder / "samples") == orders
 
 
 def faults_of(operator: Operator) -> list[dict[str, Any]]:

@@ -11,22 +11,22 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from distributed.scripts import net, optimizer_of, problem, token_weights
-from heterotrain.data.order import permutation
+from distributed.scripts import batches, net, optimizer_of, problem
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.config import TrainingConfig, encode_config
-from heterotrain_core.contract.outcome import Outcome, decode_outcome
-from heterotrain_core.contract.plan import Boundary, Member, Plan, Rank
+from heterotrain_core.contract.outcome import Ending, Outcome, decode_outcome
+from heterotrain_core.contract.plan import Boundary, Layout, LayoutKind, Member, Plan, Rank
 from heterotrain_core.split.proportion import evenly
 from support import patience
-from support.ports import free_port
+from support.lineage import lineage
+from support.ports import free_port, free_ports
 from support.waiting import wait_until
 from support.zygote import START_S, Inbox, Zygote
 
@@ -48,6 +48,7 @@ class Worker:
     peer_port: int
     metrics_port: int
     inbox: Inbox
+    local_rank: int = 0
     pid: int = 0
     code: int | None = None
 
@@ -92,6 +93,11 @@ class Worker:
     def log(self) -> str:
         """Return its output."""
         return (self.folder / "output").read_text()
+
+
+PlannedMember = tuple[Sequence[Worker], tuple[int, ...] | Layout, int, int]
+"""The workers of a member by stage or shard, the first unit of each stage but the first one or the layout, its share
+and micro-batch."""
 
 
 @dataclass(slots=True)
@@ -140,45 +146,97 @@ class Operator:
             "arguments": {"out": str(self.folder)} | arguments,
         }  # fmt: skip
         inbox = self.zygote.start(str(home), command)  # the key must be unique among all tests
-        worker = Worker(name=name, uid=uid, folder=home, peer_port=peer_port, metrics_port=metrics_port, inbox=inbox)
+        worker = Worker(
+            name=name, uid=uid, folder=home, peer_port=peer_port, metrics_port=metrics_port, inbox=inbox,
+            local_rank=local_rank,
+        )  # fmt: skip
         worker.pid = inbox.get(timeout=START_S)["pid"]
         self.workers[home.name] = worker
         return worker
 
+    def start_ready(self, name: str, **arguments: Any) -> Worker:
+        """Start a worker with one rank and wait until it is ready."""
+        worker = self.start(name, **arguments)
+        self.until_ready(worker)
+        return worker
+
+    def start_workers(
+        self, count: int, *, faults: Mapping[int, dict[str, Any]] = {}, prefix: str = "w", **arguments: Any
+    ) -> list[Worker]:
+        """Start so many workers, with these faults by number, and wait until they are ready."""
+        workers = [self.start(f"{prefix}{i}", **_fault(faults, i), **arguments) for i in range(count)]
+        self.until_ready(*workers)
+        return workers
+
+    def start_pod(
+        self, name: str, ranks: int, *, faults: Mapping[int, dict[str, Any]] = {}, **arguments: Any
+    ) -> list[Worker]:
+        """Start the ranks of one worker, with these faults by local rank."""
+        port = free_ports(ranks)
+        return [
+            self.start(name, local_rank=at, ranks=ranks, metrics_port=port + at, **_fault(faults, at), **arguments)
+            for at in range(ranks)
+        ]
+
     def plan(
-        self, workers: list[Worker], *, to: list[Worker] | None = None, new_generation: bool = True, **fields: Any
-    ) -> Plan:
-        """Write a plan for these workers into the folders of ``to`` (all of them by default)."""
+        self, workers: Sequence[Worker], *, shares: Sequence[int] = (), micro: Sequence[int] = (),
+        batch_samples: int | None = None, **fields: Any,
+    ) -> Plan:  # fmt: skip
+        """Write a plan in which each of these workers is a member, with equal shares of the batch by default."""
+        shares = shares or evenly(batch_samples or self.batch_samples, len(workers))
+        micro = micro or (0,) * len(workers)
+        members: list[PlannedMember] = [
+            ([worker], (), share, most) for worker, share, most in zip(workers, shares, micro, strict=True)
+        ]
+        return self.plan_members(members, **fields)
+
+    def plan_members(
+        self, members: Sequence[PlannedMember], *, spares: Sequence[Worker] = (), to: Sequence[Worker] | None = None,
+        new_generation: bool = True, on_demand: Sequence[bool] | None = None, **fields: Any,
+    ) -> Plan:  # fmt: skip
+        """Write a plan with these members, and deliver it to ``to``, by default their workers and the spare ones."""
         self.generation += new_generation
         self.revision += 1
-        total = fields.pop("batch_samples", self.batch_samples)
-        shares = fields.pop("shares", evenly(total, len(workers)))
-        micro = fields.pop("micro", (0,) * len(workers))
-        on_demand = fields.pop("on_demand", (True,) * len(workers))
-        members = tuple(
-            Member(index=index, pool="pool", share_samples=share, micro_batch_samples=micro[index])
-            for index, share in enumerate(shares)
-        )
-        ranks = tuple(
-            Rank(
-                rank=rank, member=rank, worker=w.name, worker_uid=w.uid, address=self.address, peer_port=w.peer_port,
-                on_demand=on_demand[rank],
+        written: list[Member] = []
+        ranks: list[Rank] = []
+        for index, (workers, cuts, share, micro) in enumerate(members):
+            layout = cuts if isinstance(cuts, Layout) else Layout()
+            if cuts and not isinstance(cuts, Layout):
+                layout = Layout(kind=LayoutKind.PIPELINE, cuts=cuts)
+            written.append(
+                Member(index=index, pool="pool", share_samples=share, layout=layout, micro_batch_samples=micro)
             )
-            for rank, w in enumerate(workers)
-        )  # fmt: skip
+            for position, worker in enumerate(workers):
+                stage, shard = layout.place(position)
+                ranks.append(Rank(
+                    rank=len(ranks), member=index, worker=worker.name, worker_uid=worker.uid, address=self.address,
+                    peer_port=worker.peer_port, on_demand=on_demand[len(ranks)] if on_demand else True,
+                    local_rank=worker.local_rank, stage=stage, shard=shard,
+                ))  # fmt: skip
         plan = Plan(
-            job_uid=JOB_UID, generation=self.generation, revision=self.revision, members=members,
-            ranks=ranks, global_batch_samples=total, **({"boundary": Boundary()} | fields),
+            job_uid=JOB_UID, generation=self.generation, revision=self.revision, members=tuple(written),
+            ranks=tuple(ranks), global_batch_samples=sum(member.share_samples for member in written),
+            spares=tuple(worker.name for worker in spares), **({"boundary": Boundary()} | fields),
         )  # fmt: skip
         self.plans.append(plan)
-        for worker in workers if to is None else to:
+        for worker in [*(worker for member in members for worker in member[0]), *spares] if to is None else to:
             deliver(plan, worker)
         return plan
 
-    def finish(self, workers: list[Worker]) -> None:
+    def finish(self, workers: Iterable[Worker]) -> None:
         """Wait until these workers have ended."""
         for worker in workers:
             self.until(lambda worker=worker: worker.poll() is not None, f"{worker.name} ends")  # type: ignore[misc]  # a default argument binds the loop's variable
+
+    def suspend(self, workers: Sequence[Worker], *gates: Gate) -> None:
+        """Ask workers that wait at these gates to leave, as if the job was suspended; wait until they have ended."""
+        for gate in gates:
+            self.until(gate.reached, "all wait at a gate")
+        for worker in workers:
+            worker.signal(signal.SIGTERM)
+        for gate in gates:
+            gate.open()
+        self.finish(workers)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition; fail with the output of all workers if it does not hold in time."""
@@ -205,6 +263,11 @@ class Operator:
     def until_step(self, worker: Worker, step: int) -> None:
         """Wait until a worker has committed this many steps."""
         self.until(lambda: (worker.metric("heterotrain_step") or 0) >= step, f"{worker.name} reaches step {step}")
+
+    def until_read(self, workers: Iterable[Worker]) -> None:
+        """Wait until these workers have read the newest plan."""
+        text, readers = f"plan {self.newest.generation}.{self.newest.revision}", list(workers)
+        self.until(lambda: all(text in worker.log() for worker in readers), f"{text} is read")
 
     def weights(self, worker: Worker) -> dict[str, torch.Tensor]:
         """Return the final weights of a worker."""
@@ -242,6 +305,11 @@ class Gate:
         self._release.touch()
 
 
+def _fault(faults: Mapping[int, dict[str, Any]], number: int) -> dict[str, Any]:
+    """Return the argument of a script that has a fault."""
+    return {"fault": faults[number]} if number in faults else {}
+
+
 def deliver(plan: Plan, worker: Worker) -> None:
     """Replace the plan in a worker's mount atomically."""
     scratch = worker.folder / "plan.new"
@@ -250,33 +318,21 @@ def deliver(plan: Plan, worker: Worker) -> None:
 
 
 def reference(
-    *, epochs: int, samples: int = 96, batch_samples: int = 16, seed: int = 0, tokens: bool = False,
-    batches: Callable[[int], int] | None = None, order: Callable[[int], list[int]] | None = None,
-) -> tuple[dict[str, torch.Tensor], dict[int, list[int]]]:  # fmt: skip
+    *, epochs: int, size: int | Callable[[int], int] = 16, order: Callable[[int], list[int]] | None = None
+) -> tuple[dict[str, torch.Tensor], dict[int, list[int]]]:
     """Train in this process with plain torch; return final weights and the sample ids of each epoch.
 
-    ``batches`` returns the global batch of a step if it changes; ``order`` returns the samples of an epoch if the data
-    set has an order of its own.
+    ``size`` and ``order`` are those of ``batches``.
     """
-    dataset, model = problem(samples), net()
+    (x, y), model = problem(96).tensors, net()
     optimizer = optimizer_of(model)
-    x, y = dataset.tensors
     ids: dict[int, list[int]] = {}
-    number = 0
-    for epoch in range(epochs):
-        drawn = permutation(seed=seed, epoch=epoch, epoch_samples=samples, shuffle=True).tolist()
-        numbers = order(epoch) if order else drawn
-        cursor = 0
-        while cursor < samples:
-            size = batches(number) if batches else batch_samples
-            chosen = numbers[cursor : cursor + size]
-            errors = (model(x[chosen]) - y[chosen]) ** 2
-            weights = token_weights(x[chosen]) if tokens else torch.ones_like(errors)
-            optimizer.zero_grad()
-            ((errors * weights).sum() / weights.sum()).backward()
-            optimizer.step()
-            ids.setdefault(epoch, []).extend(chosen)
-            cursor, number = cursor + size, number + 1
+    for epoch, chosen in batches(epochs=epochs, size=size, order=order):
+        errors = (model(x[chosen]) - y[chosen]) ** 2
+        optimizer.zero_grad()
+        errors.mean().backward()
+        optimizer.step()
+        ids.setdefault(epoch, []).extend(chosen)
     return {name: value.detach() for name, value in model.state_dict().items()}, ids
 
 
@@ -286,3 +342,26 @@ def assert_same_weights(found: dict[str, torch.Tensor], expected: dict[str, torc
     for name, value in expected.items():
         difference = float((found[name] - value).norm() / value.norm())
         assert difference < 1e-10, f"{name} differs by {difference:.2e}"
+
+
+def check_weights(operator: Operator, workers: Sequence[Worker], expected: dict[str, torch.Tensor]) -> None:
+    """Wait until these workers have ended; fail unless all have ended well, with these weights."""
+    operator.finish(workers)
+    for worker in workers:
+        assert worker.code == 0, worker.log()
+        assert_same_weights(operator.weights(worker), expected)
+
+
+def assert_finished(
+    operator: Operator, workers: Sequence[Worker], *, ids: dict[int, list[int]] | None = None, **training: Any
+) -> None:
+    """Fail unless these workers finish with the weights and samples of an undisturbed training in one process.
+
+    ``training`` is that of ``reference``, of two epochs by default; ``ids`` takes the place of its samples.
+    """
+    expected, own = reference(**{"epochs": 2, **training})
+    check_weights(operator, workers, expected)
+    for worker in workers:
+        assert worker.outcome is not None, worker.log()
+        assert worker.outcome.ending is Ending.FINISHED, worker.log()
+    assert lineage(operator.folder / "samples") == (own if ids is None else ids)

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import heterotrain
 import torch
-from distributed.fault_injectors import FaultInjector, install_faults
-from distributed.scripts import net, optimizer_of, problem
+from distributed.scripts import begun, net, optimizer_of, problem
 from heterotrain.data.order import permutation
 from torch.utils.data import TensorDataset
 
@@ -52,12 +50,9 @@ def train(
         stop: number of the step at which the script fails.
         settings: arguments of ``heterotrain.init``.
     """
-    injector, calls = FaultInjector(fault), []
-    job = heterotrain.init(**settings)
-    model = job.wrap(frozen())
-    optimizer = job.optimizer(optimizer_of(model))
+    calls = []
+    job, model, optimizer, injector = begun(frozen(), fault, **settings)
     job.scheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97))
-    install_faults(injector)
 
     @job.on_epoch_end
     def epoch_hook(epoch: int) -> None:

@@ -100,7 +100,6 @@ def train(
     """
     injector = FaultInjector(fault)
     job = heterotrain.init(micro_batch_samples=micro)
-    injector.at("init", 0)
     model = job.wrap(lambda: Decoder(blocks, dropout, **(kind or {})).double(), units="blocks", **(options or {}))
     groups: list[dict[str, Any]] = [{"params": [], "weight_decay": 0.1}, {"params": []}]
     for name, p in model.named_parameters():

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import heterotrain
 import heterotrain.telemetry.tensorboard
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults, stop_gossip
+from heterotrain.data.order import permutation
 from heterotrain.network import connection_setup
 
 FEATURES = 6
@@ -38,12 +37,47 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
+def batches(
+    *, epochs: int, samples: int = 96, size: int | Callable[[int], int] = 16,
+    order: Callable[[int], list[int]] | None = None,
+) -> Iterator[tuple[int, list[int]]]:  # fmt: skip
+    """Yield the epoch and the samples of each step.
+
+    ``size`` is the global batch, perhaps by the step's number; ``order`` returns the samples of an epoch if the data
+    set has an order of its own.
+    """
+    number = 0
+    for epoch in range(epochs):
+        drawn = permutation(seed=0, epoch=epoch, epoch_samples=samples, shuffle=True).tolist()
+        left = order(epoch) if order else drawn
+        while left:
+            most = size(number) if callable(size) else size
+            yield epoch, left[:most]
+            left, number = left[most:], number + 1
+
+
+def begun(
+    model: Any, fault: dict[str, Any] | None = None, **settings: Any
+) -> tuple[heterotrain.Job, Any, torch.optim.Optimizer, FaultInjector]:
+    """Begin a job with this model, its usual optimizer and this fault; ``settings`` are those of ``init``."""
+    injector = FaultInjector(fault)
+    job = heterotrain.init(**settings)
+    wrapped = job.wrap(model)
+    optimizer = job.optimizer(optimizer_of(wrapped))
+    install_faults(injector)
+    return job, wrapped, optimizer, injector
+
+
+def save(model: torch.nn.Module, out: str) -> None:
+    """Write the weights of a worker."""
+    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+
+
 def train(
     *,
     out: str,
     samples: int = 96,
     fault: dict[str, Any] | None = None,
-    tokens: bool = False,
     slow_s: float = 0.0,
     tensorboard_dir: str | None = None,
     finish_at: int | None = None,
@@ -53,22 +87,17 @@ def train(
 ) -> None:
     """Train, then write the final weights.
 
-    ``tokens`` gives samples different weights; ``slow_s`` lengthens each micro-batch; ``tensorboard_dir`` is the folder
-    for TensorBoard files; ``finish_at`` is the step in which the script ends the training;
-    ``collectives`` lets the script exchange data itself, in steps, in the forward pass and in hooks;
-    ``collective_s`` replaces the time-out of gloo's operations; without ``gossip``, replies of peers spread no plans.
+    ``slow_s`` lengthens each micro-batch; ``tensorboard_dir`` is the folder for TensorBoard files; ``finish_at`` is the
+    step in which the script ends the training; ``collectives`` lets the script exchange data itself, in steps, in the
+    forward pass and in hooks; ``collective_s`` replaces the time-out of gloo's operations; without ``gossip``, replies
+    of peers spread no plans.
     """
     if not gossip:
         stop_gossip()
     if collective_s is not None:
         connection_setup.COLLECTIVE_S = collective_s
-    injector = FaultInjector(fault)
     heterotrain.telemetry.tensorboard.GAP_S = 0.0
-    job = heterotrain.init(tensorboard_dir=tensorboard_dir)
-    injector.at("init", 0)
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
-    install_faults(injector)
+    job, model, optimizer, injector = begun(net(), fault, tensorboard_dir=tensorboard_dir)
 
     @job.on_epoch_end
     def hook(epoch: int) -> None:
@@ -89,18 +118,13 @@ def train(
                     every, start = step.all_gather(errors)
                     injector.at("in forward", step.number)
                     errors = (every + 0.0 * step.all_gather(errors).rows)[start : start + len(x)]
-                if tokens:
-                    weights = token_weights(x)
-                    step.backward((errors * weights).sum(), weight=float(weights.sum()))
-                else:
-                    step.backward(errors.mean())
+                step.backward(errors.mean())
             injector.at("backward", step.number)
             if step.number == finish_at:
                 job.finish("that is enough")
             step.apply(optimizer)
             injector.at("applied", step.number)
-    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
-    Path(f"{out}/{os.environ['HETEROTRAIN_WORKER']}.json").write_text(json.dumps({"rank": job.is_leader}))
+    save(model, out)
 
 
 def count_ranks(between: Callable[[], None]) -> None:

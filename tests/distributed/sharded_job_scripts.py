@@ -50,7 +50,6 @@ def train(
     """
     injector = FaultInjector(fault)
     job = heterotrain.init(micro_batch_samples=micro)
-    injector.at("init", 0)
     model = job.wrap(net_of(rare=rare), **(options or {}))
     optimizer = job.optimizer(lambda params: torch.optim.AdamW(params, lr=0.02, eps=0.01))
     install_faults(injector)

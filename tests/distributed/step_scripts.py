@@ -11,7 +11,7 @@ from typing import Any
 import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
-from distributed.scripts import FEATURES, net, optimizer_of, problem
+from distributed.scripts import FEATURES, begun, net, optimizer_of, problem, save
 from heterotrain.exchange.interface import Exchange, Transfer
 from support import passes
 
@@ -79,7 +79,7 @@ def several_passes(*, out: str, kind: str, fault: dict[str, Any] | None = None) 
     for step in job.steps(passes.data(90)):
         with step:
             passes.STEPS[kind](step, model, both, partial(_at, injector, step.number))
-    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    save(model, out)
 
 
 def _at(injector: FaultInjector, step: int, place: str) -> None:
@@ -104,11 +104,8 @@ class HeadFirst(torch.nn.Module):
 
 def head_first(*, out: str, fault: dict[str, Any] | None = None) -> None:
     """Train ``HeadFirst``; record how many gradients had arrived when each bucket left, and write the weights."""
-    injector, record = FaultInjector(fault), Record(out)
-    job = heterotrain.init()
-    model = job.wrap(HeadFirst())
-    optimizer = job.optimizer(optimizer_of(model))
-    install_faults(injector)
+    record = Record(out)
+    job, model, optimizer, injector = begun(HeadFirst(), fault)
     launch, left = Exchange._launch, list[int]()
 
     def launched(self: Exchange, transfer: Transfer) -> None:
@@ -124,7 +121,7 @@ def head_first(*, out: str, fault: dict[str, Any] | None = None) -> None:
                 step.backward(((model(x) - y) ** 2).mean())
             step.apply(optimizer)
             record.add("step", number=step.number, share=step.share_samples, left=left)
-    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    save(model, out)
 
 
 def dropping() -> torch.nn.Module:
@@ -146,7 +143,7 @@ def compute(*, out: str, fault: dict[str, Any] | None = None) -> None:
             step.compute(torch.nn.functional.mse_loss)
             injector.at("computed", step.number)
             step.apply(optimizer, clip_norm=1.0)
-    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    save(model, out)
 
 
 def marks_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,11 +154,7 @@ def marks_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def counted(*, out: str, fault: dict[str, Any] | None = None) -> None:
     """Train with two denominators, counted over all ranks first, without the micro-batches that have no mark."""
-    injector = FaultInjector(fault)
-    job = heterotrain.init()
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
-    install_faults(injector)
+    job, model, optimizer, injector = begun(net(), fault)
     for step in job.steps(problem(96)):
         with step:
             injector.at("step", step.number)
@@ -176,15 +169,12 @@ def counted(*, out: str, fault: dict[str, Any] | None = None) -> None:
                 ratio = count["n0"] / max(1.0, count["n1"])
                 step.backward((error**2 * first).sum() + ratio * (error.abs() * second).sum(), weight=int(first.sum()))
             step.apply(optimizer)
-    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    save(model, out)
 
 
 def summed(*, out: str, fault: dict[str, Any] | None = None) -> None:
     """Train with a sum over samples, which has no weight."""
-    job = heterotrain.init()
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
-    install_faults(FaultInjector(fault))
+    job, model, optimizer, _ = begun(net(), fault)
     for step in job.steps(problem(96)):
         with step:
             for x, y in step.micro_batches():

@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import heterotrain
 import torch
-from distributed.scripts import net, optimizer_of, problem
+from distributed.scripts import begun, net, problem
 
 GATE_STEP = 3
 
@@ -68,11 +67,8 @@ def train(*, folder: str, gates: bool = True, workers: int = 0, catches: bool = 
 
 def loop(folder: Path, *, gates: bool, workers: int, fails: int) -> None:
     """Train four epochs of six steps."""
-    job = heterotrain.init(
-        epochs=4, batch_samples=16, checkpoint_uri=folder / "checkpoints", checkpoint_interval_s=86_400
-    )
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
+    kept = {"checkpoint_uri": folder / "checkpoints", "checkpoint_interval_s": 86_400}
+    job, model, optimizer, _ = begun(net(), epochs=4, batch_samples=16, **kept)
     started = []
     for step in job.steps(Slow(), workers=workers, worker_init_fn=start_loader if workers else None):
         started or print(f"begins with step {step.number}", flush=True)

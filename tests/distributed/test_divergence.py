@@ -176,8 +176,7 @@ def test_copies_stay_equal(operate: Operate) -> None:
     """Uneven shares, micro-batches, BatchNorm: nothing is reported where nothing came apart."""
     operator = operate(epochs=8)
     script = "distributed.test_divergence:train"
-    workers = [operator.start(f"w{i}", script=script, change="buffer", by=0.0) for i in range(3)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, script=script, change="buffer", by=0.0)
     operator.plan(workers, shares=(9, 2, 5))
     operator.finish(workers)
     for worker in workers:

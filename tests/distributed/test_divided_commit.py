@@ -7,28 +7,15 @@ from typing import Any
 
 import pytest
 from distributed.fault_injectors import PHASE_PLACES
-from distributed.harness import Operator, Worker, assert_same_weights
-from distributed.test_sharded_jobs import SCRIPT, plan_pods, reference, weights_of
+from distributed.harness import Operator, assert_same_weights
+from distributed.test_sharded_jobs import plan_pods, reference, start_pods, weights_of
 from support.lineage import lineage
-from support.ports import free_ports
 from support.repeat import part_of
 
 BATCH, SAMPLES, EPOCHS = 16, 96, 2
 STEP = 4
 PLACES = ("backward", "reducing", "reduced", *PHASE_PLACES)
 LATE = "is applied late"
-
-
-def start_pod(operator: Operator, name: str, faults: list[dict[str, Any] | None], **arguments: Any) -> list[Worker]:
-    """Start the ranks of one worker, each with its fault."""
-    port = free_ports(len(faults))
-    return [
-        operator.start(
-            name, script=SCRIPT, local_rank=rank, ranks=len(faults), metrics_port=port + rank, clip_norm=0.5,
-            fault=fault, **arguments,
-        )
-        for rank, fault in enumerate(faults)
-    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +30,8 @@ def test_a_lost_message(operate: Callable[..., Operator], expected: Any, place: 
     """All ranks live. The step is applied by all, late by those that had lost their peers, or repeated by all."""
     operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
     reached = operator.folder / "reached"
-    pods = []
-    for number, ranks in enumerate((2, 1)):
-        fault = {"place": place, "step": STEP, "do": "lose", "reached": str(reached)}
-        faults = [fault if victim == (number, rank) else None for rank in range(ranks)]
-        pods.append(start_pod(operator, f"w{number}", faults))
-    operator.until_ready(*(worker for pod in pods for worker in pod))
+    fault = {"place": place, "step": STEP, "do": "lose", "reached": str(reached)}
+    pods = start_pods(operator, 2, 1, faults={victim[0]: {victim[1]: fault}}, clip_norm=0.5)
     plan_pods(operator, pods, (10, 6))
     operator.finish([worker for pod in pods for worker in pod])
     assert reached.exists()
@@ -63,9 +46,8 @@ def test_a_step_that_is_applied_late_may_be_the_last_one(operate: Callable[..., 
     """The scripts end the training by its result. One script has not seen the result, and ends like the others."""
     operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
     fault = {"place": "prepared", "step": STEP, "do": "lose"}
-    pods = [start_pod(operator, f"w{n}", each, finish_at=STEP) for n, each in enumerate(([fault, None], [None]))]
+    pods = start_pods(operator, 2, 1, faults={0: {0: fault}}, clip_norm=0.5, finish_at=STEP)
     workers = [worker for pod in pods for worker in pod]
-    operator.until_ready(*workers)
     plan_pods(operator, pods, (10, 6))
     operator.finish(workers)
     assert [LATE in worker.log() for worker in workers] == [True, False, False], operator.evidence()
@@ -82,13 +64,9 @@ def test_a_killed_rank_of_a_member(
     operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
     reached = operator.folder / "reached"
     fault = {"place": place, "step": STEP, "do": "die", "reached": str(reached)}
-    pods = [
-        start_pod(operator, "w0", [fault if victim[1] == rank else None for rank in range(2)]),
-        start_pod(operator, "w1", [None]),
-    ]
-    operator.until_ready(*(worker for pod in pods for worker in pod))
+    pods = start_pods(operator, 2, 1, faults={0: {victim[1]: fault}}, clip_norm=0.5)
     plan_pods(operator, pods, (10, 6))
     operator.until(reached.exists, "the place is reached")
-    plan_pods(operator, pods[1:], (BATCH,), to=pods[1:])
+    plan_pods(operator, pods[1:], (BATCH,), to=pods[1])
     operator.finish(pods[1])
     assert_same_weights(weights_of(operator, pods[1]), expected)

@@ -14,23 +14,29 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.drawn_histories import PLAN, Draws, History, Pod, drawn_fault, faults_of, in_own_folder, seeds
+from distributed.drawn_histories import (
+    PLAN,
+    Draws,
+    History,
+    Pod,
+    check_samples,
+    drawn_fault,
+    faults_of,
+    in_own_folder,
+    seeds,
+)
 from distributed.fault_injectors import FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE, PHASE_PLACES, STAGE_PLACES
-from distributed.harness import Operator, Worker
+from distributed.harness import Operator, PlannedMember, Worker
 from distributed.test_pipeline_jobs import (
     BATCH,
     SAMPLES,
     UNITS,
-    Cut,
     check_evaluations,
-    plan_members,
     reference,
     result_of,
     start,
 )
-from heterotrain.data.order import permutation
 from heterotrain_core.contract.plan import Layout, LayoutKind
-from support.lineage import lineage
 
 EPOCHS = 3
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
@@ -47,7 +53,9 @@ def expected() -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     return reference(epochs=EPOCHS)
 
 
-def members_of(rng: random.Random, workers: list[Worker], *, shards: bool = False) -> tuple[list[Cut], list[Worker]]:
+def members_of(
+    rng: random.Random, workers: list[Worker], *, shards: bool = False
+) -> tuple[list[PlannedMember], list[Worker]]:
     """Return random members of these workers, and the spare ones; ``shards``: most hold unequal parts of each unit."""
     order = rng.sample(workers, len(workers))
     spares = [order.pop()] if len(order) > 2 and rng.random() < 0.2 else []
@@ -115,7 +123,7 @@ def history(
 
     def plan(stream: random.Random, pods: list[Pod]) -> None:
         members, spares = members_of(stream, [pod.ranks[0] for pod in pods], shards=shards)
-        plan_members(operator, members, spares=spares)
+        operator.plan_members(members, spares=spares)
 
     first = max(len(faults) + 1, rng.randint(3, 5))
     played = History(
@@ -143,7 +151,4 @@ def check(operator: Operator, everyone: list[Worker]) -> None:
             own = weights[name].reshape(-1)[slice(*found["places"][name])]
             torch.testing.assert_close(part.reshape(-1), own, rtol=1e-10, atol=1e-10, msg=f"{worker.name} {name}")
         check_evaluations(found["found"], evaluated)
-    orders = {
-        epoch: permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist() for epoch in range(EPOCHS)
-    }
-    assert lineage(operator.folder / "samples") == orders
+    check_samples(operator, epochs=EPOCHS, samples=SAMPLES)

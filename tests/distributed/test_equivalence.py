@@ -32,10 +32,7 @@ SETUPS = [
 
 def run(operator: Operator, setup: TrainingSetup, *, shares: tuple[int, ...], **plan: Any) -> list[Worker]:
     """Train with one plan to the end and return the workers, all of which have finished."""
-    workers = [
-        operator.start(f"w{i}", script="distributed.setups:train", setup=asdict(setup)) for i in range(len(shares))
-    ]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(len(shares), script="distributed.setups:train", setup=asdict(setup))
     operator.plan(workers, shares=shares, **plan)
     operator.finish(workers)
     for worker in workers:
@@ -105,14 +102,10 @@ def test_any_training_equals_one_process(
     )  # fmt: skip
     operator.folder = tmp_path / str(len(list(tmp_path.iterdir())))
     operator.folder.mkdir()
-    faults: list[dict[str, Any] | None] = [None] * len(drawn.micro)
-    if drawn.lost is not None:
-        faults[-1] = {"step": drawn.lost[0], "place": drawn.lost[1]}
-    workers = [
-        operator.start(f"w{i}", script="distributed.setups:train", setup=asdict(drawn.setup), fault=fault)
-        for i, fault in enumerate(faults)
-    ]
-    operator.until_ready(*workers)
+    count = len(drawn.micro)
+    faults = {count - 1: {"step": drawn.lost[0], "place": drawn.lost[1]}} if drawn.lost is not None else {}
+    script = "distributed.setups:train"
+    workers = operator.start_workers(count, faults=faults, script=script, setup=asdict(drawn.setup))
     first, *others = drawn.vectors
     operator.plan(workers, shares=first, micro=drawn.micro, probe=tuple(others), probe_steps=1)
     operator.finish(workers)

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from distributed.harness import Gate, Operator, assert_same_weights, reference
+from distributed.harness import Gate, Operator, assert_finished
 from heterotrain_core.contract import metrics
-from heterotrain_core.contract.outcome import Ending
-from support.lineage import lineage
 
 EPOCHS = 10
 FAILS_AT, BACK_AT = 6, 30
@@ -39,8 +37,7 @@ def test_a_store_is_away_for_some_steps(operate: Callable[..., Operator], tmp_pa
     store = tmp_path / "checkpoints"
     operator = operate(epochs=EPOCHS, checkpoint_uri=f"file://{store}", checkpoint_interval_s=0.0)
     begins, ends = Gate(operator.folder, FAILS_AT, name="w0-"), Gate(operator.folder, BACK_AT, name="w1-")
-    workers = [operator.start(f"w{i}", fault=gate.fault) for i, gate in enumerate((begins, ends))]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(2, faults={0: begins.fault, 1: ends.fault})
     operator.plan(workers)
     operator.until(begins.reached, "the store is about to fail")
 
@@ -59,11 +56,5 @@ def test_a_store_is_away_for_some_steps(operate: Callable[..., Operator], tmp_pa
         operator.until(ends.reached, "training goes on without the store")
         operator.until(lambda: failures() > 0, "the failure is counted")
     ends.open()
-    operator.finish(workers)
-    expected, ids = reference(epochs=EPOCHS)
-    for worker in workers:
-        assert worker.outcome is not None, worker.log()
-        assert (worker.code, worker.outcome.ending) == (0, Ending.FINISHED), worker.log()
-        assert_same_weights(operator.weights(worker), expected)
-    assert lineage(operator.folder / "samples") == ids
+    assert_finished(operator, workers, epochs=EPOCHS)
     assert steps_in(store)[-1] > BACK_AT

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 from distributed.changing_scripts import clamp
 from distributed.harness import Gate, Operator
-from distributed.scripts import optimizer_of, problem
-from heterotrain.data.order import permutation
+from distributed.scripts import batches, optimizer_of, problem
 from support.changing_layers import Everything
 
 Operate = Callable[..., Operator]
@@ -23,28 +22,23 @@ def test_state_that_changes_in_forward_is_that_of_one_process(operate: Operate) 
     """
     operator = operate()
     gate = Gate(operator.folder, 7)
-    workers = [operator.start("w0", script=SCRIPT, fault=gate.fault), operator.start("w1", script=SCRIPT)]
-    workers.append(operator.start("w2", script=SCRIPT, fault={"place": "reducing", "step": 3}))
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={0: gate.fault, 2: {"place": "reducing", "step": 3}}, script=SCRIPT)
     operator.plan(workers, shares=(11, 0, 5), micro=(4, 0, 0))
     operator.until(gate.reached, "the survivors continue by themselves")
     operator.finish([workers[-1]])
     assert workers.pop().code == -signal.SIGKILL
-    workers.append(operator.start("w3", script=SCRIPT))
-    operator.until_ready(workers[-1])
+    workers.append(operator.start_ready("w3", script=SCRIPT))
     operator.plan(workers, shares=(0, 9, 7), micro=(0, 4, 0))
-    operator.until(lambda: all(f"plan {operator.generation}." in w.log() for w in workers[:2]), "the plan is read")
+    operator.until_read(workers[:2])
     gate.open()
     operator.finish(workers)
     model, (x, y) = Everything(), problem(96).tensors
     model.head.weight.register_hook(clamp)
     optimizer = optimizer_of(model)
-    for epoch in range(2):
-        order = permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True)
-        for chosen in order.reshape(6, 16):
-            optimizer.zero_grad()
-            ((model(x[chosen]) - y[chosen]) ** 2).mean().backward()
-            optimizer.step()
+    for _, chosen in batches(epochs=2):
+        optimizer.zero_grad()
+        ((model(x[chosen]) - y[chosen]) ** 2).mean().backward()
+        optimizer.step()
     for worker in workers:
         assert worker.code == 0, worker.log()
         found = operator.weights(worker)

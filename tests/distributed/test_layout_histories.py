@@ -23,6 +23,7 @@ from distributed.drawn_histories import (
     Draws,
     History,
     Pod,
+    check_samples,
     drawn_fault,
     faults_of,
     in_own_folder,
@@ -32,11 +33,9 @@ from distributed.drawn_histories import (
 from distributed.fault_injectors import FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE, PHASE_PLACES, STAGE_PLACES
 from distributed.harness import Operator, Worker
 from distributed.test_divided_histories import LATE_S, members_of
-from distributed.test_pipeline_jobs import BATCH, SAMPLES, SCRIPT, check_evaluations, plan_members, reference
+from distributed.test_pipeline_jobs import BATCH, SAMPLES, SCRIPT, check_evaluations, reference
 from distributed.test_sharded_histories import plan, start
-from heterotrain.data.order import permutation
 from heterotrain_core.contract.outcome import Ending
-from support.lineage import lineage
 from support.waiting import wait_until
 
 EPOCHS = 3
@@ -116,7 +115,7 @@ def write_plan(operator: Operator, rng: random.Random, mode: str, pods: list[Pod
         shares = [b - a for a, b in zip([0, *edges], [*edges, BATCH], strict=True)]
         members = [(own, cuts, share, micro) for (own, cuts, _, micro), share in zip(members, shares, strict=True)]
         spares = []
-    plan_members(operator, members, spares=spares)
+    operator.plan_members(members, spares=spares)
 
 
 @pytest.mark.parametrize("seed", seeds(gate=2, every=200))
@@ -176,10 +175,7 @@ def check(operator: Operator, pods: list[Pod]) -> None:
             )
         check_evaluations(found["found"], evaluated)
     assert checked, operator.evidence()
-    orders = {
-        epoch: permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist() for epoch in range(EPOCHS)
-    }
-    assert lineage(operator.folder / "samples") == orders
+    check_samples(operator, epochs=EPOCHS, samples=SAMPLES)
 
 
 def check_end(rank: Worker) -> None:

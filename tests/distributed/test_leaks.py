@@ -33,8 +33,7 @@ def test_forty_broken_formations_leave_neither_threads_nor_descriptors(operate: 
     operator = operate(epochs=100_000, peer_timeout_s=3.0)
     loses = {"place": "launched", "step": FIRST, "every": EVERY, "times": BREAKS, "do": "lose"}
     gate = Gate(operator.folder, FIRST - 2)
-    workers = [operator.start(f"w{i}", fault={0: loses, 1: gate.fault}.get(i), collective_s=GLOO_S) for i in range(3)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={0: loses, 1: gate.fault}, collective_s=GLOO_S)
     operator.plan(workers)
     operator.until(gate.reached, "all wait for one")
     before = [held_by(worker) for worker in workers]

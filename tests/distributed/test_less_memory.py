@@ -9,22 +9,9 @@ import torch
 from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.pipeline_job_scripts import Decoder
 from distributed.test_pipeline_jobs import BATCH, BLOCKS, SAMPLES, SCRIPT, reference, result_of
-from distributed.test_sharded_jobs import plan_pods
-from support.ports import free_ports
+from distributed.test_sharded_jobs import finish_pods, plan_pods, start_pods
 
-FAULT = {"place": "in loss", "step": 2, "do": "exhaust", "every": 0}
-
-
-def start_pod(operator: Operator, name: str, ranks: int, times: int = 0) -> list[Worker]:
-    """Start a worker's ranks, the last of which runs out of memory so many times."""
-    port = free_ports(ranks)
-    return [
-        operator.start(
-            name, script=SCRIPT, local_rank=rank, ranks=ranks, metrics_port=port + rank,
-            fault={**FAULT, "times": times} if times and rank == ranks - 1 else None,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
+FAULT = {"place": "in loss", "step": 2, "do": "exhaust", "every": 0, "times": 2}
 
 
 def weights_of(operator: Operator, pod: list[Worker]) -> dict[str, torch.Tensor]:
@@ -44,12 +31,9 @@ def test_a_rank_out_of_memory_with_single_samples_keeps_no_activations(
 ) -> None:
     """Micro-batches of 2 samples, then of 1, then units compute their activations again, on that rank only."""
     operator = operate(batch_samples=BATCH, epochs=2, parallelism=parallelism)
-    pods = [start_pod(operator, "w0", ranks, times=2), start_pod(operator, "w1", 1)]
-    for pod in pods:
-        operator.until_ready(*pod)
+    pods = start_pods(operator, ranks, 1, script=SCRIPT, faults={0: {ranks - 1: FAULT}})
     plan_pods(operator, pods, (12, 5), micro=(2 * ranks, 0))
-    operator.finish([worker for pod in pods for worker in pod])
-    assert all(worker.code == 0 for pod in pods for worker in pod), operator.evidence()
+    finish_pods(operator, pods)
     expected, _ = reference(epochs=2, samples=SAMPLES)
     for pod in pods:
         assert_same_weights(weights_of(operator, pod), expected)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from distributed.harness import Operator
-from distributed.test_pipeline_jobs import plan_members
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.plan import Layout, LayoutKind
 
@@ -21,9 +20,8 @@ def test_both_ranks_of_a_member_export_their_link(
 ) -> None:
     operator = operate(batch_samples=BATCH, parallelism="Auto", epochs=1000)
     script = "distributed.link_scripts:train"
-    workers = [operator.start(f"w{rank}", script=script, samples=20 * BATCH) for rank in range(2)]
-    operator.until_ready(*workers)
-    plan_members(operator, [(workers, layout, BATCH, BATCH)])
+    workers = operator.start_workers(2, script=script, samples=20 * BATCH)
+    operator.plan_members([(workers, layout, BATCH, BATCH)])
     for worker in workers:
         for name, low, high in ((metrics.LINK_BANDWIDTH, 1e5, 1e12), (metrics.LINK_LATENCY, 1e-7, 10.0)):
             if name == metrics.LINK_LATENCY and isinstance(layout, Layout):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
+from distributed.harness import Gate, Operator, Worker, assert_finished
 from heterotrain_core.contract.outcome import Ending
 from support.lineage import lineage
 
@@ -18,28 +18,10 @@ Operate = Callable[..., Operator]
 
 def held(operator: Operator, count: int, gate: Gate) -> list[Worker]:
     """Start workers with a first plan, and wait until the first of them holds all others at the gate."""
-    workers = [operator.start(f"w{i}", fault=None if i else gate.fault) for i in range(count)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(count, faults={0: gate.fault})
     operator.plan(workers)
     operator.until(gate.reached, f"{workers[0].name} is at the gate")
     return workers
-
-
-def until_read(operator: Operator, workers: list[Worker]) -> None:
-    """Wait until these workers have read the newest plan."""
-    text = f"plan {operator.generation}.{operator.revision}"
-    operator.until(lambda: all(text in worker.log() for worker in workers), f"{text} is read")
-
-
-def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int = 2) -> None:
-    """Fail unless these workers finished with the weights and samples of an undisturbed run."""
-    operator.finish(workers)
-    expected, ids = reference(epochs=epochs)
-    for worker in workers:
-        assert worker.outcome is not None, worker.log()
-        assert (worker.code, worker.outcome.ending) == (0, Ending.FINISHED), worker.log()
-        assert_same_weights(operator.weights(worker), expected)
-    assert lineage(operator.folder / "samples") == ids
 
 
 def assert_left(worker: Worker, *, told: bool = False) -> None:
@@ -68,7 +50,7 @@ def test_a_drained_worker_leaves(operate: Operate) -> None:
     gate = Gate(operator.folder, 3)
     workers = held(operator, 3, gate)
     operator.plan(workers, new_generation=False, drain=("w1",))
-    until_read(operator, workers)
+    operator.until_read(workers)
     gate.open()
     operator.finish([workers[1]])
     assert_left(workers[1])
@@ -82,8 +64,7 @@ def test_a_drained_worker_leaves(operate: Operate) -> None:
 def test_the_others_survive_a_killed_worker_without_the_operator(operate: Operate, victim: int, place: str) -> None:
     """The survivors repeat the step, or adopt it if one of them has committed it. The lowest rank hosts the store."""
     operator = operate()
-    workers = [operator.start(f"w{i}", fault={"place": place, "step": 4} if i == victim else None) for i in range(3)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={victim: {"place": place, "step": 4}})
     operator.plan(workers)
     operator.finish(workers)
     assert workers.pop(victim).code == -signal.SIGKILL
@@ -95,9 +76,7 @@ def test_a_job_over_ipv6_survives_a_killed_worker(operate: Operate, tmp_path: Pa
     """All connections are of IPv6, gloo's too, although the interface has an IPv4 address; they are cut at the loss."""
     operator, gate = operate(), Gate(tmp_path, 7)
     operator.address = "::1"
-    faults = [gate.fault, None, {"place": "reducing", "step": 4}]
-    workers = [operator.start(f"w{i}", fault=fault) for i, fault in enumerate(faults)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={0: gate.fault, 2: {"place": "reducing", "step": 4}})
     operator.plan(workers)
     operator.finish(workers[2:])
     operator.until(gate.reached, "the survivors continue by themselves")
@@ -122,10 +101,7 @@ def test_two_of_five_are_killed_at_once_and_one_more_later(operate: Operate) -> 
     """Three of five are a majority, and so are two of these three."""
     operator = operate()
     steps = {1: 3, 3: 3, 4: 7}
-    workers = [
-        operator.start(f"w{i}", fault={"place": "backward", "step": steps[i]} if i in steps else None) for i in range(5)
-    ]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(5, faults={i: {"place": "backward", "step": step} for i, step in steps.items()})
     operator.plan(workers)
     operator.finish(workers)
     assert_finished(operator, [workers[0], workers[2]])
@@ -136,8 +112,7 @@ def test_a_second_loss_during_the_new_formation_is_survived(operate: Operate, pl
     """While the survivors of one loss connect to each other, another worker is lost."""
     operator = operate(epochs=3)
     faults = {3: {"place": "reducing", "step": 4}, 1: {"place": place, "step": 1}}
-    workers = [operator.start(f"w{i}", fault=faults.get(i)) for i in range(4)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(4, faults=faults)
     operator.plan(workers)
     operator.finish(workers)
     assert [w.code for w in workers] == [0, -signal.SIGKILL, 0, -signal.SIGKILL]
@@ -147,8 +122,7 @@ def test_a_second_loss_during_the_new_formation_is_survived(operate: Operate, pl
 def test_one_of_two_waits_for_the_operator(operate: Operate) -> None:
     """One of two is not a majority: the survivor waits, then continues by the new plan."""
     operator = operate()
-    workers = [operator.start(f"w{i}", fault={"place": "backward", "step": 4} if i == 1 else None) for i in range(2)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(2, faults={1: {"place": "backward", "step": 4}})
     operator.plan(workers)
     operator.finish([workers[1]])
     operator.until(lambda: "waiting for the operator's plan" in workers[0].log(), "the survivor waits")
@@ -162,8 +136,7 @@ def test_a_step_that_only_some_have_committed_is_adopted(operate: Operate) -> No
     operator = operate()
     release = operator.folder / "release"
     fault = {"place": "reduced", "step": 4, "do": "lose", "release": str(release)}
-    workers = [operator.start("w0"), operator.start("w1", fault=fault), operator.start("w2")]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={1: fault})
     operator.plan(workers)
     for worker in (workers[0], workers[2]):
         operator.until_step(worker, 5)
@@ -178,8 +151,7 @@ def test_the_end_of_the_training_is_adopted_with_its_last_step(operate: Operate)
     operator = operate()
     release = operator.folder / "release"
     fault = {"place": "reduced", "step": 4, "do": "lose", "release": str(release)}
-    workers = [operator.start(f"w{i}", fault=fault if i == 1 else None, finish_at=4) for i in range(3)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={1: fault}, finish_at=4)
     operator.plan(workers)
     for worker in (workers[0], workers[2]):
         operator.until_step(worker, 5)
@@ -197,10 +169,9 @@ def test_a_late_joiner_gets_its_state_from_the_survivors(operate: Operate) -> No
     operator = operate(epochs=3)
     gate = Gate(operator.folder, 4)
     workers = held(operator, 2, gate)
-    workers += [operator.start("w2")]
-    operator.until_ready(workers[2])
+    workers.append(operator.start_ready("w2"))
     operator.plan(workers, shares=(5, 5, 6))
-    until_read(operator, workers[:2])
+    operator.until_read(workers[:2])
     gate.open()
     assert_finished(operator, workers, epochs=3)
     assert not any("is repeated" in worker.log() for worker in workers)
@@ -210,16 +181,13 @@ def test_a_lost_worker_is_replaced(operate: Operate) -> None:
     """The survivors continue by themselves, then the replacement joins."""
     operator = operate(epochs=4)
     gate = Gate(operator.folder, 7)
-    faults = [gate.fault, {"place": "reducing", "step": 4}, None]
-    workers = [operator.start(f"w{i}", fault=fault) for i, fault in enumerate(faults)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={0: gate.fault, 1: {"place": "reducing", "step": 4}})
     operator.plan(workers)
     operator.finish([workers[1]])
     operator.until(gate.reached, "the survivors continue by themselves")
-    replacement = operator.start("w1", incarnation=1)
-    operator.until_ready(replacement)
+    replacement = operator.start_ready("w1", incarnation=1)
     operator.plan([workers[0], workers[2], replacement])
-    until_read(operator, [workers[0], workers[2]])
+    operator.until_read([workers[0], workers[2]])
     gate.open()
     assert_finished(operator, [workers[0], workers[2], replacement], epochs=4)
 
@@ -228,14 +196,13 @@ def test_a_plan_with_the_same_members_needs_no_new_connections(operate: Operate)
     """The operator confirms the formation of the survivors: they adopt the new shares and do not even pause."""
     operator = operate(epochs=4)
     gate, later = Gate(operator.folder, 7), Gate(operator.folder, 10, name="x")
-    faults = [gate.fault, {"place": "reducing", "step": 4}, later.fault]
-    workers = [operator.start(f"w{i}", fault=fault) for i, fault in enumerate(faults)]
-    operator.until_ready(*workers)
+    faults = {0: gate.fault, 1: {"place": "reducing", "step": 4}, 2: later.fault}
+    workers = operator.start_workers(3, faults=faults)
     operator.plan(workers)
     survivors = [workers[0], workers[2]]
     operator.until(gate.reached, "the survivors continue by themselves")
     operator.plan(survivors, shares=(4, 12))
-    until_read(operator, survivors)
+    operator.until_read(survivors)
     gate.open()
     operator.until(later.reached, "the new shares are in force")
     generation = "heterotrain_plan_generation"
@@ -255,12 +222,11 @@ def test_a_loss_in_the_step_that_adopts_a_plan_with_the_same_members(operate: Op
     operator = operate(epochs=3)
     gate, release = Gate(operator.folder, 4), operator.folder / "release"
     fault = {"place": "reduced", "step": 4, "do": do, "release": str(release)}
-    workers = [operator.start("w0", fault=gate.fault), operator.start("w1", fault=fault), operator.start("w2")]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={0: gate.fault, 1: fault})
     operator.plan(workers)
     operator.until(gate.reached, "all are in step 4")
     operator.plan(workers, shares=(2, 6, 8))
-    until_read(operator, workers)
+    operator.until_read(workers)
     gate.open()
     if do == "lose":
         for worker in (workers[0], workers[2]):
@@ -273,11 +239,8 @@ def test_a_loss_in_the_step_that_adopts_a_plan_with_the_same_members(operate: Op
 def test_a_frozen_worker_is_excluded_and_fenced_when_it_resumes(operate: Operate) -> None:
     """A worker that does not answer is lost; when it resumes, it leaves without an effect on the others."""
     operator = operate(peer_timeout_s=0.3)
-    gate = Gate(
-        operator.folder, 9
-    )  # the others must not finish first: a peer has to be left to fence the frozen worker
-    workers = [operator.start(f"w{i}", slow_s=0.02, fault=gate.fault if i == 0 else None) for i in range(3)]
-    operator.until_ready(*workers)
+    gate = Gate(operator.folder, 9)  # a peer has to be left to fence the frozen worker
+    workers = operator.start_workers(3, faults={0: gate.fault}, slow_s=0.02)
     operator.plan(workers)
     operator.until_step(workers[0], 3)
     workers[2].signal(signal.SIGSTOP)
@@ -310,12 +273,11 @@ def test_a_joiner_that_dies_while_joining_is_survived(operate: Operate) -> None:
     operator = operate(epochs=3, peer_timeout_s=0.3)
     gate = Gate(operator.folder, 4)
     workers = held(operator, 2, gate)
-    joiner = operator.start("w2")
-    operator.until_ready(joiner)
+    joiner = operator.start_ready("w2")
     joiner.signal(signal.SIGKILL)
     operator.finish([joiner])
     operator.plan([*workers, joiner], to=workers)
-    until_read(operator, workers)
+    operator.until_read(workers)
     gate.open()
     assert_finished(operator, workers, epochs=3)
 
@@ -329,9 +291,8 @@ def test_a_worker_that_can_never_connect_to_one_peer(operate: Operate, count: in
     operator = operate(peer_timeout_s=0.3, epochs=20)  # the rest still trains when the other one asks who is left
     cut = {"place": "step", "step": 4, "do": "deafen", "release": str(operator.folder / "never")}
     gate = Gate(operator.folder, 5)  # no worker may finish before the cut is noticed
-    faults = [cut if number == deaf else gate.fault for number in range(count)]
-    workers = [operator.start(f"w{number}", slow_s=0.02, fault=fault) for number, fault in enumerate(faults)]
-    operator.until_ready(*workers)
+    faults = {number: cut if number == deaf else gate.fault for number in range(count)}
+    workers = operator.start_workers(count, faults=faults, slow_s=0.02)
     operator.plan(workers)
     operator.until(lambda: "WARNING peer w" in workers[deaf].log(), "the cut is noticed")
     gate.open()

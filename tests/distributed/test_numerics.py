@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.harness import Operator, Worker
+from distributed.harness import Gate, Operator, Worker
 from distributed.setups import Twin, cuts, distance, twin
-from distributed.test_plans import waiting
 from distributed.training_setup import TrainingSetup
 from heterotrain.exchange.flat.compression import ROUNDOFF
 from support.lineage import lineage
@@ -22,9 +21,9 @@ from support.lineage import lineage
 Operate = Callable[..., Operator]
 
 
-def start(operator: Operator, name: str, setup: TrainingSetup, **arguments: Any) -> Worker:
-    """Start a worker with a training setup."""
-    return operator.start(name, script="distributed.setups:train", setup=asdict(setup), **arguments)
+def start(operator: Operator, count: int, setup: TrainingSetup, **arguments: Any) -> list[Worker]:
+    """Start workers with a training setup, and wait until they are ready."""
+    return operator.start_workers(count, script="distributed.setups:train", setup=asdict(setup), **arguments)
 
 
 def records(operator: Operator, worker: Worker) -> dict[str, Any]:
@@ -54,9 +53,7 @@ def test_batch_norm_covers_the_global_batch(operate: Operate, dies: bool) -> Non
     """Uneven and empty shares, a short last step, and a rank that dies while the others wait for its statistics."""
     setup = TrainingSetup(batch_norm=True)
     operator = operate()
-    fault = {"place": "statistics", "step": 4} if dies else None
-    workers = [start(operator, f"w{i}", setup, fault=fault if i == 1 else None) for i in range(4)]
-    operator.until_ready(*workers)
+    workers = start(operator, 4, setup, faults={1: {"place": "statistics", "step": 4}} if dies else {})
     operator.plan(workers, shares=(8, 3, 0, 5), probe=((0, 9, 0, 7), (1, 1, 1, 13)), probe_steps=1)
     operator.finish(workers)
     expected = twin(setup, epochs=2)
@@ -72,8 +69,7 @@ def test_batch_norm_covers_the_global_batch(operate: Operate, dies: bool) -> Non
 def test_batch_norm_is_not_cut_into_micro_batches(operate: Operate) -> None:
     """A micro-batch has other statistics, so the worker fails with a message that names the layer and alternatives."""
     operator = operate()
-    worker = start(operator, "w0", TrainingSetup(batch_norm=True))
-    operator.until_ready(worker)
+    (worker,) = start(operator, 1, TrainingSetup(batch_norm=True))
     operator.plan([worker], shares=(16,), micro=(4,))
     operator.finish([worker])
     assert worker.code == 1
@@ -87,9 +83,7 @@ def test_local_batch_norm_gives_every_rank_the_same_running_statistics(operate: 
     """Shares, one empty, are cut into micro-batches, each with its own statistics; also when a rank is lost."""
     setup, micro = TrainingSetup(batch_norm=True, local=True), (3, 0, 4)
     operator = operate()
-    workers = [start(operator, f"w{i}", setup) for i in range(2)]
-    workers.append(start(operator, "w2", setup, fault={"place": "reducing", "step": 4} if dies else None))
-    operator.until_ready(*workers)
+    workers = start(operator, 3, setup, faults={2: {"place": "reducing", "step": 4}} if dies else {})
     operator.plan(workers, shares=(9, 0, 7), micro=micro, probe=((4, 5, 7), (1, 15, 0), (9, 0, 7)), probe_steps=1)
     operator.finish(workers)
     if dies:
@@ -134,16 +128,14 @@ def committed(folder: Path) -> list[tuple[tuple[int, ...], list[int]]]:
 def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Path, precision: str) -> None:
     """Forward pass and exchange use the format; skipped steps, loss scale and weights agree, also on a late joiner."""
     setup = TrainingSetup(dtype="float32", samples=96)
-    operator = operate(precision=precision, compression=precision, epochs=4)
-    workers = [start(operator, "w0", setup, fault=waiting(tmp_path, 14)), start(operator, "w1", setup)]
-    operator.until_ready(*workers)
+    operator, gate = operate(precision=precision, compression=precision, epochs=4), Gate(tmp_path, 14)
+    workers = start(operator, 2, setup, faults={0: gate.fault})
     operator.plan(workers, shares=(11, 5), micro=(4, 0))
-    operator.until((tmp_path / "reached").exists, "step 14")
-    workers.append(start(operator, "w2", setup))
-    operator.until_ready(workers[2])
+    operator.until(gate.reached, "step 14")
+    workers += start(operator, 1, setup, prefix="late")
     operator.plan(workers, shares=(6, 5, 5))
-    operator.until(lambda: all("plan 2.2" in w.log() for w in workers[:2]), "the plan is read")
-    (tmp_path / "release").touch()
+    operator.until_read(workers[:2])
+    gate.open()
     operator.finish(workers)
     first, second, late = (records(operator, worker) for worker in workers)
     assert first["formats"] == late["formats"] == [{"BF16": "torch.bfloat16", "FP16": "torch.float16"}[precision]]
@@ -173,8 +165,7 @@ def test_compressed_gradients_are_within_the_bound(operate: Operate, compression
     """For each element of each bucket in each step; a spike is sent uncompressed; all ranks have the same sum."""
     setup = TrainingSetup(dtype="float32", samples=96, spike=(5, 1e6), clip_norm=1.0)
     operator = operate(compression=compression)
-    workers = [start(operator, f"w{i}", setup, record=True) for i in range(3)]
-    operator.until_ready(*workers)
+    workers = start(operator, 3, setup, record=True)
     operator.plan(workers, shares=(9, 0, 7))
     operator.finish(workers)
     ranks = [torch.load(operator.folder / f"{w.name}.buckets", weights_only=True) for w in workers]
@@ -206,24 +197,18 @@ def test_a_larger_batch_warms_up_to_its_rate(operate: Operate, tmp_path: Path) -
     """Linear rule: twice the batch, four steps to twice the rate, schedules twice as fast, also on a late joiner."""
     setup = TrainingSetup(samples=96, decay=0.95)
     operator = operate(epochs=4, learning_rate_scaling="Linear", learning_rate_warmup_samples=128)
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-    workers = [
-        start(operator, "w0", setup, fault=waiting(first, 2)), start(operator, "w1", setup, fault=waiting(second, 7)),
-    ]  # fmt: skip
-    operator.until_ready(*workers)
+    first, second = Gate(tmp_path, 2), Gate(tmp_path, 7)
+    workers = start(operator, 2, setup, faults={0: first.fault, 1: second.fault})
     operator.plan(workers, shares=(10, 6))
-    operator.until((first / "reached").exists, "step 2")
+    operator.until(first.reached, "step 2")
     operator.plan(workers, new_generation=False, batch_samples=32, shares=(20, 12))
-    operator.until(lambda: all("plan 1.2" in w.log() for w in workers), "the plan is read")
-    (first / "release").touch()
-    operator.until((second / "reached").exists, "step 7")
-    workers.append(start(operator, "w2", setup))
-    operator.until_ready(workers[2])
+    operator.until_read(workers)
+    first.open()
+    operator.until(second.reached, "step 7")
+    workers += start(operator, 1, setup, prefix="late")
     operator.plan(workers, batch_samples=32, shares=(10, 12, 10))
-    operator.until(lambda: all("plan 2.3" in w.log() for w in workers[:2]), "the plan is read")
-    (second / "release").touch()
+    operator.until_read(workers[:2])
+    second.open()
     operator.finish(workers)
     rates = [1.0] * 6 + [1.0, 1.25, 1.5, 1.75] + [2.0] * 5
     expected = twin(
@@ -290,8 +275,7 @@ def test_adascale_follows_preconditioned_noise(operate: Operate, tmp_path: Path)
     """AdamW at four times the base batch: factor and weights match the rule's definition."""
     setup = TrainingSetup(samples=128, adam=True)
     operator = operate(epochs=4, batch_samples=8, learning_rate_scaling="AdaScale", learning_rate_warmup_samples=0)
-    workers = [start(operator, f"w{i}", setup) for i in range(2)]
-    operator.until_ready(*workers)
+    workers = start(operator, 2, setup)
     operator.plan(workers, batch_samples=32, shares=(21, 11), micro=(8, 0))
     operator.finish(workers)
     rule = AdaScale(cuts((21, 11), (8, 0)), base=8)
@@ -309,18 +293,18 @@ def test_adascale_follows_preconditioned_noise(operate: Operate, tmp_path: Path)
 def test_little_memory_on_some_ranks_costs_only_time(operate: Operate, tmp_path: Path) -> None:
     """One rank runs out of memory in backward, during the others' reduction, and another one in forward."""
     setup = TrainingSetup()
-    operator = operate()
+    operator, gate = operate(), Gate(tmp_path, 3)
     workers = [
-        start(operator, "w0", setup, rows={"backward": 3}), start(operator, "w1", setup, rows={"forward": 2}),
-        start(operator, "w2", setup, rows={"forward": 100}, fault=waiting(tmp_path, 3)),
-    ]  # fmt: skip
-    operator.until_ready(*workers)
+        *start(operator, 1, setup, prefix="backward", rows={"backward": 3}),
+        *start(operator, 1, setup, prefix="forward", rows={"forward": 2}),
+        *start(operator, 1, setup, faults={0: gate.fault}, rows={"forward": 100}),
+    ]
     operator.plan(workers, shares=(8, 5, 3))
-    operator.until((tmp_path / "reached").exists, "step 3")
+    operator.until(gate.reached, "step 3")
     caps = [worker.metric("heterotrain_micro_batch_cap_samples") for worker in workers]
     assert caps == [2.0, 2.0, None]
     summed = [worker.metric("heterotrain_gradient_bytes_total") for worker in workers]
-    (tmp_path / "release").touch()
+    gate.open()
     operator.finish(workers)
     expected = twin(setup, epochs=2)
     a_step = sum(weight.nbytes for weight in expected.weights.values())

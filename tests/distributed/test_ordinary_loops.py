@@ -16,16 +16,13 @@ from distributed.setups import distance
 from support.repeat import part_of
 
 Operate = Callable[..., Operator]
+SCRIPT = "distributed.ordinary_loops:train"
 EPOCHS = 3
 
 
 def started(operator: Operator, recipe: str, *, faults: dict[int, dict[str, object]]) -> list[Worker]:
     """Start three workers with uneven shares, one of them without samples."""
-    workers = [
-        operator.start(f"w{i}", script="distributed.ordinary_loops:train", recipe=recipe, fault=faults.get(i))
-        for i in range(3)
-    ]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults=faults, script=SCRIPT, recipe=recipe)
     operator.plan(workers, shares=(11, 0, 5), micro=(4, 0, 0))
     return workers
 
@@ -52,7 +49,7 @@ def test_a_loop_runs_alone_and_under_torchrun(own_ranks: OwnRanks, tmp_path: Pat
     """The same script, without a worker pod around it, ends as with plain torch."""
     arguments = {"out": str(tmp_path), "recipe": recipe, "epochs": EPOCHS}
     for ranks in (0, 3):
-        for rank in own_ranks.start("distributed.ordinary_loops:train", world_size=ranks, **arguments):
+        for rank in own_ranks.start(SCRIPT, world_size=ranks, **arguments):
             assert rank.ended() == 0, rank.log()
     expected = alone(recipe, epochs=EPOCHS)
     for name in ("alone", 0, 1, 2):
@@ -80,8 +77,7 @@ def test_a_loop_survives_a_loss_and_a_join(operate: Operate, recipe: str) -> Non
     workers = started(operator, recipe, faults={2: {"place": "launched", "step": 3}, 0: gate.fault})
     operator.until(gate.reached, "the first worker is in the second epoch")
     assert workers.pop().poll() == -signal.SIGKILL
-    workers.append(operator.start("w3", script="distributed.ordinary_loops:train", recipe=recipe))
-    operator.until_ready(workers[-1])
+    workers.append(operator.start_ready("w3", script=SCRIPT, recipe=recipe))
     operator.plan(workers, shares=(3, 8, 5))
     gate.open()
     operator.finish(workers)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.harness import Gate, Operator, assert_same_weights
+from distributed.harness import Gate, Operator, assert_same_weights, check_weights
 from distributed.own_ranks import OwnRanks
 from distributed.phase_scripts import FIRST, SECOND, plain
 
@@ -33,23 +33,16 @@ def test_a_loss_and_a_join_in_another_phase(operate: Operate, lost: dict[str, An
     operator = operate()
     gate = Gate(operator.folder, 8)
     common: dict[str, Any] = {"script": SCRIPT, "phases": [{"epochs": 1}, {}]}
-    workers = [operator.start("w0", fault=gate.fault, **common), operator.start("w1", **common)]
-    workers.append(operator.start("w2", fault=lost, **common))
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={0: gate.fault, 2: lost}, **common)
     operator.plan(workers, shares=(11, 0, 5), micro=(4, 0, 0))
     operator.until(gate.reached, "the survivors are in the second phase")
     operator.finish([workers[-1]])
     assert workers.pop().code == -signal.SIGKILL
-    workers.append(operator.start("w3", **common))
-    operator.until_ready(workers[-1])
+    workers.append(operator.start_ready("w3", **common))
     operator.plan(workers, shares=(0, 9, 7), micro=(0, 4, 0))
-    operator.until(lambda: all(f"plan {operator.generation}." in w.log() for w in workers[:2]), "the plan is read")
+    operator.until_read(workers[:2])
     gate.open()
-    operator.finish(workers)
-    expected = plain(epochs=(1, 1))
-    for worker in workers:
-        assert worker.code == 0, worker.log()
-        assert_same_weights(operator.weights(worker), expected)
+    check_weights(operator, workers, plain(epochs=(1, 1)))
     calls = [json.loads((operator.folder / f"{worker.name}.json").read_text()) for worker in workers]
     every = ["steps 4", "epoch 0", "steps 8", "epoch 1"]
     assert every in calls[:2]

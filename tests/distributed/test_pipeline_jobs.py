@@ -10,53 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.harness import JOB_UID, Gate, Operator, Worker, assert_same_weights, deliver
+from distributed.harness import Gate, Operator, Worker, assert_same_weights
 from distributed.pipeline_job_scripts import Decoder, loss_of, measure, text
 from heterotrain.data.order import permutation
 from heterotrain.parts.units.initial_weights import built, fill
 from heterotrain.parts.units.units import units_of
 from heterotrain_core.contract.outcome import Cause, Ending
-from heterotrain_core.contract.plan import Boundary, Layout, LayoutKind, Member, Plan, Rank
+from heterotrain_core.contract.plan import Layout, LayoutKind, Plan
 
 SCRIPT = "distributed.pipeline_job_scripts:train"
 BLOCKS, SAMPLES, BATCH = 5, 96, 17
 UNITS = BLOCKS + 2
-
-Cut = tuple[list[Worker], tuple[int, ...] | Layout, int, int]
-"""The workers of a member by stage or shard, the first unit of each stage but the first one or the layout, its share
-and micro-batch."""
 
 
 def start(operator: Operator, name: str, **arguments: Any) -> Worker:
     return operator.start(name, script=SCRIPT, **arguments)
 
 
-def plan_members(operator: Operator, members: Sequence[Cut], *, spares: Sequence[Worker] = (), **fields: Any) -> Plan:
-    """Write a plan with these members, and deliver it to their workers and the spare ones."""
-    operator.generation += 1
-    operator.revision += 1
-    written: list[Member] = []
-    ranks: list[Rank] = []
-    for index, (workers, cuts, share, micro) in enumerate(members):
-        layout = cuts if isinstance(cuts, Layout) else Layout()
-        if cuts and not isinstance(cuts, Layout):
-            layout = Layout(kind=LayoutKind.PIPELINE, cuts=cuts)
-        written.append(Member(index=index, pool="pool", share_samples=share, layout=layout, micro_batch_samples=micro))
-        for position, worker in enumerate(workers):
-            stage, shard = layout.place(position)
-            ranks.append(Rank(
-                rank=len(ranks), member=index, worker=worker.name, worker_uid=worker.uid, address="127.0.0.1",
-                peer_port=worker.peer_port, on_demand=True, stage=stage, shard=shard,
-            ))  # fmt: skip
-    plan = Plan(
-        job_uid=JOB_UID, generation=operator.generation, revision=operator.revision, members=tuple(written),
-        ranks=tuple(ranks), global_batch_samples=sum(member[2] for member in members),
-        spares=tuple(worker.name for worker in spares), **({"boundary": Boundary()} | fields),
-    )  # fmt: skip
-    operator.plans.append(plan)
-    for worker in [*(worker for member in members for worker in member[0]), *spares]:
-        deliver(plan, worker)
-    return plan
+def started(operator: Operator, count: int, **arguments: Any) -> list[Worker]:
+    """Start so many workers, and wait until they are ready."""
+    return operator.start_workers(count, script=SCRIPT, **arguments)
 
 
 def result_of(operator: Operator, worker: Worker) -> dict[str, Any]:
@@ -146,11 +119,8 @@ def check(
 def at_gate(operator: Operator, gate: Gate, change: Callable[[], Plan]) -> None:
     """Write a plan while a rank waits at a gate, and open it when all members have read the plan."""
     operator.until(gate.reached, "the gate is reached")
-    plan = change()
-    told = {rank.worker_uid for rank in plan.ranks}
-    readers = [worker for worker in operator.workers.values() if worker.uid in told]
-    named = f"plan {plan.generation}.{plan.revision}"
-    operator.until(lambda: all(named in worker.log() for worker in readers), f"{named} is read")
+    told = {rank.worker_uid for rank in change().ranks}
+    operator.until_read(worker for worker in operator.workers.values() if worker.uid in told)
     gate.open()
 
 
@@ -171,7 +141,7 @@ def test_any_cuts_and_shares_give_the_weights_of_one_process(operate: Callable[.
     operator.until_ready(*[worker for member in workers for worker in member])
     cuts = [tuple(sorted(rng.sample(range(1, UNITS), size - 1))) for size in sizes]
     micro = [rng.choice([0, 1, 2, 3]) for _ in sizes]
-    plan_members(operator, list(zip(workers, cuts, shares, micro, strict=True)))
+    operator.plan_members(list(zip(workers, cuts, shares, micro, strict=True)))
     check(operator, workers, clip_norm=clip_norm, kind=kind)
 
 
@@ -181,11 +151,10 @@ def test_a_stage_is_lost_and_the_other_member_goes_on(operate: Callable[..., Ope
     operator = operate(batch_samples=BATCH, epochs=3, parallelism="Pipeline")
     fault = {"place": place, "step": 0 if place == "in a hook" else 3}
     gate = Gate(operator.folder, 8)
-    a = [start(operator, "a0", fault=gate.fault), start(operator, "a1")]
-    b = [start(operator, "b0"), start(operator, "b1"), start(operator, "b2", fault=fault)]
-    operator.until_ready(*a, *b)
-    plan_members(operator, [(a, (3,), 9, 3), (b, (2, 5), 8, 2)])
-    at_gate(operator, gate, lambda: plan_members(operator, [(a, (3,), 9, 3), (b[:2], (4,), 8, 2)]))
+    a = started(operator, 2, prefix="a", faults={0: gate.fault})
+    b = started(operator, 3, prefix="b", faults={2: fault})
+    operator.plan_members([(a, (3,), 9, 3), (b, (2, 5), 8, 2)])
+    at_gate(operator, gate, lambda: operator.plan_members([(a, (3,), 9, 3), (b[:2], (4,), 8, 2)]))
     check(operator, [a, b[:2]], epochs=3)
 
 
@@ -196,20 +165,14 @@ def test_a_job_is_cut_anew_and_goes_on_from_a_checkpoint_under_other_cuts(
     uri = f"file://{tmp_path}/checkpoints"
     operator = operate(batch_samples=BATCH, epochs=5, parallelism="Pipeline", checkpoint_uri=uri)
     gates = [Gate(operator.folder, step) for step in (2, 9, 5)]
-    w = [start(operator, f"w{number}", fault=gate.fault) for number, gate in enumerate(gates)]
-    operator.until_ready(*w)
+    w = started(operator, 3, faults={number: gate.fault for number, gate in enumerate(gates)})
     first, second, third = gates[0], gates[2], gates[1]
-    plan_members(operator, [(w[:2], (4,), 17, 4)], spares=w[2:])
-    at_gate(operator, first, lambda: plan_members(operator, [(w, (1, 5), 17, 4)]))
-    at_gate(operator, second, lambda: plan_members(operator, [([w[1]], (), 6, 2), ([w[2], w[0]], (3,), 11, 3)]))
-    operator.until(third.reached, "the second member trains")
-    for worker in w:
-        worker.signal(signal.SIGTERM)
-    third.open()
-    operator.finish(w)
-    rest = [start(operator, "r0"), start(operator, "r1")]
-    operator.until_ready(*rest)
-    plan_members(operator, [(rest, (2,), 17, 0)])
+    operator.plan_members([(w[:2], (4,), 17, 4)], spares=w[2:])
+    at_gate(operator, first, lambda: operator.plan_members([(w, (1, 5), 17, 4)]))
+    at_gate(operator, second, lambda: operator.plan_members([([w[1]], (), 6, 2), ([w[2], w[0]], (3,), 11, 3)]))
+    operator.suspend(w, third)
+    rest = started(operator, 2, prefix="r")
+    operator.plan_members([(rest, (2,), 17, 0)])
     check(operator, [rest], epochs=5)
 
 
@@ -217,15 +180,10 @@ def test_a_plan_may_change_nothing_but_the_cut_or_who_is_in_which_member(operate
     """The same ranks in the same order, first with another cut, then in other members."""
     operator = operate(batch_samples=BATCH, epochs=3, parallelism="Pipeline")
     gates = [Gate(operator.folder, step) for step in (3, 8)]
-    w = [
-        start(operator, "w0", fault=gates[0].fault),
-        start(operator, "w1", fault=gates[1].fault),
-        start(operator, "w2"),
-    ]
-    operator.until_ready(*w)
-    plan_members(operator, [(w[:2], (4,), 9, 3), ([w[2]], (), 8, 2)])
-    at_gate(operator, gates[0], lambda: plan_members(operator, [(w[:2], (2,), 9, 3), ([w[2]], (), 8, 2)]))
-    at_gate(operator, gates[1], lambda: plan_members(operator, [([w[0]], (), 9, 3), (w[1:], (2,), 8, 2)]))
+    w = started(operator, 3, faults={number: gate.fault for number, gate in enumerate(gates)})
+    operator.plan_members([(w[:2], (4,), 9, 3), ([w[2]], (), 8, 2)])
+    at_gate(operator, gates[0], lambda: operator.plan_members([(w[:2], (2,), 9, 3), ([w[2]], (), 8, 2)]))
+    at_gate(operator, gates[1], lambda: operator.plan_members([([w[0]], (), 9, 3), (w[1:], (2,), 8, 2)]))
     check(operator, [[w[0]], w[1:]], epochs=3)
     assert "stage 1 of 2: units 0 to 1 of 7" in w[0].log()
     assert "stage 1 of 2: units 0 to 1 of 7" in w[1].log()
@@ -235,12 +193,11 @@ def test_stages_compute_activations_again_as_the_plan_says(operate: Callable[...
     """One stage of a pipeline, and a whole model; then the other stage, under the same cut."""
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")
     gate = Gate(operator.folder, 3)
-    w = [start(operator, "w0", fault=gate.fault), start(operator, "w1"), start(operator, "w2")]
-    operator.until_ready(*w)
+    w = started(operator, 3, faults={0: gate.fault})
 
     def change(*again: int) -> Plan:
         pipeline = Layout(kind=LayoutKind.PIPELINE, cuts=(3,), recomputing=again)
-        return plan_members(operator, [(w[:2], pipeline, 9, 3), ([w[2]], Layout(recomputing=(0,)), 8, 2)])
+        return operator.plan_members([(w[:2], pipeline, 9, 3), ([w[2]], Layout(recomputing=(0,)), 8, 2)])
 
     change(1)
     at_gate(operator, gate, lambda: change(0))
@@ -254,29 +211,25 @@ def test_stages_change_partners_under_the_same_cuts(operate: Callable[..., Opera
     """No rank gets another part of the model; all connections inside members are new."""
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")
     gate = Gate(operator.folder, 3)
-    w = [start(operator, "w0", fault=gate.fault), *(start(operator, f"w{number}") for number in (1, 2, 3))]
-    operator.until_ready(*w)
-    plan_members(operator, [(w[:2], (4,), 11, 3), (w[2:], (4,), 6, 2)])
-    at_gate(operator, gate, lambda: plan_members(operator, [([w[0], w[3]], (4,), 11, 3), ([w[2], w[1]], (4,), 6, 2)]))
+    w = started(operator, 4, faults={0: gate.fault})
+    operator.plan_members([(w[:2], (4,), 11, 3), (w[2:], (4,), 6, 2)])
+    at_gate(operator, gate, lambda: operator.plan_members([([w[0], w[3]], (4,), 11, 3), ([w[2], w[1]], (4,), 6, 2)]))
     check(operator, [[w[0], w[3]], [w[2], w[1]]])
 
 
 def test_gradients_are_clipped_by_the_norm_over_all_stages(operate: Callable[..., Operator]) -> None:
     """Each stage of the only member holds a part of the gradient that no other rank holds."""
     operator = operate(batch_samples=BATCH, epochs=1, parallelism="Pipeline")
-    w = [start(operator, f"w{number}", clip_norm=0.2) for number in range(3)]
-    operator.until_ready(*w)
-    plan_members(operator, [(w, (2, 5), BATCH, 4)])
+    w = started(operator, 3, clip_norm=0.2)
+    operator.plan_members([(w, (2, 5), BATCH, 4)])
     check(operator, [w], epochs=1, clip_norm=0.2)
 
 
 def test_a_stage_out_of_memory_makes_its_member_use_smaller_micro_batches(operate: Callable[..., Operator]) -> None:
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")
     fault = {"place": "in loss", "step": 2, "do": "exhaust"}
-    a = [start(operator, "a0"), start(operator, "a1", fault=fault)]
-    b = [start(operator, "b0")]
-    operator.until_ready(*a, *b)
-    plan_members(operator, [(a, (3,), 12, 4), (b, (), 5, 0)])
+    a, b = started(operator, 2, prefix="a", faults={1: fault}), started(operator, 1, prefix="b")
+    operator.plan_members([(a, (3,), 12, 4), (b, (), 5, 0)])
     check(operator, [a, b])
 
 
@@ -284,9 +237,8 @@ def test_a_stage_out_of_memory_with_single_samples_keeps_no_activations(operate:
     """Micro-batches of 2 samples, then of 1, then units compute their activations again; nothing is left after that."""
     operator = operate(batch_samples=BATCH, epochs=1, parallelism="Pipeline")
     fault = {"place": "in loss", "step": 2, "do": "exhaust", "every": 0, "times": 2}
-    a = [start(operator, "a0"), start(operator, "a1", fault=fault)]
-    operator.until_ready(*a)
-    plan_members(operator, [(a, (3,), BATCH, 2)])
+    a = started(operator, 2, prefix="a", faults={1: fault})
+    operator.plan_members([(a, (3,), BATCH, 2)])
     check(operator, [a], epochs=1)
     assert "out of memory with micro-batches of 2 samples: using 1 from now on" in a[1].log()
     assert "activations of units are computed again from now on" in a[1].log()
@@ -296,9 +248,8 @@ def test_a_stage_out_of_memory_with_single_samples_keeps_no_activations(operate:
 def test_a_stage_that_cannot_hold_a_single_sample_fails_with_a_sentence(operate: Callable[..., Operator]) -> None:
     operator = operate(batch_samples=BATCH, epochs=1, parallelism="Pipeline")
     fault = {"place": "in loss", "step": 2, "do": "exhaust", "every": 0, "times": 3}
-    a = [start(operator, "a0"), start(operator, "a1", fault=fault)]
-    operator.until_ready(*a)
-    plan_members(operator, [(a, (3,), BATCH, 2)])
+    a = started(operator, 2, prefix="a", faults={1: fault})
+    operator.plan_members([(a, (3,), BATCH, 2)])
     operator.finish([a[1]])
     assert a[1].code not in (0, None)
     assert a[1].outcome is not None
@@ -315,7 +266,7 @@ def test_a_stage_may_take_longer_than_the_time_between_two_looks_at_the_group(
     samples = 2 * BATCH
     a = [start(operator, "a0", samples=samples), start(operator, "a1", samples=samples, slow_s=0.6)]
     operator.until_ready(*a)
-    plan_members(operator, [(a, (3,), BATCH, 9)])
+    operator.plan_members([(a, (3,), BATCH, 9)])
     check(operator, [a], epochs=1, samples=samples)
     assert a[0].metric("heterotrain_repeated_steps_total") in (None, 0.0)
     assert "is repeated" not in a[0].log()
@@ -323,8 +274,7 @@ def test_a_stage_may_take_longer_than_the_time_between_two_looks_at_the_group(
 
 def test_units_are_measured_before_the_first_plan(operate: Callable[..., Operator]) -> None:
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")
-    worker = start(operator, "w0")
-    operator.until_ready(worker)
+    (worker,) = started(operator, 1)
     assert worker.metric("heterotrain_units") == UNITS
     assert worker.metric("heterotrain_unit_profile_complete") == 1.0
     assert (worker.metric("heterotrain_usable_memory_bytes") or 0) > 0
@@ -335,9 +285,8 @@ def test_units_are_measured_before_the_first_plan(operate: Callable[..., Operato
 
 def test_micro_batches_of_a_model_in_stages_are_refused_in_one_sentence(operate: Callable[..., Operator]) -> None:
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")
-    worker = operator.start("w0", script="distributed.pipeline_job_scripts:loops")
-    operator.until_ready(worker)
-    plan_members(operator, [([worker], (), BATCH, 0)])
+    worker = operator.start_ready("w0", script="distributed.pipeline_job_scripts:loops")
+    operator.plan_members([([worker], (), BATCH, 0)])
     operator.finish([worker])
     assert "replace the loop over step.micro_batches() by step.compute(loss_fn)" in worker.log()
 
@@ -348,12 +297,12 @@ def test_a_stage_that_leaves_trains_on_until_the_next_plan_has_its_part(operate:
     gate = Gate(operator.folder, 12)
     a, leaver, spare = start(operator, "a0", fault=gate.fault), start(operator, "a1"), start(operator, "s")
     operator.until_ready(a, leaver, spare)
-    plan_members(operator, [([a, leaver], (3,), BATCH, 4)], spares=[spare])
+    operator.plan_members([([a, leaver], (3,), BATCH, 4)], spares=[spare])
     operator.until_step(a, 3)
     leaver.signal(signal.SIGTERM)
     operator.until(gate.reached, "the old layout trains on")
     assert leaver.poll() is None
-    plan_members(operator, [([spare, a], (4,), BATCH, 3)])
+    operator.plan_members([([spare, a], (4,), BATCH, 3)])
     gate.open()
     check(operator, [[spare, a]], epochs=5)
     assert leaver.poll() == 0, operator.evidence()
@@ -369,15 +318,14 @@ def test_a_stage_that_leaves_before_there_is_a_plan_hands_its_part_over(operate:
     gate = Gate(operator.folder, 3)
     a, leaver = start(operator, "a0", fault=gate.fault), start(operator, "a1", slow_s=0.05)
     operator.until_ready(a, leaver)
-    plan_members(operator, [([a, leaver], (3,), BATCH, 4)])
+    operator.plan_members([([a, leaver], (3,), BATCH, 4)])
     operator.until(gate.reached, "three steps are committed")
     leaver.signal(signal.SIGTERM)
     gate.open()
     operator.finish([leaver])
     assert leaver.code == 0
-    new = start(operator, "n")
-    operator.until_ready(new)
-    plan_members(operator, [([new, a], (4,), BATCH, 3)])
+    (new,) = started(operator, 1, prefix="n")
+    operator.plan_members([([new, a], (4,), BATCH, 3)])
     check(operator, [[new, a]], epochs=4)
 
 
@@ -389,13 +337,11 @@ def test_a_stage_that_nobody_else_holds_comes_back_from_a_checkpoint(
         batch_samples=BATCH, epochs=4, parallelism="Pipeline", checkpoint_uri=uri, checkpoint_interval_s=0.0
     )
     fault = {"place": "in loss", "step": 12}
-    a, lost = start(operator, "a0"), start(operator, "a1", fault=fault)
-    operator.until_ready(a, lost)
-    plan_members(operator, [([a, lost], (3,), 17, 4)])
+    a, lost = started(operator, 2, prefix="a", faults={1: fault})
+    operator.plan_members([([a, lost], (3,), 17, 4)])
     operator.finish([lost])
-    b = start(operator, "b0")
-    operator.until_ready(b)
-    plan_members(operator, [([b, a], (4,), 17, 3)])
+    (b,) = started(operator, 1, prefix="b")
+    operator.plan_members([([b, a], (4,), 17, 3)])
     check(operator, [[b, a]], epochs=4)
     assert "continue from a checkpoint" in a.log()
 
@@ -403,20 +349,16 @@ def test_a_stage_that_nobody_else_holds_comes_back_from_a_checkpoint(
 def test_training_begins_again_where_a_lost_stage_is_in_no_checkpoint(operate: Callable[..., Operator]) -> None:
     """Every worker that holds the rest ends with a cause; the operator's new workers begin with the first step."""
     operator = operate(batch_samples=BATCH, epochs=2, parallelism="Pipeline")
-    a = start(operator, "a0")
-    lost = start(operator, "a1", fault={"place": "in loss", "step": 5})
-    operator.until_ready(a, lost)
-    plan_members(operator, [([a, lost], (3,), 17, 4)])
+    a, lost = started(operator, 2, prefix="a", faults={1: {"place": "in loss", "step": 5}})
+    operator.plan_members([([a, lost], (3,), 17, 4)])
     operator.finish([lost])
-    b = start(operator, "b0")
-    operator.until_ready(b)
-    plan_members(operator, [([b, a], (4,), 17, 3)])
+    (b,) = started(operator, 1, prefix="b")
+    operator.plan_members([([b, a], (4,), 17, 3)])
     operator.finish([a, b])
     for worker in (a, b):
         assert worker.outcome is not None, operator.evidence()
         assert (worker.outcome.ending, worker.outcome.cause) == (Ending.FAILED, Cause.STATE_LOST)
         assert "whole training state of step 5" in worker.outcome.reason
-    c, d = start(operator, "c0"), start(operator, "c1")
-    operator.until_ready(c, d)
-    plan_members(operator, [([c, d], (4,), 17, 3)])
+    c, d = started(operator, 2, prefix="c")
+    operator.plan_members([([c, d], (4,), 17, 3)])
     check(operator, [[c, d]])

@@ -14,7 +14,6 @@ import pytest
 import torch
 from distributed.harness import Operator, Worker
 from distributed.pipeline_job_scripts import Block, Decoder, text
-from distributed.test_pipeline_jobs import plan_members
 from heterotrain.data.order import permutation
 from heterotrain.numerics.precision import DTYPES
 from heterotrain.parts.units.draws import UnitDraws
@@ -134,7 +133,7 @@ def run(operator: Operator, *, is_cut: bool = True, **kind: Any) -> list[list[Wo
         for number, (cuts, _, _) in enumerate(wanted)
     ]
     operator.until_ready(*[worker for member in members for worker in member])
-    plan_members(operator, [(member, *rest) for member, rest in zip(members, wanted, strict=True)])
+    operator.plan_members([(member, *rest) for member, rest in zip(members, wanted, strict=True)])
     operator.finish([worker for member in members for worker in member])
     return members
 

@@ -7,24 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed.harness import Operator, Worker
+from distributed.harness import Operator
 from distributed.pipeline_job_scripts import Decoder
-from distributed.test_pipeline_jobs import BATCH, BLOCKS, SCRIPT, check_evaluations, plan_members, reference
-from distributed.test_sharded_jobs import plan_pods
+from distributed.test_pipeline_jobs import BATCH, BLOCKS, SCRIPT, check_evaluations, reference, started
+from distributed.test_sharded_jobs import plan_pods, start_pods
 from safetensors.torch import save_file
-from support.ports import free_ports
-
-
-def ranks_of(operator: Operator, count: int, weights: Path) -> list[Worker]:
-    """Start the ranks of one worker with a script that names the files."""
-    port = free_ports(count)
-    return [
-        operator.start(
-            "w", script=SCRIPT, local_rank=rank, ranks=count, metrics_port=port + rank,
-            options={"weights": str(weights)},
-        )
-        for rank in range(count)
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["Data", "Sharded", "Pipeline"])
@@ -35,16 +22,14 @@ def test_every_layout_trains_from_the_same_files_like_one_process(
     state = {name: tensor.clone() for name, tensor in Decoder(BLOCKS).double().state_dict().items()}
     save_file(state, tmp_path / "model.safetensors")
     operator = operate(batch_samples=BATCH, epochs=1, parallelism=mode)
+    options = {"weights": str(tmp_path)}
     if mode == "Sharded":
-        ranks = ranks_of(operator, 2, tmp_path)
-        operator.until_ready(*ranks)
+        (ranks,) = start_pods(operator, 2, script=SCRIPT, options=options)
         plan_pods(operator, [ranks], [BATCH])
     else:
         cuts = (3,) if mode == "Pipeline" else ()
-        options = {"weights": str(tmp_path)}
-        ranks = [operator.start(f"w{stage}", script=SCRIPT, options=options) for stage in range(len(cuts) + 1)]
-        operator.until_ready(*ranks)
-        plan_members(operator, [(ranks, cuts, BATCH, 4)])
+        ranks = started(operator, len(cuts) + 1, options=options)
+        operator.plan_members([(ranks, cuts, BATCH, 4)])
     operator.finish(ranks)
     weights, evaluated = reference(epochs=1, state=state)
     seen = dict.fromkeys(weights, 0)

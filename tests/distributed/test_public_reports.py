@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed.further_reports import Array, plain_apart, sets_of
-from distributed.harness import Gate, Operator, assert_same_weights
+from distributed.harness import Gate, Operator, assert_same_weights, check_weights
 from distributed.own_ranks import OwnRanks
 from distributed.report_scripts import plain, report_of
 from support.syntax import parsed
@@ -126,21 +126,15 @@ def test_a_script_trains_as_one_process_does(operate: Operate, name: str) -> Non
     """On uneven ranks with micro-batches, through a join, after which one rank has no samples."""
     operator = operate()
     gate = Gate(operator.folder, 5)
-    workers = [operator.start("w0", script=SCRIPT, report=name, fault=gate.fault)]
-    workers.append(operator.start("w1", script=SCRIPT, report=name))
-    operator.until_ready(*workers)
+    workers = operator.start_workers(2, faults={0: gate.fault}, script=SCRIPT, report=name)
     cut = 4 * report_of(name).is_cut
     operator.plan(workers, shares=(11, 5), micro=(cut, 0))
-    workers.append(operator.start("w2", script=SCRIPT, report=name))
-    operator.until_ready(workers[-1])
+    workers.append(operator.start_ready("w2", script=SCRIPT, report=name))
     operator.until(gate.reached, "the training is under way")
     operator.plan(workers, shares=(0, 9, 7), micro=(0, cut, 0))
-    operator.until(lambda: all(f"plan {operator.generation}." in w.log() for w in workers[:2]), "the plan is read")
+    operator.until_read(workers[:2])
     gate.open()
-    operator.finish(workers)
-    for worker in workers:
-        assert worker.code == 0, worker.log()
-        assert_same_weights(operator.weights(worker), plain(name))
+    check_weights(operator, workers, plain(name))
 
 
 @pytest.mark.thorough
@@ -186,12 +180,10 @@ def test_what_a_joiner_lacks_is_named(operate: Operate) -> None:
     """A count in an attribute of the optimizer: the copies differ, and the first sentence says why."""
     operator = operate(epochs=8)
     gate = Gate(operator.folder, 5)
-    workers = [operator.start("w0", script=SCRIPT, report="CountsInAnAttribute", fault=gate.fault)]
-    workers.append(operator.start("w1", script=SCRIPT, report="CountsInAnAttribute"))
-    operator.until_ready(*workers)
+    counts = {"script": SCRIPT, "report": "CountsInAnAttribute"}
+    workers = operator.start_workers(2, faults={0: gate.fault}, **counts)
     operator.plan(workers)
-    workers.append(operator.start("w2", script=SCRIPT, report="CountsInAnAttribute"))
-    operator.until_ready(workers[-1])
+    workers.append(operator.start_ready("w2", **counts))
     operator.until(gate.reached, "the training is under way")
     operator.plan(workers)
     gate.open()

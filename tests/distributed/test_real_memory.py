@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.memory_scripts import SAMPLES, UNIT_BYTES, UNITS, loss_of, model, optimizer_of, rows
-from distributed.test_pipeline_jobs import plan_members
 from heterotrain.data.order import permutation
 from heterotrain.parts.units.initial_weights import built, fill
 from heterotrain.parts.units.units import units_of
@@ -105,7 +104,7 @@ def test_a_stage_that_the_kernel_refuses_memory_ends_in_another_cut(operate: Cal
         (name,) = (rank.worker for rank in plan.ranks if plan.pool_of(rank) == "a")
         assert units[name] not in cuts, "no cut is tried twice"
         cuts.append(units[name])
-        plan_members(operator, [(stages, member.layout.cuts, BATCH, member.micro_batch_samples)])
+        operator.plan_members([(stages, member.layout.cuts, BATCH, member.micro_batch_samples)])
         operator.until(lambda name=name: workers[name].poll() is not None, f"{name} ends")  # type: ignore[misc]  # a default argument binds the loop's variable
         if workers[name].code == 0:
             break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,15 +36,9 @@ def test_another_number_of_ranks_continues_with_all_state(
         checkpoint_uri=f"file://{tmp_path}/checkpoints",
     )  # fmt: skip
     gates = [Gate(tmp_path, STOP, name=f"w{i}-") for i in range(3)]
-    first = [start(operator, f"w{i}", setup, fault=gates[i].fault) for i in range(3)]
-    operator.until_ready(*first)
+    first = start(operator, 3, setup, faults={i: gate.fault for i, gate in enumerate(gates)})
     operator.plan(first, batch_samples=BATCH, shares=(16, 9, 7))
-    operator.until(lambda: all(gate.reached() for gate in gates), "all are in that step")
-    for worker in first:
-        worker.signal(signal.SIGTERM)
-    for gate in gates:
-        gate.open()
-    operator.finish(first)
+    operator.suspend(first, *gates)
     assert [worker.outcome.ending for worker in first if worker.outcome] == [Ending.LEFT] * 3
     (folder,) = (path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
     kept = CheckpointFolder(folder.as_posix(), max_to_keep=1).load_newest()
@@ -53,8 +46,7 @@ def test_another_number_of_ranks_continues_with_all_state(
     numerics = kept[1]["extras"]["heterotrain-numerics"]
     assert (kept[0].step, kept[1]["progress"]["cursor"]) == (STOP + 1, 64)
     assert numerics["noise"]["plain"]["weight"] > 0
-    resumed = [start(operator, f"r{i}", setup) for i in range(2)]
-    operator.until_ready(*resumed)
+    resumed = start(operator, 2, setup, prefix="r")
     operator.plan(resumed, batch_samples=BATCH, shares=(20, 12))
     operator.finish(resumed)
     found = [records(operator, worker)["steps"] for worker in resumed]

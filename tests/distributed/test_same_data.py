@@ -53,13 +53,9 @@ def test_a_newcomer_with_other_data_is_refused_alone(operate: Callable[..., Oper
     """The others end the training without it."""
     operator = operate(epochs=1)
     gate = Gate(operator.folder, 2)
-    workers = [
-        operator.start(f"w{number}", script=SCRIPT, kind="order", rank=0, fault=gate.fault) for number in range(2)
-    ]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(2, faults=dict.fromkeys(range(2), gate.fault), script=SCRIPT, kind="order", rank=0)
     operator.plan(workers)
-    newcomer = operator.start("w2", script=SCRIPT, kind="order", rank=1)
-    operator.until_ready(newcomer)
+    newcomer = operator.start_ready("w2", script=SCRIPT, kind="order", rank=1)
     operator.plan([*workers, newcomer])
     gate.open()
     operator.finish([newcomer])

@@ -19,6 +19,7 @@ from distributed.drawn_histories import (
     Draws,
     History,
     Pod,
+    check_samples,
     drawn_fault,
     faults_of,
     in_own_folder,
@@ -28,9 +29,6 @@ from distributed.drawn_histories import (
 from distributed.fault_injectors import FORMING_PLACES, LAST_PLACE, PHASE_PLACES
 from distributed.harness import Operator
 from distributed.test_sharded_jobs import SCRIPT, plan_pods, reference
-from heterotrain.data.order import permutation
-from support.lineage import lineage
-from support.ports import free_ports
 
 EPOCHS, SAMPLES, BATCH = 2, 96, 17
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
@@ -49,13 +47,7 @@ def expected() -> dict[str, torch.Tensor]:
 
 def start(operator: Operator, name: str, ranks: int, faults: dict[int, dict[str, Any]], *, script: str = SCRIPT) -> Pod:
     """Start a worker; ``faults`` are those of its ranks."""
-    port = free_ports(ranks)
-    return Pod([
-        operator.start(
-            name, script=script, local_rank=rank, ranks=ranks, metrics_port=port + rank, fault=faults.get(rank),
-        )
-        for rank in range(ranks)
-    ])  # fmt: skip
+    return Pod(operator.start_pod(name, ranks, script=script, faults=faults))
 
 
 def plan(operator: Operator, rng: random.Random, pods: list[Pod]) -> None:
@@ -110,10 +102,7 @@ def play(operate: Callable[..., Operator], seed: int, name: str) -> list[dict[st
     history.play()
     history.end(signal.SIGTERM)
     check_weights(operator, history.everyone)
-    orders = {
-        epoch: permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist() for epoch in range(EPOCHS)
-    }
-    assert lineage(operator.folder / "samples") == orders
+    check_samples(operator, epochs=EPOCHS, samples=SAMPLES)
     return faults_of(operator)
 
 

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from distributed.harness import Gate, Operator, Worker, assert_same_weights
-from distributed.scripts import net, optimizer_of, problem
+from distributed.harness import Gate, Operator, Worker, check_weights
+from distributed.scripts import batches, net, optimizer_of, problem
 from distributed.step_scripts import HeadFirst, dropping, events, marks_of
-from heterotrain.data.order import permutation
 from heterotrain.parts.units import initial_weights
 from heterotrain.parts.units.draws import UnitDraws
 from heterotrain.parts.units.units import units_of
@@ -26,8 +25,7 @@ def run(
 ) -> list[Worker]:
     """Train on three workers with one plan to the end, and return them; ``kind`` is an argument of some scripts."""
     more = {"kind": kind} if kind else {}
-    workers = [operator.start(f"w{i}", script=SCRIPT.format(script), fault=faults.get(i), **more) for i in range(3)]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults=faults, script=SCRIPT.format(script), **more)
     operator.plan(workers, **plan)
     operator.finish(workers)
     return workers
@@ -39,16 +37,13 @@ def test_every_rank_gets_the_result_of_the_global_batch(operate: Operate) -> Non
     run(operator, "watch", faults={}, shares=(11, 0, 5), micro=(4, 0, 0))
     model, (x, y), expected = net(), problem(96).tensors, []
     optimizer = optimizer_of(model)
-    for epoch in range(2):
-        order = permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True)
-        for start in range(0, 96, 16):
-            chosen = order[start : start + 16]
-            loss = ((model(x[chosen]) - y[chosen]) ** 2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            norm = math.hypot(*(float(p.grad.norm()) for p in model.parameters() if p.grad is not None))
-            optimizer.step()
-            expected.append((float(loss.detach()), norm))
+    for _, chosen in batches(epochs=2):
+        loss = ((model(x[chosen]) - y[chosen]) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = math.hypot(*(float(p.grad.norm()) for p in model.parameters() if p.grad is not None))
+        optimizer.step()
+        expected.append((float(loss.detach()), norm))
     for name in ("w0", "w1", "w2"):
         seen = events(operator.folder, name, "step")
         assert [(s["loss"], s["norm"]) for s in seen] == [pytest.approx(pair, rel=1e-10) for pair in expected]
@@ -94,9 +89,7 @@ def test_several_passes_train_like_one_process(operate: Operate, kind: str, plac
     expected = passes.plain(kind, samples=90, epochs=2, batch=16)
     if place != "never":
         assert workers.pop().code == -signal.SIGKILL
-    for worker in workers:
-        assert worker.code == 0, worker.log()
-        assert_same_weights(operator.weights(worker), expected)
+    check_weights(operator, workers, expected)
 
 
 def test_ranks_agree_on_the_order_in_which_gradients_arrive(operate: Operate) -> None:
@@ -104,30 +97,22 @@ def test_ranks_agree_on_the_order_in_which_gradients_arrive(operate: Operate) ->
     operator = operate(epochs=4)
     gate = Gate(operator.folder, 9)
     script = SCRIPT.format("head_first")
-    workers = [operator.start("w0", script=script, fault=gate.fault), operator.start("w1", script=script)]
-    workers.append(operator.start("w2", script=script, fault={"place": "reducing", "step": 5}))
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={0: gate.fault, 2: {"place": "reducing", "step": 5}}, script=script)
     operator.plan(workers, shares=(0, 9, 7))
     operator.until(gate.reached, "the survivors continue by themselves")
     operator.finish([workers.pop()])
-    workers.append(operator.start("w3", script=script))
-    operator.until_ready(workers[2])
+    workers.append(operator.start_ready("w3", script=script))
     operator.plan(workers, shares=(4, 5, 7))
-    operator.until(lambda: all(f"plan {operator.generation}." in w.log() for w in workers[:2]), "the plan is read")
+    operator.until_read(workers[:2])
     gate.open()
-    operator.finish(workers)
     model = HeadFirst()
     optimizer, (x, y) = optimizer_of(model), problem(96).tensors
-    for epoch in range(4):
-        order = permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True)
-        for start in range(0, 96, 16):
-            chosen = order[start : start + 16]
-            optimizer.zero_grad()
-            ((model(x[chosen]) - y[chosen]) ** 2).mean().backward()
-            optimizer.step()
+    for _, chosen in batches(epochs=4):
+        optimizer.zero_grad()
+        ((model(x[chosen]) - y[chosen]) ** 2).mean().backward()
+        optimizer.step()
+    check_weights(operator, workers, model.state_dict())
     for worker in workers:
-        assert worker.code == 0, worker.log()
-        assert_same_weights(operator.weights(worker), {n: v.detach() for n, v in model.state_dict().items()})
         seen = events(operator.folder, worker.name, "step")
         assert all(step["left"] == [6] * len(step["left"]) for step in seen if step["number"] == 0)
         late = [step["left"] for step in seen if step["number"] > 12 and step["share"]]
@@ -146,24 +131,20 @@ def test_compute_trains_like_one_process_with_dropout(operate: Operate, place: s
     initial_weights.fill(units, seed=0, device=cpu)
     model, draws, (x, y) = units.model, UnitDraws(units, seed=0, device=cpu), problem(96).tensors
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    for epoch in range(2):
-        order = permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True)
-        for number in range(6):
-            optimizer.zero_grad()
-            for start in range(0, 16, 4):
-                chosen = order[16 * number + start : 16 * number + start + 4]
-                with draws.at(epoch * 6 + number, start):
-                    (torch.nn.functional.mse_loss(model(x[chosen]), y[chosen]) / 4).backward()
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            norm = math.hypot(*(float(gradient.norm()) for gradient in gradients))
-            for gradient in gradients:
-                gradient.mul_(min(1.0, 1.0 / norm))
-            optimizer.step()
+    for number, (_, chosen) in enumerate(batches(epochs=2)):
+        optimizer.zero_grad()
+        for start in range(0, 16, 4):
+            part = chosen[start : start + 4]
+            with draws.at(number, start):
+                (torch.nn.functional.mse_loss(model(x[part]), y[part]) / 4).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = math.hypot(*(float(gradient.norm()) for gradient in gradients))
+        for gradient in gradients:
+            gradient.mul_(min(1.0, 1.0 / norm))
+        optimizer.step()
     if place != "never":
         assert workers.pop().code == -signal.SIGKILL
-    for worker in workers:
-        assert worker.code == 0, worker.log()
-        assert_same_weights(operator.weights(worker), model.state_dict())
+    check_weights(operator, workers, model.state_dict())
 
 
 def test_two_denominators_are_those_of_the_global_batch(operate: Operate) -> None:
@@ -174,16 +155,13 @@ def test_two_denominators_are_those_of_the_global_batch(operate: Operate) -> Non
     assert workers.pop().code == -signal.SIGKILL
     model, (x, y) = net(), problem(96).tensors
     optimizer = optimizer_of(model)
-    for epoch in range(2):
-        for chosen in permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True).reshape(6, 16):
-            error, (first, second) = model(x[chosen]) - y[chosen], marks_of(x[chosen])
-            optimizer.zero_grad()
-            loss = (error**2 * first).sum() / first.sum() + (error.abs() * second).sum() / second.sum().clamp(min=1)
-            loss.backward()
-            optimizer.step()
-    for worker in workers:
-        assert worker.code == 0, worker.log()
-        assert_same_weights(operator.weights(worker), {n: v.detach() for n, v in model.state_dict().items()})
+    for _, chosen in batches(epochs=2):
+        error, (first, second) = model(x[chosen]) - y[chosen], marks_of(x[chosen])
+        optimizer.zero_grad()
+        loss = (error**2 * first).sum() / first.sum() + (error.abs() * second).sum() / second.sum().clamp(min=1)
+        loss.backward()
+        optimizer.step()
+    check_weights(operator, workers, model.state_dict())
 
 
 def test_a_sum_over_samples_is_refused_where_each_rank_has_one_size(operate: Operate) -> None:

@@ -10,21 +10,19 @@ from typing import Any
 
 import pytest
 from distributed.data_scripts import SAMPLES, stream_order
-from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
-from heterotrain_core.contract.outcome import Ending
-from support.lineage import lineage
+from distributed.harness import Gate, Operator, Worker, assert_finished
 
 SCRIPT = "distributed.data_scripts:train"
 BATCH = 16
 
 
 def started(
-    operator: Operator, names: str, *, kind: str, faults: dict[str, Any] | None = None, **options: Any
+    operator: Operator, shares: tuple[int, ...], *, kind: str, micro: Any = None, **options: Any
 ) -> list[Worker]:
-    """Start workers with one-letter endings."""
-    return [
-        operator.start(f"w{i}", script=SCRIPT, kind=kind, fault=(faults or {}).get(f"w{i}"), **options) for i in names
-    ]
+    """Start workers that read a stream of this kind, with a plan of these shares."""
+    ranks = operator.start_workers(len(shares), script=SCRIPT, kind=kind, **options)
+    operator.plan(ranks, shares=shares, **({"micro": micro} if micro else {}))
+    return ranks
 
 
 def reads(operator: Operator, worker: Worker) -> Counter[tuple[int, int]]:
@@ -38,22 +36,15 @@ def reads(operator: Operator, worker: Worker) -> Counter[tuple[int, int]]:
 
 def check(operator: Operator, workers: list[Worker], *, epochs: int) -> None:
     """Fail unless the workers end with the weights and samples of one process that reads the stream."""
-    expected, ids = reference(epochs=epochs, order=stream_order)
-    for worker in workers:
-        assert worker.outcome is not None, worker.log()
-        assert worker.outcome.ending is Ending.FINISHED, worker.log()
-        assert_same_weights(operator.weights(worker), expected)
-    assert lineage(operator.folder / "samples") == {epoch: list(range(SAMPLES)) for epoch in ids}
+    positions = {epoch: list(range(SAMPLES)) for epoch in range(epochs)}
+    assert_finished(operator, workers, epochs=epochs, order=stream_order, ids=positions)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_each_sample_is_read_once_in_total(operate: Callable[..., Operator], workers: int) -> None:
     """Not once per rank; a rank without samples in the plan takes part."""
     operator = operate(epochs=2)
-    ranks = started(operator, "012", kind="counted", workers=workers)
-    operator.until_ready(*ranks)
-    operator.plan(ranks, shares=(9, 0, 7), micro=(4, 0, 0))
-    operator.finish(ranks)
+    ranks = started(operator, (9, 0, 7), micro=(4, 0, 0), kind="counted", workers=workers)
     check(operator, ranks, epochs=2)
     total = sum((reads(operator, rank) for rank in ranks), Counter())
     assert total == Counter((epoch, position) for epoch in range(2) for position in range(SAMPLES))
@@ -65,9 +56,7 @@ def test_another_rank_reads_on_when_the_reader_is_lost(
 ) -> None:
     """From the stream's state it needs no more than a few samples; without one it begins at the beginning."""
     operator = operate(epochs=2)
-    ranks = started(operator, "012", kind=kind, faults={"w0": {"place": "launched", "step": 9}})
-    operator.until_ready(*ranks)
-    operator.plan(ranks, shares=(9, 2, 5))
+    ranks = started(operator, (9, 2, 5), kind=kind, faults={0: {"place": "launched", "step": 9}})
     operator.finish(ranks)
     lost = ranks.pop(0)
     assert lost.code == -signal.SIGKILL
@@ -82,18 +71,9 @@ def test_a_checkpoint_has_the_streams_state(operate: Callable[..., Operator], tm
     """A resumed job does not read what comes before."""
     operator = operate(epochs=2, checkpoint_uri=f"file://{tmp_path}/checkpoints")
     gate = Gate(tmp_path, 4)
-    ranks = started(operator, "01", kind="counted", faults={"w0": gate.fault})
-    operator.until_ready(*ranks)
-    operator.plan(ranks, shares=(9, 7))
-    operator.until(gate.reached, "the fifth step")
-    for rank in ranks:
-        rank.signal(signal.SIGTERM)
-    gate.open()
-    operator.finish(ranks)
-    resumed = started(operator, "23", kind="counted")
-    operator.until_ready(*resumed)
-    operator.plan(resumed, shares=(4, 12))
-    operator.finish(resumed)
+    ranks = started(operator, (9, 7), kind="counted", faults={0: gate.fault})
+    operator.suspend(ranks, gate)
+    resumed = started(operator, (4, 12), prefix="r", kind="counted")
     check(operator, resumed, epochs=2)
     found = sum((reads(operator, rank) for rank in resumed), Counter())
     begun = min(position for epoch, position in found if epoch == 0)
@@ -104,10 +84,7 @@ def test_a_checkpoint_has_the_streams_state(operate: Callable[..., Operator], tm
 def test_samples_that_cannot_be_sent_are_read_by_every_rank(operate: Callable[..., Operator]) -> None:
     """This is said once, with the name of their type."""
     operator = operate(epochs=1)
-    ranks = started(operator, "01", kind="opaque")
-    operator.until_ready(*ranks)
-    operator.plan(ranks, shares=(9, 7))
-    operator.finish(ranks)
+    ranks = started(operator, (9, 7), kind="opaque")
     check(operator, ranks, epochs=1)
     assert "every rank reads the whole stream" in ranks[0].log()
     assert "distributed.data_scripts.Opaque" in ranks[0].log()
@@ -119,10 +96,7 @@ def test_samples_that_cannot_be_sent_are_read_by_every_rank(operate: Callable[..
 def test_every_rank_reads_where_the_script_wants_it(operate: Callable[..., Operator]) -> None:
     """Nothing is sent then."""
     operator = operate(epochs=1)
-    ranks = started(operator, "01", kind="counted", readers="all")
-    operator.until_ready(*ranks)
-    operator.plan(ranks, shares=(9, 7))
-    operator.finish(ranks)
+    ranks = started(operator, (9, 7), kind="counted", readers="all")
     check(operator, ranks, epochs=1)
     assert reads(operator, ranks[0]) == reads(operator, ranks[1])
 
@@ -130,9 +104,7 @@ def test_every_rank_reads_where_the_script_wants_it(operate: Callable[..., Opera
 def test_an_error_of_the_stream_ends_every_rank_with_it(operate: Callable[..., Operator]) -> None:
     """Otherwise each rank in turn would become the reader and fail."""
     operator = operate(epochs=2)
-    ranks = started(operator, "012", kind="broken")
-    operator.until_ready(*ranks)
-    operator.plan(ranks, shares=(6, 5, 5))
+    ranks = started(operator, (6, 5, 5), kind="broken")
     operator.finish(ranks)
     assert [rank.code for rank in ranks] == [1, 1, 1]
     assert "KeyError: 'a field is missing'" in ranks[0].log()
@@ -144,9 +116,7 @@ def test_an_error_of_the_stream_ends_every_rank_with_it(operate: Callable[..., O
 def test_a_machine_that_cannot_read_leaves_it_to_another(operate: Callable[..., Operator]) -> None:
     """An error of the operating system or the network is that of one machine."""
     operator = operate(epochs=2)
-    ranks = started(operator, "012", kind="unreachable")
-    operator.until_ready(*ranks)
-    operator.plan(ranks, shares=(6, 5, 5))
+    ranks = started(operator, (6, 5, 5), kind="unreachable")
     operator.finish(ranks)
     assert ranks[0].code == 1
     check(operator, ranks[1:], epochs=2)

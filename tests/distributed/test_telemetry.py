@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from distributed.harness import Operator
-from distributed.test_plans import waiting
+from distributed.harness import Gate, Operator
 from heterotrain_core.contract import metrics as names
 
 
@@ -14,11 +13,10 @@ def test_transfer_times_of_buckets_are_exported_during_training(
     operate: Callable[..., Operator], tmp_path: Path
 ) -> None:
     """By the fourth step at least one transfer was timed, and all ranks export the same seconds: the least of them."""
-    operator = operate()
-    workers = [operator.start("w0"), operator.start("w1", fault=waiting(tmp_path, 4))]
-    operator.until_ready(*workers)
+    operator, gate = operate(), Gate(tmp_path, 4)
+    workers = operator.start_workers(2, faults={1: gate.fault})
     operator.plan(workers)
-    operator.until((tmp_path / "reached").exists, "step 4")
+    operator.until(gate.reached, "step 4")
 
     def exported() -> list[tuple[float | None, float | None]]:
         return [(worker.metric(names.BUCKET_STEPS), worker.metric(names.LAST_BUCKET_SECONDS)) for worker in workers]
@@ -27,5 +25,5 @@ def test_transfer_times_of_buckets_are_exported_during_training(
     seconds = exported()[0][1]
     assert seconds is not None
     assert 0.0 < seconds < 60.0
-    (tmp_path / "release").touch()
+    gate.open()
     operator.finish(workers)

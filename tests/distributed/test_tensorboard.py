@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from distributed.harness import Operator, reference
-from distributed.scripts import net, optimizer_of, problem
-from heterotrain.data.order import permutation
+from distributed.scripts import batches, net, optimizer_of, problem
 from tensorboard.compat.proto import event_pb2
 
 
@@ -46,15 +45,12 @@ def losses(*, epochs: int) -> dict[int, float]:
     dataset, model, found = problem(96), net(), {}
     optimizer = optimizer_of(model)
     x, y = dataset.tensors
-    for epoch in range(epochs):
-        order = permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True).tolist()
-        for cursor in range(0, 96, 16):
-            chosen = order[cursor : cursor + 16]
-            optimizer.zero_grad()
-            loss = ((model(x[chosen]) - y[chosen]) ** 2).mean()
-            loss.backward()
-            optimizer.step()
-            found[len(found) + 1] = float(loss.detach())
+    for _, chosen in batches(epochs=epochs):
+        optimizer.zero_grad()
+        loss = ((model(x[chosen]) - y[chosen]) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        found[len(found) + 1] = float(loss.detach())
     return found
 
 
@@ -63,10 +59,7 @@ def test_the_files_survive_the_loss_of_their_writer(operate: Callable[..., Opera
     operator = operate()
     folder = str(tmp_path / "tensorboard")
     fault = {"place": "step", "step": 4}  # before its reduction: no rank can commit the step without it
-    workers = [
-        operator.start(f"w{i}", tensorboard_dir=folder, slow_s=0.02, fault=fault if i == 0 else None) for i in range(3)
-    ]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={0: fault}, tensorboard_dir=folder, slow_s=0.02)
     operator.plan(workers, shares=(8, 6, 2))
     operator.finish(workers)
     assert [worker.code for worker in workers[1:]] == [0, 0], operator.evidence()

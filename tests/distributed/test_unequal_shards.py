@@ -17,10 +17,10 @@ from distributed.test_pipeline_jobs import (
     BLOCKS,
     at_gate,
     check_evaluations,
-    plan_members,
     reference,
     result_of,
     start,
+    started,
 )
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from support.repeat import times
@@ -74,7 +74,7 @@ def test_any_parts_and_shares_give_the_weights_of_one_process(operate: Callable[
         for number, size in enumerate(sizes)
     ]
     micro = [rng.choice([0, 1, 2, 5]) for _ in sizes]
-    plan_members(operator, list(zip(workers, layouts, shares, micro, strict=True)))
+    operator.plan_members(list(zip(workers, layouts, shares, micro, strict=True)))
     check(operator, workers, clip_norm=clip_norm)
 
 
@@ -83,10 +83,8 @@ def test_layers_that_some_samples_use(operate: Callable[..., Operator], other: A
     """All ranks exchange all layers in the same order, and change the parameters that any of them has used."""
     operator = operate(batch_samples=BATCH, parallelism="Auto")
     kind = {"rare": True}
-    a = [start(operator, f"a{rank}", kind=kind) for rank in range(3)]
-    b = [start(operator, f"b{rank}", kind=kind) for rank in range(2)]
-    operator.until_ready(*a, *b)
-    plan_members(operator, [(a, shards(4, 2, 1, samples=(2, 1, 3)), 10, 3), (b, other, 7, 2)])
+    a, b = started(operator, 3, prefix="a", kind=kind), started(operator, 2, prefix="b", kind=kind)
+    operator.plan_members([(a, shards(4, 2, 1, samples=(2, 1, 3)), 10, 3), (b, other, 7, 2)])
     check(operator, [a, b], kind=kind)
 
 
@@ -97,11 +95,10 @@ def test_a_shard_is_lost_and_the_member_is_formed_anew_without_a_checkpoint(
     """The whole member goes on; the other's ranks wait with their parts, and then divide the model by other weights."""
     operator = operate(batch_samples=BATCH, epochs=3, parallelism="Auto")
     gate = Gate(operator.folder, 8)
-    a = [start(operator, "a0", fault=gate.fault)]
-    b = [start(operator, "b0"), start(operator, "b1"), start(operator, "b2", fault={"place": place, "step": 3})]
-    operator.until_ready(*a, *b)
-    plan_members(operator, [(a, (), 9, 3), (b, shards(4, 2, 1), 8, 3)])
-    at_gate(operator, gate, lambda: plan_members(operator, [(a, (), 9, 3), (b[:2], shards(1, 6), 8, 2)]))
+    a = started(operator, 1, prefix="a", faults={0: gate.fault})
+    b = started(operator, 3, prefix="b", faults={2: {"place": place, "step": 3}})
+    operator.plan_members([(a, (), 9, 3), (b, shards(4, 2, 1), 8, 3)])
+    at_gate(operator, gate, lambda: operator.plan_members([(a, (), 9, 3), (b[:2], shards(1, 6), 8, 2)]))
     check(operator, [a, b[:2]], epochs=3)
 
 
@@ -110,33 +107,20 @@ def test_every_layout_follows_every_other_one(operate: Callable[..., Operator], 
     uri = f"file://{tmp_path}/checkpoints"
     operator = operate(batch_samples=BATCH, epochs=5, parallelism="Auto", checkpoint_uri=uri)
     gates = [Gate(operator.folder, step) for step in (2, 9, 5)]
-    w = [start(operator, f"w{number}", fault=gate.fault) for number, gate in enumerate(gates)]
-    operator.until_ready(*w)
-    plan_members(operator, [(w[:2], shards(5, 1, samples=(1, 3)), 17, 4)], spares=w[2:])
-    at_gate(operator, gates[0], lambda: plan_members(operator, [(w, shards(1, 2, 4), 17, 4)]))
-    at_gate(operator, gates[2], lambda: plan_members(operator, [(w[:2], (3,), 11, 3), ([w[2]], (), 6, 0)]))
-    at_gate(operator, gates[1], lambda: plan_members(operator, [(w[::-1], shards(3, 1, 1), 17, 6)]))
-    end_all(operator, w)
-    gates = [Gate(operator.folder, 18)]
-    v = [start(operator, "v0", fault=gates[0].fault), start(operator, "v1")]
-    operator.until_ready(*v)
-    plan_members(operator, [(v, shards(2, 7), 17, 0)])
-    operator.until(gates[0].reached, "the job goes on from the checkpoint")
-    end_all(operator, v, gates[0])
-    rest = [start(operator, "r0"), start(operator, "r1")]
-    operator.until_ready(*rest)
-    plan_members(operator, [(rest, (2,), 17, 5)])
+    w = started(operator, 3, faults={number: gate.fault for number, gate in enumerate(gates)})
+    operator.plan_members([(w[:2], shards(5, 1, samples=(1, 3)), 17, 4)], spares=w[2:])
+    at_gate(operator, gates[0], lambda: operator.plan_members([(w, shards(1, 2, 4), 17, 4)]))
+    at_gate(operator, gates[2], lambda: operator.plan_members([(w[:2], (3,), 11, 3), ([w[2]], (), 6, 0)]))
+    at_gate(operator, gates[1], lambda: operator.plan_members([(w[::-1], shards(3, 1, 1), 17, 6)]))
+    operator.suspend(w)
+    later = Gate(operator.folder, 18)  # the job goes on from the checkpoint
+    v = started(operator, 2, prefix="v", faults={0: later.fault})
+    operator.plan_members([(v, shards(2, 7), 17, 0)])
+    operator.suspend(v, later)
+    rest = started(operator, 2, prefix="r")
+    operator.plan_members([(rest, (2,), 17, 5)])
     check(operator, [rest], epochs=5)
     assert all(values["epoch"] > 2 for values in result_of(operator, rest[0])["found"]), "it begins with the checkpoint"
-
-
-def end_all(operator: Operator, workers: list[Worker], gate: Gate | None = None) -> None:
-    """Ask all workers to leave, as if the job was suspended."""
-    for worker in workers:
-        worker.signal(signal.SIGTERM)
-    if gate is not None:
-        gate.open()
-    operator.finish(workers)
 
 
 def test_a_shard_that_leaves_before_there_is_a_plan_hands_its_part_over(operate: Callable[..., Operator]) -> None:
@@ -146,23 +130,21 @@ def test_a_shard_that_leaves_before_there_is_a_plan_hands_its_part_over(operate:
     a, b = start(operator, "a0", fault=gate.fault), start(operator, "a1")
     leaver = start(operator, "a2", slow_s=0.05)
     operator.until_ready(a, b, leaver)
-    plan_members(operator, [([a, b, leaver], shards(1, 2, 4), BATCH, 4)])
+    operator.plan_members([([a, b, leaver], shards(1, 2, 4), BATCH, 4)])
     operator.until(gate.reached, "three steps are committed")
     leaver.signal(signal.SIGTERM)
     gate.open()
     operator.finish([leaver])
     assert leaver.code == 0
-    new = start(operator, "n")
-    operator.until_ready(new)
-    plan_members(operator, [([new, b, a], shards(3, 1, 2), BATCH, 3)])
+    (new,) = started(operator, 1, prefix="n")
+    operator.plan_members([([new, b, a], shards(3, 1, 2), BATCH, 3)])
     check(operator, [[new, b, a]], epochs=4)
 
 
 def test_a_shard_out_of_memory_makes_its_member_use_smaller_micro_batches(operate: Callable[..., Operator]) -> None:
     operator = operate(batch_samples=BATCH, epochs=1, parallelism="Auto")
     fault = {"place": "in loss", "step": 2, "do": "exhaust", "every": 0, "times": 2}
-    a = [start(operator, "a0"), start(operator, "a1", fault=fault)]
-    operator.until_ready(*a)
-    plan_members(operator, [(a, shards(5, 2, samples=(1, 2)), BATCH, 6)])
+    a = started(operator, 2, prefix="a", faults={1: fault})
+    operator.plan_members([(a, shards(5, 2, samples=(1, 2)), BATCH, 6)])
     check(operator, [a], epochs=1)
     assert "out of memory with micro-batches of 4 samples: using 2 from now on" in a[1].log()

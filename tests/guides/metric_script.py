@@ -5,20 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import heterotrain
 import torch
 import torchmetrics  # type: ignore[import-not-found]  # an extra of these tests
-from distributed.fault_injectors import FaultInjector, install_faults
-from distributed.scripts import net, optimizer_of, problem
+from distributed.scripts import begun, net, problem
 
 
 def train(*, out: str, fault: dict[str, Any] | None = None) -> None:
     """Compute a metric over all ranks in each step and in each hook; write weights and the hooks' values."""
-    injector = FaultInjector(fault)
-    job = heterotrain.init()
-    model = job.wrap(net())
-    optimizer = job.optimizer(optimizer_of(model))
-    install_faults(injector)
+    job, model, optimizer, injector = begun(net(), fault)
     values: dict[int, float] = {}
 
     @job.on_epoch_end

@@ -20,10 +20,7 @@ def test_metrics_survive_the_loss_of_a_worker(operate: Callable[..., Operator], 
     pytest.importorskip("torchmetrics", reason="make test-all PART=guides installs it")
     operator = operate()
     fault = {"place": place, "step": 0 if place == "in a hook" else 3}
-    workers = [
-        operator.start(f"w{i}", script="guides.metric_script:train", fault=fault if i == 2 else None) for i in range(3)
-    ]
-    operator.until_ready(*workers)
+    workers = operator.start_workers(3, faults={2: fault}, script="guides.metric_script:train")
     operator.plan(workers, shares=(9, 0, 7), micro=(4, 0, 0))
     operator.finish(workers[:2])
     expected, _ = reference(epochs=2)

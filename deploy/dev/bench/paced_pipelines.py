@@ -23,12 +23,9 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 from distributed.harness import Operator, Worker  # noqa: E402  # after the path is set
-from distributed.test_pipeline_jobs import plan_members  # noqa: E402  # after the path is set
 from support.zygote import Zygote  # noqa: E402  # after the path is set
 
-__all__ = [
-    "ROOT", "Operator", "Worker", "Zygote", "plan_members", "profiles", "stages_of",
-]  # fmt: skip
+__all__ = ["ROOT", "Operator", "Worker", "Zygote", "profiles", "stages_of"]
 
 
 def profiles(workers: Mapping[str, Worker]) -> tuple[UnitProfile, ...]:

@@ -32,7 +32,7 @@ from heterotrain_planner.layout.result import Template
 from heterotrain_planner.layout.schedule import passes, share_seconds
 from heterotrain_planner.layout.sharded import sharded_template
 from machine import machine
-from paced_pipelines import Operator, Worker, Zygote, plan_members, profiles, stages_of
+from paced_pipelines import Operator, Worker, Zygote, profiles, stages_of
 
 SCRIPT = "distributed.paced_shard_scripts:train"
 SPEEDS = {"d4": 4.0, "d2": 2.0, "d1": 1.0}
@@ -154,7 +154,7 @@ def a_pipeline(problem: Problem, micro: int) -> Way:
 def run_once(operator: Operator, workers: dict[str, Worker], way: Way) -> dict[str, list[Line]]:
     """Train some steps in one division; return the lines that count, by worker."""
     after_s, layout, micro = time.time(), way.layout, way.micro_batch_samples
-    plan_members(operator, [(list(workers.values()), layout, operator.batch_samples, micro)])
+    operator.plan_members([(list(workers.values()), layout, operator.batch_samples, micro)])
     found: dict[str, list[Line]] = {}
 
     def ran() -> bool:
