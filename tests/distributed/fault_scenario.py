@@ -253,10 +253,10 @@ class FaultScenario:
             return
         away_s = now_s - event.since_s
         if event.what == "hangs for a moment":
-            event.over = away_s > MOMENT_S and _is_stopped(victim)
+            event.over = away_s > MOMENT_S and victim.is_stopped()
         else:
             others_continued = step > event.step + 1 and away_s > MOMENT_S
-            running_on = FAULTS[event.what] == "stop" and not _is_stopped(victim)
+            running_on = FAULTS[event.what] == "stop" and not victim.is_stopped()
             event.over = (others_continued or away_s > AWAY_S) and not running_on
         if event.over:
             if event.what == "network cut, then power off":
@@ -327,10 +327,3 @@ def shares_of(rng: random.Random, count: int) -> tuple[int, ...]:
 def boundary_of(rng: random.Random) -> Boundary:
     """Return a random boundary of a plan."""
     return rng.choice([Boundary(), Boundary(kind=BoundaryKind.STEPS, every_steps=2)])
-
-
-def _is_stopped(worker: Worker) -> bool:
-    try:
-        return Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return True  # it has ended

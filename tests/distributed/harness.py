@@ -74,21 +74,37 @@ class Worker:
 
     def metric(self, name: str) -> float | None:
         """Return the sum of a metric's values, or ``None`` if it is not exposed."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=2) as reply:
-                text = reply.read().decode()
-        except (urllib.error.URLError, http.client.HTTPException, OSError):
-            return None
-        values = re.findall(rf"^{name}{{[^}}]*}} (\S+)$", text, re.MULTILINE)
+        values = re.findall(rf"^{name}{{[^}}]*}} (\S+)$", self._page("metrics") or "", re.MULTILINE)
         return sum(map(float, values)) if values else None
 
     def ready(self) -> bool:
         """Return whether it has reached ``job.steps``."""
+        return self._page("ready") is not None
+
+    def is_stopped(self) -> bool:
+        """Return whether its process is stopped or has ended."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/ready", timeout=2) as reply:
-                return reply.status == 200
-        except (urllib.error.URLError, http.client.HTTPException, OSError):
-            return False
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except OSError:
+            return True
+
+    def _page(self, path: str) -> str | None:
+        """Return a page of its metrics port; ``None`` if it refuses, or cannot answer because it is stopped.
+
+        A process that gets no processor answers late, and its silence says nothing.
+        """
+        end_s = patience.now_s() + LIMIT_S
+        while patience.now_s() < end_s:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/{path}", timeout=2) as reply:
+                    text: bytes = reply.read()
+                    return text.decode()
+            except TimeoutError:
+                if self.is_stopped():
+                    return None
+            except (urllib.error.URLError, http.client.HTTPException, OSError):
+                return None
+        return None
 
     def log(self) -> str:
         """Return its output."""
