@@ -16,20 +16,9 @@ from heterotrain.numerics.outlier_samples import RankSquares, estimate_by_rank
 from heterotrain.session import Job
 from heterotrain.state.tensors import flatten, unflatten
 from heterotrain_core.scaling_rules import Statistics
-
-X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(20, 2)
-DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)
-
+from support.one_process import DATA, a_job
 
 pytestmark = pytest.mark.usefixtures("own_process")
-
-
-def a_job(**settings: Any) -> tuple[Job, torch.nn.Module, torch.optim.Optimizer]:
-    """Return a job with a small model."""
-    job = heterotrain.init(**({"epochs": 2, "batch_samples": 8} | settings))
-    torch.manual_seed(1)
-    model = job.wrap(torch.nn.Linear(2, 1).double())
-    return job, model, job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def train(job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> list[int]:
