@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from heterotrain.network.gloo.member_group import MemberGroup
-from heterotrain.parts.sharded.sharded import REDUCE_SCATTER, ShardOptions, forget_pass, shard
+from heterotrain.parts.sharded.sharded import REDUCE_SCATTER, forget_pass, shard
+from heterotrain.parts.units.wrappers import WrapOptions
 from heterotrain.state import local
 from heterotrain.state.ranges import TensorRange, pieces_of
 
@@ -93,7 +94,7 @@ def steps(
         members: ranks of each member.
         cuts: by rank and micro-batch: the pieces of the batch; the same number of micro-batches within a member.
         model: of ``Net``.
-        options: of ``ShardOptions``.
+        options: of ``job.wrap``.
         interrupt: ``{"rank", "operation"}``: this rank leaves the first attempt before that operation of its member.
         backward: number of steps.
     """
@@ -111,7 +112,7 @@ def steps(
 
     connect()
     sharded = net(model)
-    shard(sharded, group, list(sharded.blocks), device=torch.device("cpu"), options=ShardOptions(**options))
+    shard(sharded, group, list(sharded.blocks), device=torch.device("cpu"), options=WrapOptions(**options))
     named = dict(sharded.named_parameters())
     exchange = _Exchange(store, rank, sum(members), named)
     arrived: list[str] = []

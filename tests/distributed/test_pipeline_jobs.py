@@ -13,7 +13,7 @@ import torch
 from distributed.harness import Gate, Operator, Worker, assert_same_weights
 from distributed.pipeline_job_scripts import Decoder, loss_of, measure, text
 from heterotrain.data.order import permutation
-from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import units_of
 from heterotrain_core.contract.outcome import Cause, Ending
 from heterotrain_core.contract.plan import Layout, LayoutKind, Plan
@@ -64,7 +64,7 @@ def reference(
     """
     found = []
     units = units_of(built(lambda: Decoder(BLOCKS, **kind).double()), "blocks")
-    fill(units, seed=0, device=torch.device("cpu"))
+    InitialValues(seed=0, device=torch.device("cpu")).fill(units)
     model, (x, y) = units.model, text(samples).tensors
     if state is not None:
         model.load_state_dict(state)

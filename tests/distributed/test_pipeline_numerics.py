@@ -17,7 +17,7 @@ from distributed.pipeline_job_scripts import Block, Decoder, text
 from heterotrain.data.order import permutation
 from heterotrain.numerics.precision import DTYPES
 from heterotrain.parts.units.draws import UnitDraws
-from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import units_of
 from heterotrain_core.contract.choices import Precision
 from torch.nn import functional as F  # noqa: N812  # the usual name
@@ -97,7 +97,7 @@ def one_process(
     The seeds of dropout are those of the members' samples in the step. ``scale`` is a factor on the loss.
     """
     units = units_of(built(lambda: decoder(**kind)), "blocks")
-    fill(units, seed=0, device=torch.device("cpu"))
+    InitialValues(seed=0, device=torch.device("cpu")).fill(units)
     draws = UnitDraws(units, seed=0, device=torch.device("cpu"))
     model, (x, y) = units.model, text(BATCH * STEPS).tensors
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, eps=0.01)

@@ -9,7 +9,7 @@ import torch
 from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.memory_scripts import SAMPLES, UNIT_BYTES, UNITS, loss_of, model, optimizer_of, rows
 from heterotrain.data.order import permutation
-from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import units_of
 from heterotrain_core.contract.outcome import Cause, Ending
 from heterotrain_core.contract.plan import Plan
@@ -67,7 +67,7 @@ def held(plan: Plan) -> dict[str, int]:
 def reference() -> dict[str, torch.Tensor]:
     """Train in this process with plain torch; return the final weights."""
     units = units_of(built(model), None)
-    fill(units, seed=0, device=torch.device("cpu"))
+    InitialValues(seed=0, device=torch.device("cpu")).fill(units)
     whole, (x, y) = units.model, rows().tensors
     optimizer = optimizer_of(whole.parameters())
     for epoch in range(EPOCHS):

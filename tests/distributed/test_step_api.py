@@ -11,8 +11,8 @@ import torch
 from distributed.harness import Gate, Operator, Worker, check_weights
 from distributed.scripts import batches, net, optimizer_of, problem
 from distributed.step_scripts import HeadFirst, dropping, events, marks_of
-from heterotrain.parts.units import initial_weights
 from heterotrain.parts.units.draws import UnitDraws
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import units_of
 from support import passes
 
@@ -127,8 +127,8 @@ def test_compute_trains_like_one_process_with_dropout(operate: Operate, place: s
     faults: dict[int, dict[str, object]] = {2: {"place": place, "step": 4}}
     workers = run(operator, "compute", faults=faults, shares=(12, 0, 4), micro=(4, 4, 4))
     cpu = torch.device("cpu")
-    units = units_of(initial_weights.built(dropping), None)
-    initial_weights.fill(units, seed=0, device=cpu)
+    units = units_of(built(dropping), None)
+    InitialValues(seed=0, device=cpu).fill(units)
     model, draws, (x, y) = units.model, UnitDraws(units, seed=0, device=cpu), problem(96).tensors
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     for number, (_, chosen) in enumerate(batches(epochs=2)):

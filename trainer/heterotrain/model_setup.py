@@ -13,36 +13,31 @@ from typing import Any
 
 import torch
 from heterotrain_core.contract.choices import Parallelism
-from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.plan import Layout, LayoutKind
 
 from heterotrain.errors import UsageError
-from heterotrain.identity import Identity
 from heterotrain.membership.fixed import Fixed
-from heterotrain.membership.interface import Membership
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.link_speeds import LinkSpeeds
 from heterotrain.numerics.elementwise import is_elementwise
-from heterotrain.numerics.method import Numerics
-from heterotrain.parts.interface import Wrapped
 from heterotrain.parts.memory import leave_out_what_is_loaded, usable_bytes
 from heterotrain.parts.pieces.sums import PieceSums
 from heterotrain.parts.planned.cuttable import CuttableModel
 from heterotrain.parts.planned.part import PlannedPart
 from heterotrain.parts.planned.processors import usable_processors
 from heterotrain.parts.sharded.part import ShardedPart
-from heterotrain.parts.sharded.sharded import ShardOptions, prepare_units, shard, uses_of
+from heterotrain.parts.sharded.sharded import shard, uses_of
 from heterotrain.parts.sharded.sharded_model import ShardedModel
 from heterotrain.parts.units.draws import UnitDraws
-from heterotrain.parts.units.initial_weights import Filling, built
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import Units, units_of
 from heterotrain.parts.units.weight_files import PretrainedWeights
+from heterotrain.parts.units.wrappers import WrapOptions, prepare_units
 from heterotrain.parts.whole.graphs import GraphedForward, check_recordable
 from heterotrain.parts.whole.part import WholePart
 from heterotrain.parts.whole.recording import CudaRecorder
 from heterotrain.state import admission
-from heterotrain.state.training import TrainState
-from heterotrain.telemetry.report import RankMetrics
+from heterotrain.steps.job_parts import JobParts
 from heterotrain.telemetry.unit_report import report_units
 
 _log = logging.getLogger(__name__)
@@ -66,37 +61,18 @@ Model = torch.nn.Module | Callable[[], torch.nn.Module]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrapOptions:
-    """Options of ``job.wrap``, which documents them."""
-
-    checkpoint_units: bool = False
-    compile_units: bool = False
-    keep_gathered: bool = False
-    offload: bool = False
-    graphs: bool = False
-    weights: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSetup:
     """What ``job.wrap`` needs of a job.
 
     Attributes:
-        wrapped: gets the part.
+        job: the other parts; its ``wrapped`` gets the part of the model.
         check_open: refuses a pass over a divided model where the loss of a worker would not repeat it.
         speeds: of the links to ranks on other workers.
     """
 
-    identity: Identity
-    config: TrainingConfig
-    device: torch.device
+    job: JobParts
     parallelism: Parallelism
-    training: TrainState
-    numerics: Numerics
-    membership: Membership
-    wrapped: Wrapped
     check_open: Callable[[], None]
-    report: RankMetrics
     speeds: LinkSpeeds
 
     def wrap(self, model: Model, units: str | None, options: WrapOptions) -> torch.nn.Module:
@@ -105,7 +81,7 @@ class ModelSetup:
         Raises:
             UsageError: it cannot be trained this way, or the job has one.
         """
-        if self.training.model is not None:
+        if self.job.training.model is not None:
             raise UsageError("job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict")
         cut = self.parallelism in (Parallelism.PIPELINE, Parallelism.AUTO)
         if cut and options.offload:
@@ -120,64 +96,60 @@ class ModelSetup:
 
     @property
     def _shards(self) -> int:
-        return self.identity.local_world_size if self.parallelism is Parallelism.SHARDED else 1
+        return self.job.identity.local_world_size if self.parallelism is Parallelism.SHARDED else 1
 
     def _with_values(self, model: Model, path: str | None, options: WrapOptions) -> torch.nn.Module:
         """Take a whole model, or divide its tensors among the ranks of a worker."""
+        job = self.job
         units: Units | None = None
-        filling: Filling | None = None
+        fill: Callable[[torch.nn.Module | None], None] = _has_values
         if not isinstance(model, torch.nn.Module) and callable(model):
             model = built(model)
             units = units_of(model, path)
-            filling = Filling(
-                units=units, seed=self.config.seed, device=self.device, weights=self._weights(model, options)
-            )
+            fill = partial(self._initial_values(model, options).fill_unit, units)
             if self._shards == 1:
-                filling.fill(None)
+                fill(None)
         elif options.weights is not None:
             raise UsageError(
                 "weights= fills a model that a function builds without memory: job.wrap(lambda: MyModel(...), "
                 "weights=...). A model that has its values already needs no weights="
             )
-        admission.check_model(model, has_values=filling is None or self._shards == 1)
+        admission.check_model(model, has_values=units is None or self._shards == 1)
         if units is None and (
             path is not None or self._shards > 1 or options.checkpoint_units or options.compile_units
         ):
             units = units_of(model, path)
         layers = () if units is None else units.layers
-        how = ShardOptions(
-            gather_dtype=self.numerics.precision.gather_dtype, keep_gathered=options.keep_gathered,
-            offload=options.offload, checkpoint_units=options.checkpoint_units, compile_units=options.compile_units,
-        )  # fmt: skip
-        gradients = self.numerics.reducer(model)
-        ranks, rank = self._shards, self.identity.local_rank if self._shards > 1 else 0
+        gradients = job.numerics.reducer(model)
+        ranks, rank = self._shards, job.identity.local_rank if self._shards > 1 else 0
         group = MemberGroup(rank=rank, world_size=ranks, check_open=self.check_open)
         if ranks > 1:
-            fill = (lambda _unit: None) if filling is None else filling.fill
-            shard(model, group, layers, device=self.device, options=how, fill=fill)
-            self.training.own_layout = ShardedModel(model, uses_of(model))
+            gather_dtype = job.numerics.precision.gather_dtype
+            shard(model, group, layers, device=job.device, options=options, gather_dtype=gather_dtype, fill=fill)
+            job.training.own_layout = ShardedModel(model, uses_of(model))
         else:
-            prepare_units(layers, how)
-            model = model.to(self.device)
-        self.training.model = model
-        draws = None if units is None else UnitDraws(units, seed=self.config.seed, device=self.device)
+            prepare_units(layers, options)
+            model = model.to(job.device)
+        job.training.model = model
+        draws = None if units is None else UnitDraws(units, seed=job.config.seed, device=job.device)
         layers = layers or _own_layers(model)
         if self.parallelism is Parallelism.SHARDED:
-            sums = PieceSums(self.training, self.numerics, gradients)
-            self.wrapped.take(
-                ShardedPart(model, sums, gradients, group=group, device=self.device, layers=layers, draws=draws)
+            sums = PieceSums(job.training, job.numerics, gradients)
+            job.wrapped.take(
+                ShardedPart(model, sums, gradients, group=group, device=job.device, layers=layers, draws=draws)
             )
         else:
             graphs = self._graphs(model) if options.graphs else None
-            self.wrapped.take(WholePart(model, gradients, layers=layers, draws=draws, graphs=graphs))
+            job.wrapped.take(WholePart(model, gradients, layers=layers, draws=draws, graphs=graphs))
         return model
 
     def _graphs(self, model: torch.nn.Module) -> GraphedForward | None:
         """Record the model's passes; a processor has nothing to record, and the same script may run on both."""
-        if self.device.type == "cuda":
+        kind = self.job.device.type
+        if kind == "cuda":
             return GraphedForward(model, CudaRecorder())
         check_recordable(model)
-        _log.info("job.wrap: graphs=True has no effect here, because this rank computes on a %s", self.device.type)
+        _log.info("job.wrap: graphs=True has no effect here, because this rank computes on a %s", kind)
         return None
 
     def _to_cut(self, model: Model, path: str | None, options: WrapOptions) -> torch.nn.Module:
@@ -187,26 +159,26 @@ class ModelSetup:
                 "a model that is cut into stages is built by a function, so that no rank needs memory for all of it: "
                 "job.wrap(lambda: MyModel(...), units=...)"
             )
-        whole = built(model)
+        job, whole = self.job, built(model)
         admission.check_model(whole, has_values=False)
         cuttable = CuttableModel(
-            whole, path, seed=self.config.seed, device=self.device, checkpoint_units=options.checkpoint_units,
-            compile_units=options.compile_units, weights=self._weights(whole, options),
-            gather_dtype=self.numerics.precision.gather_dtype,
+            whole, path, self._initial_values(whole, options), options=options,
+            gather_dtype=job.numerics.precision.gather_dtype,
         )  # fmt: skip
-        self.wrapped.take(
+        job.wrapped.take(
             PlannedPart(
-                cuttable, self.training, PieceSums(self.training, self.numerics), self.device, speeds=self.speeds,
+                cuttable, job.training, PieceSums(job.training, job.numerics), job.device, speeds=self.speeds,
                 check_open=self.check_open, measure=partial(self._look, cuttable),
-                ranks_on_host=self.identity.local_world_size,
+                ranks_on_host=job.identity.local_world_size,
             )
         )  # fmt: skip
-        self.training.model = whole
+        job.training.model = whole
         return whole
 
-    def _weights(self, model: torch.nn.Module, options: WrapOptions) -> PretrainedWeights | None:
-        """Return the script's weights for a model on the meta device; ``None`` without any."""
-        return None if options.weights is None else PretrainedWeights(options.weights, model)
+    def _initial_values(self, model: torch.nn.Module, options: WrapOptions) -> InitialValues:
+        """Return the values of a model on the meta device: the script's weights, or what layers draw."""
+        weights = None if options.weights is None else PretrainedWeights(options.weights, model)
+        return InitialValues(seed=self.job.config.seed, device=self.job.device, weights=weights)
 
     def _look(self, model: CuttableModel, inputs: Callable[[int], Any]) -> float | None:
         """Look at the model with the data set's first samples, and measure its units for the operator.
@@ -214,26 +186,29 @@ class ModelSetup:
         Returns:
             Bytes of training state for each byte of parameters; ``None`` where nobody plans with them.
         """
-        seen = model.look(inputs(1))
-        if isinstance(self.membership, Fixed):
-            cuts = model.even_cuts(self.identity.local_world_size)[1:-1]
-            self.membership.divide(Layout(kind=LayoutKind.PIPELINE, cuts=cuts) if cuts else Layout())
+        job, seen = self.job, model.look(inputs(1))
+        if isinstance(job.membership, Fixed):
+            cuts = model.even_cuts(job.identity.local_world_size)[1:-1]
+            job.membership.divide(Layout(kind=LayoutKind.PIPELINE, cuts=cuts) if cuts else Layout())
             return None
         size_mb = sum(seen.parameter_bytes) / 1e6
         _log.info("measuring %d units of the model, %.1f MB of parameters", len(model.names), size_mb)
-        kind = self.device.type
-        ranks = self.identity.local_world_size
-        processors = usable_processors(self.device, ranks=ranks)
+        kind, ranks = job.device.type, job.identity.local_world_size
+        processors = usable_processors(job.device, ranks=ranks)
         profiles = model.profile(inputs, kind=kind, limit_s=PROFILE_S, processors=processors)
-        usable = usable_bytes(self.device, ranks=ranks)
-        ratio = model.state_ratio(self.training.optimizers)
+        usable = usable_bytes(job.device, ranks=ranks)
+        ratio = model.state_ratio(job.training.optimizers)
         report_units(
-            self.report, profiles, kind=kind, memory_bytes=usable, state_ratio=ratio,
-            update_s_per_byte=model.update_s_per_byte(self.training.optimizers, processors=processors),
-            can_shard=is_elementwise(self.training.optimizers),
+            job.report, profiles, kind=kind, memory_bytes=usable, state_ratio=ratio,
+            update_s_per_byte=model.update_s_per_byte(job.training.optimizers, processors=processors),
+            can_shard=is_elementwise(job.training.optimizers),
         )  # fmt: skip
         leave_out_what_is_loaded()
         return ratio
+
+
+def _has_values(_unit: torch.nn.Module | None) -> None:
+    """Leave a unit as it is: the script has made it with values."""
 
 
 def _own_layers(model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:

@@ -123,10 +123,8 @@ class Job(RegisteredObjects):
             micro_batch_samples=micro_batch_samples,
         )  # fmt: skip
         self._setup = ModelSetup(
-            identity=identity, config=config, device=self.device, parallelism=parallelism, training=self._training,
-            numerics=self._numerics, membership=self._membership, wrapped=self._wrapped, report=self._report,
-            check_open=self._loop.exchanges.check_open, speeds=speeds,
-        )  # fmt: skip
+            job=job, parallelism=parallelism, check_open=self._loop.exchanges.check_open, speeds=speeds
+        )
         self._is_ready = True
         self._stop_signals = StopSignals(self._loop.shutdown.request)
         self._stop_signals.install()

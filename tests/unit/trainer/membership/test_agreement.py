@@ -26,7 +26,7 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.parts.pieces.sums import PieceSums
 from heterotrain.parts.planned.cuttable import CuttableModel
 from heterotrain.parts.planned.part import PlannedPart
-from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import units_of
 from heterotrain.state.layout import Shapes
 from heterotrain.state.ranges import TensorRange
@@ -192,7 +192,7 @@ def test_two_stages_change_places_in_the_room_of_one_and_a_few_units(monkeypatch
     def build() -> torch.nn.Module:
         return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(units)))
 
-    models = [CuttableModel(built(build), None, seed=1, device=torch.device("cpu")) for _ in range(2)]
+    models = [CuttableModel(built(build), None, InitialValues(seed=1, device=torch.device("cpu"))) for _ in range(2)]
     trainings = [TrainState(order="as given") for _ in models]
     members = [a_part(*both) for both in zip(models, trainings, strict=True)]
     for model, member, training in zip(models, members, trainings, strict=True):
@@ -299,7 +299,7 @@ def test_a_part_of_the_initial_weights_that_was_lost_is_drawn_again() -> None:
         return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8)))
 
     def member() -> tuple[TrainState, PlannedPart]:
-        cuttable = CuttableModel(built(build), None, seed=1, device=torch.device("cpu"))
+        cuttable = CuttableModel(built(build), None, InitialValues(seed=1, device=torch.device("cpu")))
         cuttable.look(torch.zeros(1, 4))
         training = TrainState(order="as given")
         training.optimizers = [torch.optim.Adam(cuttable.model.parameters())]
@@ -311,7 +311,7 @@ def test_a_part_of_the_initial_weights_that_was_lost_is_drawn_again() -> None:
     agree([first, lost], places=[partial(first_member.place, PLAN, 0), partial(lost_member.place, PLAN, 1)])
     agree([new, first], places=[partial(new_member.place, PLAN, 0), partial(first_member.place, PLAN, 1)])
     whole = units_of(built(build), None)
-    fill(whole, seed=1, device=torch.device("cpu"))
+    InitialValues(seed=1, device=torch.device("cpu")).fill(whole)
     expected = dict(whole.model.named_parameters())
     for training in (new, first):
         assert training.has_state

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -21,10 +22,9 @@ from heterotrain.parts.planned import optimizer_costs, unit_profile
 from heterotrain.parts.stages.stage import Stage
 from heterotrain.parts.stages.trace import PassTrace, trace
 from heterotrain.parts.unequal.shards import ModelShards
-from heterotrain.parts.units.initial_weights import copied, fill
+from heterotrain.parts.units.initial_weights import InitialValues, copied
 from heterotrain.parts.units.units import Units, check_number, check_stages, units_of
-from heterotrain.parts.units.weight_files import PretrainedWeights
-from heterotrain.parts.units.wrappers import checkpoint_more, checkpointed, compiled
+from heterotrain.parts.units.wrappers import DEFAULT, WrapOptions, checkpoint_more, prepare_units
 
 CANNOT_RUN = (
     "a model that is cut into stages has no values here: run it with step.compute(loss_fn), and with "
@@ -45,12 +45,9 @@ class CuttableModel:
         self,
         model: torch.nn.Module,
         path: str | None,
+        values: InitialValues,
         *,
-        seed: int,
-        device: torch.device,
-        checkpoint_units: bool = False,
-        compile_units: bool = False,
-        weights: PretrainedWeights | None = None,
+        options: WrapOptions = DEFAULT,
         gather_dtype: torch.dtype | None = None,
     ) -> None:
         """Describe a model on the meta device, which cannot be run from now on.
@@ -58,11 +55,8 @@ class CuttableModel:
         Args:
             model: the whole model.
             path: name of its list of layers; ``None`` for a ``torch.nn.Sequential``.
-            seed: of the job.
-            device: of this rank.
-            checkpoint_units: compute the activations of each unit again in the backward pass.
-            compile_units: compile the forward pass of each unit.
-            weights: initial values from files; ``None`` for those that layers draw.
+            values: initial ones, on this rank's device.
+            options: of ``job.wrap``.
             gather_dtype: format in which sharded members gather parameters; ``None`` for their own.
 
         Raises:
@@ -72,9 +66,7 @@ class CuttableModel:
         self.model = model
         self.names = units_of(model, path).names
         self.seen: PassTrace | None = None
-        self._path, self._seed, self._device = path, seed, device
-        self._checkpoint, self._compile, self._weights = checkpoint_units, compile_units, weights
-        self._gather_dtype = gather_dtype
+        self._path, self._values, self._options, self._gather_dtype = path, values, options, gather_dtype
         self._guard = model.register_forward_pre_hook(_cannot_run)
 
     def look(self, inputs: Any) -> PassTrace:
@@ -99,9 +91,8 @@ class CuttableModel:
             UsageError: the model is not a sequence of its units, or a unit computes nothing.
         """
         return unit_profile.profile(
-            self._units, inputs, kind=kind,
-            fill=lambda units, parts: fill(units, seed=self._seed, device=self._device, parts=parts),
-            device=self._device, limit_s=limit_s, processors=processors,
+            self._units, inputs, kind=kind, values=replace(self._values, weights=None), limit_s=limit_s,
+            processors=processors,
         )  # fmt: skip
 
     def state_ratio(self, optimizers: Sequence[torch.optim.Optimizer]) -> float | None:
@@ -119,17 +110,14 @@ class CuttableModel:
     def update_s_per_byte(self, optimizers: Sequence[torch.optim.Optimizer], *, processors: float) -> float | None:
         """Measure the optimizers' update on this rank's device; see ``optimizer_costs.update_s_per_byte``."""
         whole = sum(parameter.nbytes for parameter in self.model.parameters())
-        return optimizer_costs.update_s_per_byte(optimizers, whole, device=self._device, processors=processors)
+        return optimizer_costs.update_s_per_byte(optimizers, whole, device=self._values.device, processors=processors)
 
-    def stage(
-        self, cuts: Sequence[int], group: MemberGroup, *, with_values: bool = True, recomputes: bool = False
-    ) -> Stage:
-        """Return this rank's stage.
+    def stage(self, cuts: Sequence[int], group: MemberGroup, *, recomputes: bool = False) -> Stage:
+        """Return this rank's stage, without values.
 
         Args:
             cuts: first unit of each stage, and the number of units at the end.
             group: the member's ranks, in the order of stages.
-            with_values: whether it has initial values; see ``Stage`` and ``begin``.
             recomputes: whether it computes activations again in the backward pass.
 
         Raises:
@@ -137,11 +125,7 @@ class CuttableModel:
         """
         if self.seen is None:
             raise UsageError("call job.steps(...) before stages are made: they need the shape of a sample")
-        return Stage(
-            self._prepared(recomputes=recomputes), self.seen, cuts, group, seed=self._seed, device=self._device,
-            with_values=with_values,
-            weights=self._weights,
-        )  # fmt: skip
+        return Stage(self._prepared(recomputes=recomputes), self.seen, cuts, group, self._values)
 
     def shards(self, layout: Layout, group: MemberGroup) -> ModelShards:
         """Return this rank's part in a sharded member, without values.
@@ -150,15 +134,12 @@ class CuttableModel:
             layout: of the member.
             group: the member's ranks, by shard.
         """
-        return ModelShards(
-            self._prepared(), layout, group, seed=self._seed, device=self._device, gather_dtype=self._gather_dtype,
-            weights=self._weights,
-        )  # fmt: skip
+        return ModelShards(self._prepared(), layout, group, self._values, gather_dtype=self._gather_dtype)
 
     def checkpoint_units(self) -> bool:
         """Let all parts from now on compute activations again; return ``False`` if they have done so before."""
-        before, self._checkpoint = self._checkpoint, True
-        return not before
+        before, self._options = self._options, replace(self._options, checkpoint_units=True)
+        return not before.checkpoint_units
 
     def begin(self, part: Stage | ModelShards) -> None:
         """Give a stage or shards without values their initial ones."""
@@ -190,15 +171,11 @@ class CuttableModel:
         As the planner counts memory and time, the model's first and last unit do not compute again for a plan.
         """
         units = self._units()
-        if recomputes and not self._checkpoint:
+        if recomputes and not self._options.checkpoint_units:
             inner = range(max(1, units.first_layer), len(units.names) - 1)
             chosen = (unit - units.first_layer for unit in inner)
             checkpoint_more(units.layers[layer] for layer in chosen if layer < len(units.layers))
-        for layer in units.layers:
-            if self._checkpoint:
-                checkpointed(layer)
-            if self._compile:
-                compiled(layer)
+        prepare_units(units.layers, self._options)
         return units
 
     def _units(self) -> Units:

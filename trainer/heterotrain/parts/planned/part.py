@@ -173,7 +173,7 @@ class PlannedPart(Part):
             _log.info("shard %d of %d: %d of %d parameters", position + 1, layout.shards, held, total)
         else:
             cuts = (0, *layout.cuts, units)
-            part = self._model.stage(cuts, self._group, with_values=False, recomputes=recomputes)
+            part = self._model.stage(cuts, self._group, recomputes=recomputes)
             _log.info(
                 "stage %d of %d: units %d to %d of %d%s", rank.stage + 1, layout.stages, cuts[rank.stage],
                 cuts[rank.stage + 1] - 1, units, ", activations computed again" if recomputes else "",
@@ -204,7 +204,7 @@ class PlannedPart(Part):
             return ()
         group = MemberGroup(rank=rank.stage, world_size=layout.stages)
         cuts = (0, *layout.cuts, len(self._model.names))
-        found = holding_of(self._model.stage(cuts, group, with_values=False))
+        found = holding_of(self._model.stage(cuts, group))
         return (self._model.model.state_dict() if found is None else found).keys()
 
     def room_bytes(self) -> int:

@@ -21,7 +21,7 @@ from heterotrain.errors import UsageError
 from heterotrain.parts.planned.processors import Clock, Moment, clocks, lasting_s
 from heterotrain.parts.stages.stage_model import StageModel
 from heterotrain.parts.stages.trace import PassTrace, trace
-from heterotrain.parts.units.initial_weights import first_line
+from heterotrain.parts.units.initial_weights import InitialValues, first_line
 from heterotrain.parts.units.units import Units
 
 RUNS = 5
@@ -35,8 +35,7 @@ def profile(
     inputs: Callable[[int], Any],
     *,
     kind: str,
-    fill: Callable[[Units, Sequence[str]], None],
-    device: torch.device,
+    values: InitialValues,
     limit_s: float = 60.0,
     sizes: Sequence[int] = SIZES,
     processors: float = math.inf,
@@ -49,8 +48,7 @@ def profile(
         build: returns the units of a new model on the meta device.
         inputs: returns the inputs of a micro-batch of so many samples, on the device.
         kind: name of the device's kind.
-        fill: gives values to the named parts of a model, on the device.
-        device: to measure on.
+        values: initial ones of the layers, on the device to measure on.
         limit_s: seconds after which no further run begins; each unit and size has one run in any case.
         sizes: of micro-batches, growing.
         processors: that computation may use for long; infinity for no limit. See ``usable_processors``.
@@ -60,20 +58,20 @@ def profile(
     Raises:
         UsageError: the model is not a sequence of its units, or a unit fails or computes nothing.
     """
-    now = clocks(device, clock, processor_clock)
+    now = clocks(values.device, clock, processor_clock)
     units = build()
     seen, end_s = trace(units, inputs(sizes[0])), now().wall_s + limit_s
-    values = {size: inputs(size) for size in sizes}
+    batches = {size: inputs(size) for size in sizes}
     received: dict[int, tuple[torch.Tensor, ...] | None] = dict.fromkeys(sizes)
     found = []
     for unit, name in enumerate(units.names):
         own = build()
         part = StageModel(own, seen, start=unit, stop=unit + 1)
-        fill(own, part.parts)
+        values.fill(own, part.parts)
         points = []
         for size in sizes:
             try:
-                forward, backward, output = _measured(part, received[size], values[size], now, end_s)
+                forward, backward, output = _measured(part, received[size], batches[size], now, end_s)
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, TypeError) as error:

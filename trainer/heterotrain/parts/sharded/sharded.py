@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,37 +23,13 @@ from heterotrain.network.gloo.default_group import outlive
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.parts.memory import return_large_blocks
 from heterotrain.parts.sharded.sharded_model import SETTING, watch_uses
-from heterotrain.parts.units.wrappers import checkpointed, compiled
+from heterotrain.parts.units.wrappers import DEFAULT, WrapOptions, prepare_units
 from heterotrain.state.local import is_divided, local, range_of
 
 NEW_NAMES = hasattr(dist.ProcessGroup, "all_gather_single")
 """Whether torch has the names of 2.15 for methods of its process groups."""
 ALL_GATHER = "all_gather_single" if NEW_NAMES else "_allgather_base"
 REDUCE_SCATTER = "reduce_scatter_single" if NEW_NAMES else "_reduce_scatter_base"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardOptions:
-    """How a model is divided.
-
-    Attributes:
-        gather_dtype: format in which parameters are gathered; ``None`` for their own. Gradients are summed in the
-            parameters' own format in any case.
-        keep_gathered: whether a unit's parameters stay gathered between its forward and its backward pass. That saves
-            a third of the member's messages and costs memory.
-        offload: whether parameters, gradients and optimizer state stay in the host's memory.
-        checkpoint_units: whether a unit's activations are computed again in the backward pass.
-        compile_units: whether each unit's forward pass is compiled (``torch.compile``).
-    """
-
-    gather_dtype: torch.dtype | None = None
-    keep_gathered: bool = False
-    offload: bool = False
-    checkpoint_units: bool = False
-    compile_units: bool = False
-
-
-DEFAULT = ShardOptions()
 
 
 def mesh_of(group: MemberGroup, device_type: str) -> Any:
@@ -81,7 +56,8 @@ def shard(
     units: Sequence[torch.nn.Module],
     *,
     device: torch.device,
-    options: ShardOptions = DEFAULT,
+    options: WrapOptions = DEFAULT,
+    gather_dtype: torch.dtype | None = None,
     fill: Callable[[torch.nn.Module | None], None] = lambda _unit: None,
 ) -> torch.nn.Module:
     """Divide a model among the ranks of a member; the model stays the same object, its parameters become new ones.
@@ -94,7 +70,8 @@ def shard(
         group: the member's ranks.
         units: the layers that are gathered one at a time, none inside another.
         device: of this rank.
-        options: how the model is divided.
+        options: of ``job.wrap``.
+        gather_dtype: format of gathered parameters; ``None`` for their own, in which gradients are always summed.
         fill: gives a unit on the meta device its values, right before it is divided; ``None`` stands for all that is
             still without values. So no rank ever holds more than one whole unit and what is around the units.
 
@@ -115,7 +92,7 @@ def shard(
         return_large_blocks()
     settings: dict[str, Any] = {
         "mesh": mesh_of(group, device.type),
-        "mp_policy": MixedPrecisionPolicy(param_dtype=options.gather_dtype, cast_forward_inputs=False),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=gather_dtype, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if options.offload else OffloadPolicy(),
     }
     try:
@@ -206,15 +183,6 @@ class _ReduceScatter(_Collective):
         options = ReduceScatterOptions()
         options.reduceOp = op
         return self._run(REDUCE_SCATTER, (output_tensor, input_tensor, options), async_op=async_op)
-
-
-def prepare_units(units: Sequence[torch.nn.Module], options: ShardOptions) -> None:
-    """Checkpoint and compile the forward passes of units; works on whole models, too."""
-    for unit in units:
-        if options.checkpoint_units:
-            checkpointed(unit)
-        if options.compile_units:
-            compiled(unit)
 
 
 def forget_pass(model: torch.nn.Module) -> None:

@@ -24,9 +24,8 @@ from heterotrain.parts.stages.schedule_1f1b import Pass, passes
 from heterotrain.parts.stages.stage_model import StageModel
 from heterotrain.parts.stages.trace import PassTrace
 from heterotrain.parts.units.draws import UnitDraws
-from heterotrain.parts.units.initial_weights import fill
+from heterotrain.parts.units.initial_weights import InitialValues
 from heterotrain.parts.units.units import Units, check_cut
-from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.parts.units.wrappers import checkpoint_more
 from heterotrain.state.layout import ModelLayout, Shapes, check_keys, sizes_of
 from heterotrain.state.ranges import Holding, whole
@@ -53,24 +52,19 @@ class Stage(ModelLayout):
         seen: PassTrace,
         cuts: Sequence[int],
         group: MemberGroup,
-        *,
-        seed: int,
-        device: torch.device,
-        with_values: bool = True,
-        weights: PretrainedWeights | None = None,
+        values: InitialValues,
     ) -> None:
-        """Keep the stage's own units of a model on the meta device, and give them initial values.
+        """Keep the stage's own units of a model on the meta device.
+
+        Parameters get memory and initial values from ``begin``, or memory from the state that is loaded first, which
+        they then share.
 
         Args:
             units: of the whole model; its object becomes this rank's part.
             seen: of the same model.
             cuts: first unit of each stage, and the number of units at the end.
             group: the member's ranks, in the order of stages, connected with gloo.
-            seed: of the job.
-            device: of this rank.
-            with_values: whether parameters get memory and initial values now. Otherwise they get them from ``begin``,
-                or memory from the state that is loaded first, which they then share.
-            weights: initial values from files; ``None`` for those that layers draw.
+            values: initial ones, on this rank's device.
 
         Raises:
             UsageError: the model cannot be cut this way.
@@ -88,11 +82,11 @@ class Stage(ModelLayout):
         self._parts = tuple(
             p for p in units.parts if any(p in used for used in seen.parts[cuts[self._stage] : cuts[self._stage + 1]])
         )
-        self._seed, self._device, self._has_values, self._weights = seed, device, with_values, weights
-        fill(units, seed=seed, device=device, parts=self._parts, with_parameters=with_values, weights=weights)
+        self._values, self._has_values = values, False
+        values.fill(units, self._parts, with_parameters=False)
         self._part = StageModel(units, seen, start=cuts[self._stage], stop=cuts[self._stage + 1])
-        self._draws = UnitDraws(self._part.units, seed=seed, device=device)
-        self._neighbours = Neighbours(group, device)
+        self._draws = UnitDraws(self._part.units, seed=values.seed, device=values.device)
+        self._neighbours = Neighbours(group, values.device)
         self._has_loss = False  # whether the loss function has been called: its first call is watched
 
     def checkpoint_units(self) -> None:
@@ -110,7 +104,7 @@ class Stage(ModelLayout):
         """
         if self._has_values:
             return
-        fill(units, seed=self._seed, device=self._device, parts=self._parts, weights=self._weights)
+        self._values.fill(units, self._parts)
         every = units.model.named_parameters(remove_duplicate=False)
         found = {self._first_names[name]: value for name, value in every if not value.is_meta}
         for name, parameter in self.named_parameters():

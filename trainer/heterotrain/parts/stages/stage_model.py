@@ -30,7 +30,7 @@ class StageModel:
     """
 
     def __init__(self, units: Units, seen: PassTrace, *, start: int, stop: int) -> None:
-        """Take layers of other stages out of the model; give values to the others with ``initial_weights.fill``.
+        """Take layers of other stages out of the model; give values to the others with ``InitialValues.fill``.
 
         Args:
             units: of the whole model, whose layers may be on the meta device.

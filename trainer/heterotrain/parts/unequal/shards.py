@@ -26,9 +26,8 @@ from heterotrain.parts.memory import return_large_blocks
 from heterotrain.parts.unequal.gathered_unit import GatheredUnit, ParameterSlot, Place, rows_of
 from heterotrain.parts.unequal.unit_passes import UnitPasses
 from heterotrain.parts.units.draws import UnitDraws
-from heterotrain.parts.units.initial_weights import fill
+from heterotrain.parts.units.initial_weights import InitialValues
 from heterotrain.parts.units.units import Units
-from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.parts.units.wrappers import checkpoint_more
 from heterotrain.state.layout import ModelLayout, Shapes, check_keys
 from heterotrain.state.ranges import Holding
@@ -46,11 +45,9 @@ class ModelShards(ModelLayout):
         units: Units,
         layout: Layout,
         group: MemberGroup,
+        values: InitialValues,
         *,
-        seed: int,
-        device: torch.device,
         gather_dtype: torch.dtype | None = None,
-        weights: PretrainedWeights | None = None,
     ) -> None:
         """Divide a model on the meta device; parameters get values from ``begin`` or from the state that is loaded.
 
@@ -58,22 +55,21 @@ class ModelShards(ModelLayout):
             units: of the whole model; its object becomes this rank's part.
             layout: of the member.
             group: the member's ranks, by shard, to be connected with gloo.
-            seed: of the job.
-            device: of this rank.
+            values: initial ones, on this rank's device.
             gather_dtype: format in which parameters are gathered; ``None`` for their own. Gradients are summed in the
                 parameters' own format in any case.
-            weights: initial values from files; ``None`` for those that layers draw.
         """
+        seed, device = values.seed, values.device
         if device.type == "cpu":
             return_large_blocks()
         self.model = units.model
-        self._group, self._seed, self._device, self._weights = group, seed, device, weights
+        self._values = values
         self._tensors = set(units.model.state_dict())
         self._shapes = {name: tuple(p.shape) for name, p in units.model.named_parameters()}
         first = {id(p): name for name, p in units.model.named_parameters()}
         every = list(units.model.named_parameters(remove_duplicate=False))
         self._first_names = {name: first[id(p)] for name, p in every}
-        fill(units, seed=seed, device=device, with_parameters=False)
+        values.fill(units, with_parameters=False)
         places: dict[str, list[Place]] = {}
         for layer_name, layer in units.model.named_modules(remove_duplicate=False):
             for own in layer._parameters:  # noqa: SLF001  # torch has no public way
@@ -181,7 +177,7 @@ class ModelShards(ModelLayout):
             return
         together = [name for name in units.parts if name not in self._separate]
         for parts in (together, *([name] for name in self._separate)):
-            fill(units, seed=self._seed, device=self._device, parts=parts, weights=self._weights)
+            self._values.fill(units, parts)
             for name, value in units.model.named_parameters(remove_duplicate=False):
                 slot = self._slots[self._first_names[name]]
                 if not value.is_meta and name == slot.name:
@@ -195,7 +191,7 @@ class ModelShards(ModelLayout):
         if self._has_values:
             slot.part.detach().copy_(values)
         else:
-            slot.part.data = values.to(self._device, slot.part.dtype)
+            slot.part.data = values.to(self._values.device, slot.part.dtype)
 
 
 def _alone(units: Units, first_names: Mapping[str, str]) -> dict[str, list[str]]:

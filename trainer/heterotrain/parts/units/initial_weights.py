@@ -88,87 +88,69 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def fill(
-    units: Units,
-    *,
-    seed: int,
-    device: torch.device,
-    parts: Collection[str] | None = None,
-    with_parameters: bool = True,
-    weights: PretrainedWeights | None = None,
-) -> None:
-    """Give parameters and buffers on the meta device memory and their initial values; nothing is drawn from outside.
-
-    Args:
-        units: of the whole model.
-        seed: of the job.
-        device: where the values go.
-        parts: names in ``Units.parts`` that this rank holds; ``None`` for all.
-        with_parameters: whether parameters get values. Otherwise they get one element of memory, not a number, which
-            stands for all; nothing can be written into it.
-        weights: values from files, which take the place of the layers' own; ``None`` for none.
-
-    Raises:
-        UsageError: a layer does not say how its parameters begin.
-    """
-    known = units.parts
-    _check_between(units)
-    first_names = {id(p): name for name, p in units.model.named_parameters()}  # a tied parameter has its first name
-    part_of = {f"{part}.{name}": part for part, layer in known.items() for name, _ in layer.named_parameters()}
-    values: dict[str, dict[str, torch.Tensor]] = {}
-    made: dict[int, torch.nn.Parameter] = {}
-
-    def value(part: str, name: str, like: torch.Tensor) -> torch.Tensor:
-        if weights is not None and name in weights.names:
-            return weights.read(name, dtype=like.dtype).to(device)
-        if part not in values:
-            values[part] = _values(known[part], part, seed)
-        return values[part][name].to(device)
-
-    def begin(parameter: torch.nn.Parameter) -> torch.Tensor:
-        if not with_parameters:
-            return torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(parameter.shape)
-        name = first_names[id(parameter)]
-        return value(part_of[name], name, parameter)
-
-    for part in known if parts is None else parts:
-        values.clear()  # no more than a part and what it is tied to is in memory twice
-        for layer_name, layer in known[part].named_modules(prefix=part):
-            for own, parameter in layer._parameters.items():  # noqa: SLF001  # torch has no public way to replace it
-                if parameter is None or not parameter.is_meta:
-                    continue
-                if id(parameter) not in made:
-                    made[id(parameter)] = torch.nn.Parameter(begin(parameter), requires_grad=parameter.requires_grad)
-                setattr(layer, own, made[id(parameter)])  # recurrent layers have lists of their parameters, too
-            for own, buffer in layer._buffers.items():  # noqa: SLF001  # as above
-                if buffer is not None and buffer.is_meta:
-                    layer._buffers[own] = value(part, f"{layer_name}.{own}", buffer)  # noqa: SLF001  # as above
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filling:
-    """How the units of a model on the meta device get their values, all at once or one after the other.
+class InitialValues:
+    """The values with which a model on the meta device begins; nothing is drawn from outside.
 
     Attributes:
-        units: of the whole model.
         seed: of the job.
         device: where the values go.
-        weights: values from files; ``None`` for none.
+        weights: values from files, which take the place of the layers' own; ``None`` for none.
     """
 
-    units: Units
     seed: int
     device: torch.device
-    weights: PretrainedWeights | None
+    weights: PretrainedWeights | None = None
 
-    def fill(self, unit: torch.nn.Module | None) -> None:
-        """Give a unit its values, or with ``None`` all that is still without values.
+    def fill_unit(self, units: Units, unit: torch.nn.Module | None) -> None:
+        """Give a unit its values, or with ``None`` all that is still without values; see ``fill``."""
+        self.fill(units, None if unit is None else [name for name, layer in units.parts.items() if layer is unit])
+
+    def fill(self, units: Units, parts: Collection[str] | None = None, *, with_parameters: bool = True) -> None:
+        """Give parameters and buffers on the meta device memory and their initial values.
+
+        Args:
+            units: of the whole model.
+            parts: names in ``Units.parts`` that this rank holds; ``None`` for all.
+            with_parameters: whether parameters get values. Otherwise they get one element of memory, not a number,
+                which stands for all; nothing can be written into it.
 
         Raises:
             UsageError: a layer does not say how its parameters begin.
         """
-        parts = None if unit is None else [name for name, layer in self.units.parts.items() if layer is unit]
-        fill(self.units, seed=self.seed, device=self.device, parts=parts, weights=self.weights)
+        known, device, weights = units.parts, self.device, self.weights
+        _check_between(units)
+        first_names = {id(p): name for name, p in units.model.named_parameters()}  # a tied parameter has its first name
+        part_of = {f"{part}.{name}": part for part, layer in known.items() for name, _ in layer.named_parameters()}
+        values: dict[str, dict[str, torch.Tensor]] = {}
+        made: dict[int, torch.nn.Parameter] = {}
+
+        def value(part: str, name: str, like: torch.Tensor) -> torch.Tensor:
+            if weights is not None and name in weights.names:
+                return weights.read(name, dtype=like.dtype).to(device)
+            if part not in values:
+                values[part] = _values(known[part], part, self.seed)
+            return values[part][name].to(device)
+
+        def begin(parameter: torch.nn.Parameter) -> torch.Tensor:
+            if not with_parameters:
+                return torch.full((), torch.nan, dtype=parameter.dtype, device=device).expand(parameter.shape)
+            name = first_names[id(parameter)]
+            return value(part_of[name], name, parameter)
+
+        for part in known if parts is None else parts:
+            values.clear()  # no more than a part and what it is tied to is in memory twice
+            for layer_name, layer in known[part].named_modules(prefix=part):
+                for own, parameter in layer._parameters.items():  # noqa: SLF001  # torch has no public way to replace it
+                    if parameter is None or not parameter.is_meta:
+                        continue
+                    if id(parameter) not in made:
+                        new = torch.nn.Parameter(begin(parameter), requires_grad=parameter.requires_grad)
+                        made[id(parameter)] = new
+                    setattr(layer, own, made[id(parameter)])  # recurrent layers have lists of their parameters, too
+                for own, buffer in layer._buffers.items():  # noqa: SLF001  # as above
+                    if buffer is not None and buffer.is_meta:
+                        layer._buffers[own] = value(part, f"{layer_name}.{own}", buffer)  # noqa: SLF001  # as above
 
 
 def _values(layer: torch.nn.Module, prefix: str, seed: int) -> dict[str, torch.Tensor]:

@@ -6,12 +6,37 @@ The unit stays the same object with the same names of parameters, so its state c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 _NORM = torch.nn.modules.batchnorm._NormBase  # noqa: SLF001  # torch has no public base class of BatchNorm and InstanceNorm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapOptions:
+    """Options of ``job.wrap``, which documents them."""
+
+    checkpoint_units: bool = False
+    compile_units: bool = False
+    keep_gathered: bool = False
+    offload: bool = False
+    graphs: bool = False
+    weights: str | None = None
+
+
+DEFAULT = WrapOptions()
+
+
+def prepare_units(units: Iterable[torch.nn.Module], options: WrapOptions) -> None:
+    """Checkpoint and compile the forward passes of units, as the options say."""
+    for unit in units:
+        if options.checkpoint_units:
+            checkpointed(unit)
+        if options.compile_units:
+            compiled(unit)
 
 
 def checkpointed(unit: torch.nn.Module) -> torch.nn.Module:

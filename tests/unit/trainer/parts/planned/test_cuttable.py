@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.parts.planned.cuttable import CuttableModel
-from heterotrain.parts.stages.stage import Share
-from heterotrain.parts.units.initial_weights import built
+from heterotrain.parts.stages.stage import Share, Stage
+from heterotrain.parts.units.initial_weights import InitialValues, built
+from heterotrain.parts.units.units import units_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +25,14 @@ def model_of(*widths: int) -> torch.nn.Sequential:
 
 
 def cuttable(*widths: int) -> CuttableModel:
-    return CuttableModel(built(lambda: model_of(*widths)), None, seed=1, device=CPU)
+    return CuttableModel(built(lambda: model_of(*widths)), None, InitialValues(seed=1, device=CPU))
+
+
+def begun(model: CuttableModel, cuts: Sequence[int], *, rank: int = 0, recomputes: bool = False) -> Stage:
+    """Return a stage with its initial values."""
+    stage = model.stage(cuts, MemberGroup(rank=rank, world_size=len(cuts) - 1), recomputes=recomputes)
+    model.begin(stage)
+    return stage
 
 
 def test_the_whole_model_cannot_be_run_and_says_what_to_call() -> None:
@@ -35,11 +44,11 @@ def test_the_whole_model_cannot_be_run_and_says_what_to_call() -> None:
 def test_stages_come_with_values_and_the_whole_model_stays_without() -> None:
     model = cuttable(2, 3, 4, 1)
     model.look(torch.zeros(1, 2))
-    stage = model.stage((0, 1, 3), MemberGroup(rank=1, world_size=2))
+    stage = begun(model, (0, 1, 3), rank=1)
     assert [name for name, _ in stage.named_parameters()] == ["1.weight", "1.bias", "2.weight", "2.bias"]
     assert not any(parameter.is_meta for _, parameter in stage.named_parameters())
     assert all(parameter.is_meta for parameter in model.model.parameters())
-    again = dict(model.stage((0, 2, 3), MemberGroup(rank=1, world_size=2)).named_parameters())
+    again = dict(begun(model, (0, 2, 3), rank=1).named_parameters())
     earlier = dict(stage.named_parameters())
     for name, parameter in again.items():
         torch.testing.assert_close(parameter, earlier[name], rtol=0, atol=0)
@@ -48,7 +57,7 @@ def test_stages_come_with_values_and_the_whole_model_stays_without() -> None:
 def test_a_stage_of_all_units_computes_the_model() -> None:
     model = cuttable(2, 3, 1)
     model.look(torch.zeros(1, 2))
-    stage = model.stage((0, 2), MemberGroup(rank=0, world_size=1))
+    stage = begun(model, (0, 2))
     batch = (torch.ones(3, 2), torch.zeros(3, 1))
     (found,) = stage.evaluate(lambda _: batch, 1, lambda output, targets: output - targets)
     assert found.shape == (3, 1)
@@ -71,9 +80,9 @@ def test_a_stage_that_recomputes_runs_its_inner_units_twice_and_has_the_same_gra
     gradients = []
     for recomputes, expected in ((False, [1, 1, 1, 1]), (True, [1, 2, 2, 1])):
         whole = built(lambda: torch.nn.Sequential(*(Counted(a, b) for a, b in pairwise((2, 3, 4, 3, 1)))))
-        model = CuttableModel(whole, None, seed=1, device=CPU)
+        model = CuttableModel(whole, None, InitialValues(seed=1, device=CPU))
         model.look(torch.zeros(1, 2))
-        stage = model.stage((0, 4), MemberGroup(rank=0, world_size=1), recomputes=recomputes)
+        stage = begun(model, (0, 4), recomputes=recomputes)
         batch = (torch.ones(2, 2), torch.zeros(2, 1))
         share = Share(step=0, start=0, sizes=(2,), batch_samples=2, fetch=lambda _, batch=batch: batch)
         stage.run(share, lambda output, targets: ((output - targets) ** 2).mean())
@@ -103,7 +112,7 @@ class Tied(torch.nn.Module):
 def test_a_loss_that_needs_parameters_of_another_stage_is_refused_with_a_sentence(how: str) -> None:
     model = cuttable(2, 3, 1)
     model.look(torch.zeros(1, 2))
-    stage = model.stage((0, 2), MemberGroup(rank=0, world_size=1))
+    stage = begun(model, (0, 2))
     share = Share(step=0, start=0, sizes=(2,), batch_samples=2, fetch=lambda _: (torch.ones(2, 2), torch.zeros(2, 1)))
     with pytest.raises(UsageError, match="loss_fn uses parameters of the model, which may be on another worker"):
         stage.run(share, Tied(model.model, how))
@@ -134,12 +143,14 @@ def test_even_cuts_halve_equal_layers() -> None:
 
 
 def test_a_stage_gets_memory_with_its_first_values_only() -> None:
-    """Initial values are those of a stage that has them at once; a loaded state is shared, not copied."""
+    """Initial values are those of the whole model; a loaded state is shared, not copied."""
     model = cuttable(200, 300, 100)
     model.look(torch.zeros(1, 200))
-    expected = dict(model.stage((0, 2), MemberGroup(rank=0, world_size=1)).named_parameters())
+    whole = units_of(built(lambda: model_of(200, 300, 100)), None)
+    InitialValues(seed=1, device=CPU).fill(whole)
+    expected = dict(whole.model.named_parameters())
     for how in ("begin", "load"):
-        stage = model.stage((0, 2), MemberGroup(rank=0, world_size=1), with_values=False)
+        stage = model.stage((0, 2), MemberGroup(rank=0, world_size=1))
         held = dict(stage.named_parameters())
         assert all(p.untyped_storage().nbytes() == p.element_size() for p in held.values())
         state = {name: parameter.detach().clone() for name, parameter in expected.items()}

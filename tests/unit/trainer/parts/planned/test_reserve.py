@@ -9,7 +9,7 @@ import torch
 from heterotrain.errors import OutOfMemory
 from heterotrain.parts.planned.cuttable import CuttableModel
 from heterotrain.parts.planned.part import PlannedPart
-from heterotrain.parts.units.initial_weights import built
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.state.training import TrainState
 from heterotrain_core.contract.outcome import Cause
 from unit.trainer.membership.test_agreement import PLAN, a_part
@@ -26,8 +26,7 @@ def a_stage(make: Make) -> PlannedPart:
     cuttable = CuttableModel(
         built(lambda: torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(8)))),
         None,
-        seed=1,
-        device=torch.device("cpu"),
+        InitialValues(seed=1, device=torch.device("cpu")),
     )
     cuttable.look(torch.zeros(1, 4))
     training = TrainState(order="as given")

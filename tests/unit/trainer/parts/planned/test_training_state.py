@@ -10,7 +10,7 @@ import pytest
 import torch
 from heterotrain.parts.planned.cuttable import CuttableModel
 from heterotrain.parts.planned.optimizer_costs import state_ratio
-from heterotrain.parts.units.initial_weights import built
+from heterotrain.parts.units.initial_weights import InitialValues, built
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 MAKES: dict[str, tuple[Make, float]] = {
@@ -92,7 +92,7 @@ def test_an_optimizer_that_needs_values_has_no_ratio(kind: str) -> None:
 
 def test_hooks_and_schedulers_do_not_see_the_step() -> None:
     seen: list[object] = []
-    cut = CuttableModel(built(model), None, seed=1, device=torch.device("cpu"))
+    cut = CuttableModel(built(model), None, InitialValues(seed=1, device=torch.device("cpu")))
     cut.look(torch.zeros(1, 8))
     optimizer = torch.optim.SGD(cut.model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: seen.append(1))

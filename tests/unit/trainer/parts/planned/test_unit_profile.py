@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 import torch
 from heterotrain.parts.planned.unit_profile import profile, write
-from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import Units, units_of
 from heterotrain_cli.main import main
 from heterotrain_core.units import UnitProfile
@@ -39,13 +39,14 @@ def measured(limit_s: float, *, processors: float = math.inf) -> tuple[UnitProfi
     RUNS.clear()
     ticks, processor_ticks = itertools.count(), itertools.count()
 
-    def give(units: Units, parts: Sequence[str]) -> None:
-        fill(units, seed=0, device=CPU, parts=parts)
-        held = [name for name, p in units.model.named_parameters() if not p.is_meta]
-        assert all(name.partition(".")[0] in parts for name in held)  # one unit at a time has memory
+    class OneAtATime(InitialValues):
+        def fill(self, units: Units, parts: Collection[str] | None = None, *, with_parameters: bool = True) -> None:
+            super().fill(units, parts, with_parameters=with_parameters)
+            held = [name for name, p in units.model.named_parameters() if not p.is_meta]
+            assert all(name.partition(".")[0] in (parts or ()) for name in held)  # one unit at a time has memory
 
     return profile(
-        build, lambda size: torch.ones(size, 8), kind="cpu", fill=give, device=CPU, limit_s=limit_s,
+        build, lambda size: torch.ones(size, 8), kind="cpu", values=OneAtATime(seed=0, device=CPU), limit_s=limit_s,
         processors=processors, clock=lambda: float(next(ticks)), processor_clock=lambda: next(processor_ticks) / 2,
     )  # fmt: skip
 

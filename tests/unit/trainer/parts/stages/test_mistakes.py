@@ -13,7 +13,7 @@ from heterotrain.errors import UsageError
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.parts.planned.cuttable import CuttableModel
 from heterotrain.parts.stages.stage import Share
-from heterotrain.parts.units.initial_weights import built
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.state import admission
 from torch import nn
 
@@ -50,7 +50,7 @@ def begin(build: Callable[..., Any], *, units: Any = "blocks", inputs: Any = SAM
     """Do what a worker does before it trains: build, look, measure."""
     whole = built(build)
     admission.check_model(whole, has_values=False)
-    model = CuttableModel(whole, units, seed=1, device=CPU)
+    model = CuttableModel(whole, units, InitialValues(seed=1, device=CPU))
     model.look(inputs[:1])
     model.profile(lambda samples: inputs[:samples], kind="cpu", limit_s=0.0)
     return model
@@ -224,6 +224,7 @@ def test_the_error_of_a_function_itself_is_the_scripts_own() -> None:
 def test_a_loss_that_is_none_is_refused() -> None:
     model = begin(Net)
     stage = model.stage((0, 5), MemberGroup(rank=0, world_size=1))
+    model.begin(stage)
     share = Share(step=0, start=0, sizes=(5,), batch_samples=5, fetch=lambda _: (SAMPLES, torch.zeros(5, 2)))
     for loss in (SAMPLES, torch.zeros(()), 1.0):
         with pytest.raises(UsageError, match="loss_fn has to return a tensor without dimensions that depends on"):
@@ -260,6 +261,7 @@ class Counting(Buffered):
 def test_ties_between_stages_recurrent_layers_and_buffers_work(build: Callable[[], nn.Module]) -> None:
     model = begin(build)
     stage = model.stage((0, 5), MemberGroup(rank=0, world_size=1))
+    model.begin(stage)
     (found,) = stage.evaluate(lambda _: (SAMPLES, None), 1, lambda output, _: output)
     assert found.shape == (5, 2)
     held = {id(parameter) for parameter in stage.model.parameters()}

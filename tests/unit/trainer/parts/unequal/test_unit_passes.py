@@ -14,7 +14,7 @@ from heterotrain.errors import UsageError
 from heterotrain.parts.unequal import gathered_unit
 from heterotrain.parts.unequal.gathered_unit import GatheredUnit
 from heterotrain.parts.unequal.shards import ModelShards
-from heterotrain.parts.units.initial_weights import built
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import units_of
 from heterotrain_core.contract.plan import Layout, LayoutKind
 from heterotrain_core.units import UnitProfile, UnitSeconds
@@ -137,7 +137,10 @@ def a_rank(forward: Forward, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelShar
     layout = Layout(kind=LayoutKind.SHARDED, shards=1, state_weights=(1,))
     group: Any = Alone()
     part = ModelShards(
-        units_of(built(lambda: Net(forward)), "blocks"), layout, group, seed=0, device=torch.device("cpu")
+        units_of(built(lambda: Net(forward)), "blocks"),
+        layout,
+        group,
+        InitialValues(seed=0, device=torch.device("cpu")),
     )
     part.begin(units_of(built(lambda: Net(forward)), "blocks"))
     return part, seen
@@ -273,7 +276,7 @@ def test_the_planner_counts_the_bytes_of_gathered_units(
     path = "blocks" if around else None
     layout = Layout(kind=LayoutKind.SHARDED, shards=1, state_weights=(1,))
     group: Any = Alone()
-    part = ModelShards(units_of(built(build), path), layout, group, seed=0, device=torch.device("cpu"))
+    part = ModelShards(units_of(built(build), path), layout, group, InitialValues(seed=0, device=torch.device("cpu")))
     part.begin(units_of(built(build), path))
     units = [part._passes._rest, *part._passes._units]
     seen: list[int] = []

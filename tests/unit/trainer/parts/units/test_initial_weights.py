@@ -4,7 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import units_of
 
 THREADS = 4
@@ -34,7 +34,7 @@ class Slow(torch.nn.Module):
 def filled() -> dict[str, torch.Tensor]:
     """Return the values of a model of slow layers."""
     units = units_of(built(lambda: torch.nn.Sequential(*(Slow() for _ in range(8)))), None)
-    fill(units, seed=1, device=torch.device("cpu"))
+    InitialValues(seed=1, device=torch.device("cpu")).fill(units)
     return dict(units.model.state_dict())
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.parts.units.draws import UnitDraws
-from heterotrain.parts.units.initial_weights import built, fill
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import check_cut, check_stages, units_of
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ class Model(torch.nn.Module):
 
 def filled(seed: int = 0, parts: list[str] | None = None) -> torch.nn.Module:
     units = units_of(built(Model), "stack.h")
-    fill(units, seed=seed, device=CPU, parts=parts)
+    InitialValues(seed=seed, device=CPU).fill(units, parts)
     return units.model
 
 
@@ -141,7 +141,7 @@ def test_models_that_cannot_be_built_are_refused_with_a_sentence(
     factory: Callable[[], torch.nn.Module], path: str | None, sentence: str
 ) -> None:
     with pytest.raises(UsageError) as error:
-        fill(units_of(built(factory), path), seed=0, device=CPU)
+        InitialValues(seed=0, device=CPU).fill(units_of(built(factory), path))
     assert sentence in str(error.value)
 
 

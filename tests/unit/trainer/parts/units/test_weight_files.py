@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from heterotrain.errors import UsageError
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.parts.planned.cuttable import CuttableModel
 from heterotrain.parts.sharded.sharded import shard
-from heterotrain.parts.units import initial_weights
-from heterotrain.parts.units.initial_weights import Filling, built
+from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import units_of
 from heterotrain.parts.units.weight_files import PretrainedWeights
 from heterotrain.state import local
@@ -84,7 +84,7 @@ def test_a_whole_model_gets_the_values_of_the_files_in_its_own_format(tmp_path: 
     tensors = state()
     model = built(lambda: Net().double())
     weights = PretrainedWeights(str(write(tmp_path, tensors)), model)
-    Filling(units=units_of(model, "blocks"), seed=0, device=CPU, weights=weights).fill(None)
+    InitialValues(seed=0, device=CPU, weights=weights).fill(units_of(model, "blocks"))
     assert model.letters.weight is model.head.weight
     for name, tensor in model.state_dict().items():
         expected = tensors[name if name != "letters.weight" else "head.weight"]
@@ -100,16 +100,16 @@ def test_a_rank_of_a_sharded_member_holds_its_rows_and_never_the_whole_model(
     model = built(plain)
     weights = PretrainedWeights(str(one_file(tmp_path, tensors)), model)
     units = units_of(model, None)
-    filling = Filling(units=units, seed=0, device=CPU, weights=weights)
-    most, fill = 0, initial_weights.fill
+    values = InitialValues(seed=0, device=CPU, weights=weights)
+    most, fill = 0, InitialValues.fill
 
     def watched(*arguments: Any, **options: Any) -> None:
         nonlocal most
         fill(*arguments, **options)
         most = max(most, sum(local.local(p).numel() for p in model.parameters() if not p.is_meta))
 
-    monkeypatch.setattr(initial_weights, "fill", watched)
-    shard(model, MemberGroup(rank=1, world_size=3), units.layers, device=CPU, fill=filling.fill)
+    monkeypatch.setattr(InitialValues, "fill", watched)
+    shard(model, MemberGroup(rank=1, world_size=3), units.layers, device=CPU, fill=partial(values.fill_unit, units))
     for name, parameter in model.named_parameters():
         own = local.range_of(name, parameter)
         torch.testing.assert_close(
@@ -125,7 +125,7 @@ def test_a_stage_reads_its_own_units_only(
     tensors = state(plain)
     model = built(plain)
     weights = PretrainedWeights(str(one_file(tmp_path, tensors)), model)
-    cuttable = CuttableModel(model, None, seed=0, device=CPU, weights=weights)
+    cuttable = CuttableModel(model, None, InitialValues(seed=0, device=CPU, weights=weights))
     cuttable.look(torch.zeros(1, 4))
     read = 0
     cat_file = LocalFileSystem.cat_file
@@ -137,7 +137,9 @@ def test_a_stage_reads_its_own_units_only(
         return found
 
     monkeypatch.setattr(LocalFileSystem, "cat_file", counted)
-    found = dict(cuttable.stage((0, 1, 3), MemberGroup(rank=stage, world_size=2)).named_parameters())
+    part = cuttable.stage((0, 1, 3), MemberGroup(rank=stage, world_size=2))
+    cuttable.begin(part)
+    found = dict(part.named_parameters())
     names = [f"{unit}.{what}" for unit in range(*units) for what in ("weight", "bias")]
     assert list(found) == names
     assert read == sum(tensors[name].nbytes for name in names)
