@@ -23,14 +23,13 @@ from heterotrain.clock import Clock, ClockLoop
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.plan_source import PlanSource
-from heterotrain.network import connection_setup
 from heterotrain.network.authentication import Credentials, authenticate_streams, peer_role
 from heterotrain.network.callers import Callers
 from heterotrain.network.connection_setup import HostedStore, connect_store
 from heterotrain.network.frames import read_frame, write_frame
 from heterotrain.network.gloo.abort import open_sockets
 from heterotrain.network.heartbeat import CONNECT_S, Heartbeats, PeerKey, key_of
-from heterotrain.network.key_store import HostedKeyStore, KeyTable, RemoteKeyStore, serve
+from heterotrain.network.key_store import KeyStore, KeyTable, serve
 from heterotrain.network.schemas import checked_request, reply_problem
 
 _log = logging.getLogger(__name__)
@@ -199,15 +198,13 @@ class PeerService:
     # -- stores of formations ----------------------------------------------------------------------------------------
 
     def host_store(self) -> HostedStore:
-        """Make a store for one formation, which its other ranks reach by its number; safe from any thread."""
-        table, number = KeyTable(), secrets.randbits(48)
+        """Make a store for one formation, which its ranks reach by its number; safe from any thread."""
+        table, number = KeyTable(self.loop), secrets.randbits(48)
         self._tables = {n: each for n, each in self._tables.items() if not each.is_closed} | {number: table}
-        return HostedStore(
-            store=HostedKeyStore(table, limit_s=connection_setup.SETUP_S), number=number, sockets_before=open_sockets()
-        )
+        return HostedStore(table=table, number=number, sockets_before=open_sockets())
 
-    def connect_store(self, host: Rank, number: int) -> RemoteKeyStore:
-        """Connect to the store ``number`` that another rank hosts; blocks, and may be called from any thread.
+    def connect_store(self, host: Rank, number: int) -> KeyStore:
+        """Connect to the store ``number`` that a rank hosts; blocks, and may be called from any thread.
 
         Raises:
             OSError: it cannot be reached, or is not a rank of this job.

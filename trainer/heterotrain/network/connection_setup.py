@@ -23,7 +23,7 @@ from heterotrain.network.authentication import Credentials, authenticate, peer_r
 from heterotrain.network.frames import to_frame
 from heterotrain.network.gloo.abort import OpenSocket
 from heterotrain.network.gloo.listeners import GuardedDevices
-from heterotrain.network.key_store import HostedKeyStore, RemoteKeyStore
+from heterotrain.network.key_store import KeyStore, KeyTable
 from heterotrain.network.nccl import COLLECTIVE_S, nccl_group
 
 c10d: Any = dist
@@ -40,21 +40,21 @@ class HostedStore:
     """A store that this process hosts.
 
     Attributes:
-        store: the store.
+        table: its keys; closing it ends the store for all ranks.
         number: what tells it apart from earlier ones of this process.
         sockets_before: sockets that were open before it was made; all later ones may belong to the group.
     """
 
-    store: HostedKeyStore
+    table: KeyTable
     number: int
     sockets_before: frozenset[OpenSocket]
 
 
-def connect_store(host: Rank, request: Mapping[str, Any], credentials: Credentials) -> RemoteKeyStore:
-    """Connect to a store that another rank hosts, over that rank's peer port.
+def connect_store(host: Rank, request: Mapping[str, Any], credentials: Credentials) -> KeyStore:
+    """Connect to a store that a rank hosts, over that rank's peer port.
 
     Args:
-        host: the other rank.
+        host: the rank; perhaps this one.
         request: what its peer service takes as the wish to use the store.
         credentials: of the job.
 
@@ -70,7 +70,7 @@ def connect_store(host: Rank, request: Mapping[str, Any], credentials: Credentia
     except BaseException:
         connection.close()
         raise
-    return RemoteKeyStore(connection, limit_s=SETUP_S)
+    return KeyStore(connection, limit_s=SETUP_S)
 
 
 def make_group(backend: str, address: str) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ class Connections:
         world_size: number of ranks.
         waiting: the current wait of the training thread, for the hang watch; ``None`` when it does not wait.
         flag: raised before a communicator of this formation is aborted, this rank's member's included.
-        store: reached by all ranks; ``None`` until they are connected, except on the rank that hosts it.
+        store: reached by all ranks; ``None`` until they are connected.
         gloo_address: see ``gloo_device_address``.
     """
 
@@ -63,9 +63,10 @@ class Connections:
         self.rank, self.world_size = rank, world_size
         self.waiting: Waiting | None = None
         self.flag = AbortFlag()
-        self.store: Any = hosted.store if hosted else None
+        self.store: Any = None
         self.gloo_address = ""
         self.clock = clock
+        self._hosted = hosted
         self._sockets = PeerSockets(sockets, before=hosted.sockets_before if hosted else None)
         self._lock = threading.Lock()
         self._cut = ""
@@ -82,9 +83,15 @@ class Connections:
         count = self._sockets.cut()
         if self._mesh is not None:
             self._mesh.cut()
-        close_store(self.store)
+        self.end_store()
         if first:
             _log.info("cut %d connections of the group: %s", count, reason)
+
+    def end_store(self) -> None:
+        """Leave the store; on the rank that hosts it, end it for all ranks."""
+        close_store(self.store)
+        if self._hosted is not None:
+            self._hosted.table.close()
 
     def _abort(self) -> None:
         """End the operations that no closed connection ends."""

@@ -26,7 +26,6 @@ from heterotrain.network.gloo.abort import OpenSocket, interface_of, open_socket
 from heterotrain.network.gloo.default_group import publish, withdraw
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.gloo.script_group import ScriptCollectives
-from heterotrain.network.key_store import close_store
 from heterotrain.network.mesh.connect import connect as connect_mesh
 from heterotrain.network.nccl import COLLECTIVE_S, abort, join_nccl, release
 from heterotrain.network.peer_sockets import SocketFilter
@@ -66,7 +65,7 @@ class Group(Connections):
         """Connect to all other ranks.
 
         Args:
-            connect: connects to the store, where this rank does not host it.
+            connect: connects to the store.
             topology: connects the ranks for sums.
             own_address: address of this rank, which determines the interface for gloo; ``None`` leaves it to gloo.
             credentials: of the job.
@@ -84,9 +83,9 @@ class Group(Connections):
         self.check()
 
         def store() -> Any:
-            self.store = self.store or connect()
+            self.store = connect()
             if self._cut:  # it came too late to be cut with the rest
-                close_store(self.store)
+                self.end_store()
             return self.store
 
         def connect_all() -> tuple[Any, Any, Sums]:
@@ -155,7 +154,7 @@ class Group(Connections):
         self.script.close()
         if self._member is not None:
             self._member.leave_formation()
-        close_store(self.store)
+        self.end_store()
         self._sums = self.store = self._member = None
         self._owners.clear()
         if nccl:

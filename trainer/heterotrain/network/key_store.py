@@ -1,7 +1,7 @@
 """A store of a formation's addresses, hosted by one rank and reached over authenticated connections.
 
 torch's own ``TCPStore`` listens on a port of its own and answers anybody. Here a store is a table in the memory of the
-rank that hosts it, and the others reach it through that rank's peer port. Groups only ever set keys that nobody has
+rank that hosts it, and all ranks reach it through that rank's peer port. Groups only ever set keys that nobody has
 set before, and read the keys of all ranks. So a reader gets, with each answer, everything set since its last one:
 whatever the order in which it asks, each value travels to it once.
 """
@@ -34,71 +34,44 @@ _MOST_ENTRIES = 1 << 22
 
 
 class KeyTable:
-    """Keys and values of one formation, on the rank that hosts them. Safe to use from any thread."""
+    """Keys and values of one formation, in the event loop of the rank that hosts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make an empty table; all but ``close`` is called in the loop."""
+        self._loop = loop
         self._log: list[tuple[bytes, bytes]] = []
-        self._keys: set[bytes] = set()
-        self._changed = threading.Condition()
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._is_set: dict[bytes, asyncio.Event] = {}
         self.is_closed = False
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Append an entry and wake everybody who waits for one."""
-        with self._changed:
-            self._log.append((key, value))
-            self._keys.add(key)
-            self._wake()
+        """Append an entry and wake everybody who waits for it."""
+        self._log.append((key, value))
+        self._event(key).set()
 
-    def close(self) -> None:
-        """Make all waits fail, now and later."""
-        with self._changed:
-            self.is_closed = True
-            self._wake()
-
-    def read(self, key: bytes, *, since: int, end_s: float) -> list[tuple[bytes, bytes]]:
-        """Wait for a key; return all entries from number ``since`` on.
-
-        Raises:
-            OSError: the table was closed, or (``TimeoutError``) the time is over.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self.is_closed or key in self._keys, max(0.0, end_s - time.monotonic()))
-            self._check()
-            if key not in self._keys:
-                raise TimeoutError(f"no rank has set {key.decode(errors='replace')}")
-            return self._log[since:]
-
-    async def read_async(self, key: bytes, *, since: int) -> list[tuple[bytes, bytes]]:
-        """Do the same without blocking the loop and without a limit.
+    async def read(self, key: bytes, *, since: int) -> list[tuple[bytes, bytes]]:
+        """Wait for a key, without a limit; return all entries from number ``since`` on.
 
         Raises:
             OSError: the table was closed.
         """
-        entry = (asyncio.get_running_loop(), asyncio.Event())
-        with self._changed:
-            self._waiting.append(entry)
-        try:
-            while True:
-                with self._changed:
-                    self._check()
-                    if key in self._keys:
-                        return self._log[since:]
-                    entry[1].clear()
-                await entry[1].wait()
-        finally:
-            with self._changed:
-                self._waiting.remove(entry)
-
-    def _check(self) -> None:
+        if not self.is_closed:
+            await self._event(key).wait()
         if self.is_closed:
             raise ConnectionResetError("the formation was given up")
+        return self._log[since:]
+
+    def close(self) -> None:
+        """Make all waits fail, now and later; safe from any thread."""
+        self.is_closed = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _event(self, key: bytes) -> asyncio.Event:
+        return self._is_set.setdefault(key, asyncio.Event())
 
     def _wake(self) -> None:
-        self._changed.notify_all()
-        for loop, event in self._waiting:
-            with contextlib.suppress(RuntimeError):  # that loop is closed
-                loop.call_soon_threadsafe(event.set)
+        for event in self._is_set.values():
+            event.set()
 
 
 async def serve(table: KeyTable, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -118,22 +91,24 @@ async def serve(table: KeyTable, reader: asyncio.StreamReader, writer: asyncio.S
             table.set(key, await reader.readexactly(value_bytes))
             writer.write(_COUNT.pack(0))
         else:
-            entries = await table.read_async(key, since=sent)
+            entries = await table.read(key, since=sent)
             sent += len(entries)
             writer.write(_COUNT.pack(len(entries)))
             writer.writelines(_ENTRY.pack(len(k), len(v)) + k + v for k, v in entries)
         await writer.drain()
 
 
-class _KeyStore(_Store):  # type: ignore[misc]  # as above
-    """What groups need of a store; gloo and NCCL call it from threads of their own."""
+class KeyStore(_Store):  # type: ignore[misc]  # as above
+    """What groups need of a store, as each rank sees it; gloo and NCCL call it from threads of their own."""
 
-    def __init__(self, *, limit_s: float) -> None:
-        """Make a store whose reads wait for at most ``limit_s`` seconds."""
+    def __init__(self, connection: socket.socket, *, limit_s: float) -> None:
+        """Use a connection that the hosting rank answers with ``serve``; reads wait for at most ``limit_s`` seconds."""
         super().__init__()
+        self._connection = connection
         self._limit_s = limit_s
         self._known: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
+        self._requests = threading.Lock()
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key that no rank has set before.
@@ -141,7 +116,8 @@ class _KeyStore(_Store):  # type: ignore[misc]  # as above
         Raises:
             OSError: the store is not reached.
         """
-        self._put(key.encode(), value.encode() if isinstance(value, str) else bytes(value))
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        self._ask(_SET, key.encode(), content)
 
     def get(self, key: str) -> bytes:
         """Return a key's value as soon as a rank has set it.
@@ -152,7 +128,7 @@ class _KeyStore(_Store):  # type: ignore[misc]  # as above
         name = key.encode()
         with self._lock:
             if name not in self._known:
-                self._known.update(self._fetch(name, time.monotonic() + self._limit_s))
+                self._known.update(self._ask(_READ, name))
             return self._known[name]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002  # torch's signature
@@ -165,61 +141,15 @@ class _KeyStore(_Store):  # type: ignore[misc]  # as above
             self.get(key)
 
     def cut(self) -> None:
-        """Make all waits fail, now and later; safe from any thread."""
-        raise NotImplementedError
-
-    def _put(self, key: bytes, value: bytes) -> None:
-        raise NotImplementedError
-
-    def _fetch(self, key: bytes, end_s: float) -> list[tuple[bytes, bytes]]:
-        raise NotImplementedError
-
-
-class HostedKeyStore(_KeyStore):
-    """The store as the rank sees it that hosts the table."""
-
-    def __init__(self, table: KeyTable, *, limit_s: float) -> None:
-        super().__init__(limit_s=limit_s)
-        self._table = table
-        self._read = 0
-
-    def cut(self) -> None:
-        """Make all waits fail, also those of other ranks."""
-        self._table.close()
-
-    def _put(self, key: bytes, value: bytes) -> None:
-        self._table.set(key, value)
-
-    def _fetch(self, key: bytes, end_s: float) -> list[tuple[bytes, bytes]]:
-        entries = self._table.read(key, since=self._read, end_s=end_s)
-        self._read += len(entries)
-        return entries
-
-
-class RemoteKeyStore(_KeyStore):
-    """The store as other ranks see it."""
-
-    def __init__(self, connection: socket.socket, *, limit_s: float) -> None:
-        """Use a connection that the hosting rank answers with ``serve``."""
-        super().__init__(limit_s=limit_s)
-        self._connection = connection
-        self._requests = threading.Lock()
-
-    def cut(self) -> None:
-        """Make all waits of this rank fail."""
+        """Make all waits of this rank fail, now and later; safe from any thread."""
         shut_down(self._connection)
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
-    def _put(self, key: bytes, value: bytes) -> None:
-        self._ask(_SET, key, value, time.monotonic() + self._limit_s)
-
-    def _fetch(self, key: bytes, end_s: float) -> list[tuple[bytes, bytes]]:
-        return self._ask(_READ, key, b"", end_s)
-
-    def _ask(self, operation: bytes, key: bytes, value: bytes, end_s: float) -> list[tuple[bytes, bytes]]:
+    def _ask(self, operation: bytes, key: bytes, value: bytes = b"") -> list[tuple[bytes, bytes]]:
+        end_s = time.monotonic() + self._limit_s
         with self._requests:
             self._connection.settimeout(self._limit_s)
             self._connection.sendall(_REQUEST.pack(operation, len(key), len(value)) + key + value)
@@ -238,7 +168,6 @@ class RemoteKeyStore(_KeyStore):
 
 def close_store(store: Any) -> None:
     """End a formation's store; does nothing to other kinds, such as torchrun's."""
-    if isinstance(store, _KeyStore):
+    if isinstance(store, KeyStore):
         store.cut()
-    if isinstance(store, RemoteKeyStore):
         store.close()

@@ -11,6 +11,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from heterotrain.membership.plan_source import PlanSource
 from heterotrain.network import heartbeat
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.gloo.abort import connected, cut, interface_of, open_sockets
+from heterotrain.network.group import Group
 from heterotrain.network.heartbeat import key_of, loss_reason
+from heterotrain.network.peer_sockets import SocketFilter
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan, Rank
@@ -84,6 +87,27 @@ def test_only_the_addressed_process_answers(make: Make) -> None:
     assert one.call(one.request(replace(other, local_rank=1), "plan", {}, timeout_s=UNLIMITED_S)).result() is None
     assert one.call(one.request(other, "plan", {"job": "k"}, timeout_s=UNLIMITED_S)).result() is None
     assert one.call(one.request(other, "dance", {}, timeout_s=UNLIMITED_S)).result() is None
+
+
+def test_the_host_of_a_store_uses_it_like_the_others_and_ends_it_for_all(make: Make) -> None:
+    """A formation that the host gives up holds nobody, whoever waits for a key."""
+    (host, place), (other, _) = make("a"), make("b")
+    hosted = host.host_store()
+    views = [service.connect_store(place, hosted.number) for service in (host, other)]
+    views[0].set("mesh-0", b"here")
+    assert [view.get("mesh-0") for view in views] == [b"here"] * 2
+    group = Group(
+        rank=0, world_size=2, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset({place.peer_port})),
+        hosted=hosted,
+    )  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(view.get, "mesh-1") for view in views]
+        group.cut("a member is lost")
+        for each in waiting:
+            with pytest.raises(OSError, match="ended"):
+                each.result()
+    for view in views:
+        view.close()
 
 
 def test_garbage_does_not_disturb_the_listener(make: Make) -> None:

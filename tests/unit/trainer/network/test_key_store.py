@@ -15,15 +15,15 @@ import torch
 from heterotrain.network.connection_setup import c10d, gloo_group
 from heterotrain.network.gloo.abort import open_sockets
 from heterotrain.network.gloo.listeners import GuardedDevices
-from heterotrain.network.key_store import HostedKeyStore, KeyTable, RemoteKeyStore, serve
+from heterotrain.network.key_store import KeyStore, KeyTable, serve
 from support.waiting import UNLIMITED_S
 
 
 @contextlib.contextmanager
-def stores(ranks: int) -> Iterator[tuple[KeyTable, list[HostedKeyStore | RemoteKeyStore]]]:
-    """Yield a table with the views of all ranks; rank 0 hosts it, and a loop in a thread serves the others."""
-    loop, table = asyncio.new_event_loop(), KeyTable()
-    pairs = [socket.socketpair() for _ in range(ranks - 1)]
+def stores(ranks: int) -> Iterator[tuple[KeyTable, list[KeyStore]]]:
+    """Yield a table with the views of all ranks, which a loop in a thread serves."""
+    loop = asyncio.new_event_loop()
+    table, pairs = KeyTable(loop), [socket.socketpair() for _ in range(ranks)]
 
     async def answer(one: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=one)
@@ -40,12 +40,12 @@ def stores(ranks: int) -> Iterator[tuple[KeyTable, list[HostedKeyStore | RemoteK
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     served = [asyncio.run_coroutine_threadsafe(answer(one), loop) for one, _ in pairs]
-    remote = [RemoteKeyStore(other, limit_s=UNLIMITED_S) for _, other in pairs]
+    views = [KeyStore(other, limit_s=UNLIMITED_S) for _, other in pairs]
     try:
-        yield table, [HostedKeyStore(table, limit_s=UNLIMITED_S), *remote]
+        yield table, views
     finally:
         table.close()
-        for each in remote:
+        for each in views:
             each.close()
         asyncio.run_coroutine_threadsafe(stop(), loop).result()
         assert all(each.done() for each in served)

@@ -214,7 +214,7 @@ class Rendezvous:
         replies = await self._peers.ask_all(others, "store", body)
         if not all(reply.get("comes") for reply in replies.values()) or len(replies) < len(others):
             state.give_up("a member no longer joins it")  # otherwise the members that come would wait for it
-            hosted.store.cut()
+            hosted.table.close()
             return None
         return RendezvousResult(membership=membership, store_number=hosted.number, devices=devices, hosted=hosted)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ from heterotrain.network.nccl import abort, join_nccl, release
 
 NAME = "heterotrain-member"
 """Name under which torch finds the group; a process is in one member."""
+Direction = Literal["send", "receive"]
+"""Of a message between two ranks of a member."""
 
 
 class MemberGroup(Collectives):
@@ -185,23 +187,13 @@ class MemberGroup(Collectives):
             self._on_wait("")
         return work
 
-    def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> ThreadedWait:
-        """Begin to send a tensor in the CPU's memory to a rank of the member; ``finish_send`` waits for the end.
+    def start(self, direction: Direction, tensor: torch.Tensor, rank: int, tag: int) -> ThreadedWait:
+        """Begin to send a tensor in the CPU's memory to a rank of the member, or to receive one; ``finish`` waits.
 
         Raises:
             PeerLost: the connections are cut.
         """
-        return self._start("send", tensor, rank, tag)
-
-    def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> ThreadedWait:
-        """Begin to receive a tensor into the CPU's memory; ``finish_receive`` waits for it.
-
-        Raises:
-            PeerLost: the connections are cut.
-        """
-        return self._start("recv", tensor, rank, tag)
-
-    def _start(self, method: str, tensor: torch.Tensor, rank: int, tag: int) -> ThreadedWait:
+        method = "recv" if direction == "receive" else direction
         if self._cut or self._group is None:
             raise PeerLost(self._cut)
         try:
@@ -210,14 +202,6 @@ class MemberGroup(Collectives):
             self.cut("a message inside the member failed")
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
         return ThreadedWait(work, is_over=self.is_over, belongs_to=self._group)
-
-    def finish_receive(self, wait: BoundedWait) -> None:
-        """Wait until a message has arrived.
-
-        Raises:
-            PeerLost: its sender, or another rank of the member, is lost or has left the step.
-        """
-        self._finish(wait, "receive inside the member")
 
     def note_received(self, messages: Sequence[tuple[ThreadedWait, int, int]]) -> None:
         """Report messages that have arrived at the same time, each as all of them: they share this rank's link.
@@ -231,16 +215,13 @@ class MemberGroup(Collectives):
             for _, sender, _ in messages:
                 self._on_received(sender, size_bytes, seconds)
 
-    def finish_send(self, wait: BoundedWait) -> None:
-        """Wait until a message has left.
+    def finish(self, direction: Direction, wait: BoundedWait) -> None:
+        """Wait until a message has left, or has arrived.
 
         Raises:
-            PeerLost: its receiver, or another rank of the member, is lost or has left the step.
+            PeerLost: the other side, or another rank of the member, is lost or has left the step.
         """
-        self._finish(wait, "send inside the member")
-
-    def _finish(self, wait: BoundedWait, what: str) -> None:
-        self._on_wait(what)
+        self._on_wait(f"{direction} inside the member")
         try:
             wait.wait()
         except RuntimeError as error:

@@ -41,7 +41,7 @@ class Neighbours:
         header = torch.tensor([tensor.dim(), DTYPES.index(tensor.dtype), int(tensor.requires_grad), *shape])
         values = tensor.detach().to("cpu").contiguous()
         for message in (header, values):
-            self._sending.append((message, self._group.start_send(message, rank, 0)))
+            self._sending.append((message, self._group.start("send", message, rank, 0)))
 
     def receive(self, rank: int) -> torch.Tensor:
         """Return the next tensor from a rank.
@@ -63,7 +63,7 @@ class Neighbours:
             PeerLost: a rank of the member is lost.
         """
         while len(self._sending) > keep:
-            self._group.finish_send(self._sending[0][1])
+            self._group.finish("send", self._sending[0][1])
             self._sending.pop(0)
 
     def forget(self) -> None:

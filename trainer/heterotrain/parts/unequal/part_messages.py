@@ -38,12 +38,12 @@ class PartExchange:
         for rank, target in enumerate(received):
             if rank != own and target.numel():
                 buffer = target if target.is_cpu else torch.empty_like(target, device="cpu")
-                self._receiving.append((group.start_receive(buffer, rank, TAG), rank, buffer, target))
+                self._receiving.append((group.start("receive", buffer, rank, TAG), rank, buffer, target))
         copies: dict[int, torch.Tensor] = {}  # the same tensor may go to all ranks
         for rank, source in enumerate(sent):
             if rank != own and source.numel():
                 message = copies.setdefault(source.data_ptr(), source.detach().cpu())
-                self._sending.append(group.start_send(message, rank, TAG))
+                self._sending.append(group.start("send", message, rank, TAG))
 
     def receive(self) -> None:
         """Wait until all messages have arrived.
@@ -52,7 +52,7 @@ class PartExchange:
             PeerLost: as above.
         """
         for wait, _, buffer, target in self._receiving:
-            self._group.finish_receive(wait)
+            self._group.finish("receive", wait)
             if buffer is not target:
                 target.copy_(buffer)
         if self._receiving:
@@ -67,7 +67,7 @@ class PartExchange:
         """
         self.receive()
         for wait in self._sending:
-            self._group.finish_send(wait)
+            self._group.finish("send", wait)
         self._sending.clear()
 
 

@@ -57,26 +57,22 @@ class Rank:
     def rank(self) -> int:
         return self._rank
 
-    def start_send(self, tensor: torch.Tensor, rank: int, _tag: int) -> Message:
-        return self._network.begin(self._rank, rank, tensor, sends=True)
-
-    def start_receive(self, tensor: torch.Tensor, rank: int, _tag: int) -> Message:
+    def start(self, direction: str, tensor: torch.Tensor, rank: int, _tag: int) -> Message:
+        if direction == "send":
+            return self._network.begin(self._rank, rank, tensor, sends=True)
         return self._network.begin(rank, self._rank, tensor, sends=False)
 
-    def finish_send(self, message: Message) -> None:
+    def finish(self, direction: str, message: Message) -> None:
         if not message.over.wait(LONGEST_S):
-            raise TimeoutError(f"rank {self._rank} waits for its receiver")
+            raise TimeoutError(f"rank {self._rank} waits for the other side of its {direction}")
+        if direction == "receive":
+            self._network.open_elements[self._rank] -= message.tensor.numel()
 
     def note_received(self, messages: list[tuple[Message, int, int]]) -> None:
         for message, sender, size_bytes in messages:
             assert message.over.is_set()
             assert sender != self._rank
             assert size_bytes == message.tensor.nbytes
-
-    def finish_receive(self, message: Message) -> None:
-        if not message.over.wait(LONGEST_S):
-            raise TimeoutError(f"rank {self._rank} waits for a sender")
-        self._network.open_elements[self._rank] -= message.tensor.numel()
 
 
 def on_all(number: int, run: Any) -> tuple[list[Any], Network]:
