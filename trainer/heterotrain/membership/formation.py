@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from heterotrain_core.contract.plan import Plan, Rank
 
@@ -86,13 +85,3 @@ def first_membership(held: HeldPlan) -> FormationMembership:
     return FormationMembership(
         held=held, formation=FormationId(generation=held.plan.generation, number=0), plan_ranks=ranks
     )
-
-
-def formation_to_json(formation: FormationId) -> list[int]:
-    """Return the name of a formation in its JSON form."""
-    return [formation.generation, formation.number]
-
-
-def formation_from_json(raw: Any) -> FormationId:
-    """Return the formation named by the result of ``formation_to_json``."""
-    return FormationId(generation=int(raw[0]), number=int(raw[1]))

@@ -8,8 +8,9 @@ is the position in that tuple. A formation consists of whole members, and shares
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, Layout, LayoutKind, Member, Plan, Rank
+from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, LayoutKind, Member, Plan, Rank
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.proportion import evenly, in_proportion
@@ -17,9 +18,8 @@ from heterotrain_core.split.proportion import evenly, in_proportion
 from heterotrain.data.progress import slice_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class FormationId:
-    """``g.k``; ordered."""
+class FormationId(NamedTuple):
+    """``g.k``; ordered, and a row of two numbers in messages."""
 
     generation: int
     number: int
@@ -158,16 +158,8 @@ def slice_of_rank(roster: Roster, shares: tuple[int, ...], rank: int) -> tuple[i
     position = roster.positions[rank]
     start, stop = slice_of(shares, position)
     shard = roster.plan.ranks[roster.plan_ranks[rank]].shard
-    first, last = part_of_share(roster.members[position].layout, shard, stop - start)
+    first, last = roster.members[position].layout.sample_part(stop - start, shard)
     return start + first, start + last
-
-
-def part_of_share(layout: Layout, shard: int, share_samples: int) -> tuple[int, int]:
-    """Return the part ``[start, stop)`` of a member's share that one of its ranks works on.
-
-    Shards divide the share by their weights, or nearly equally; all stages of a pipeline work on all of it.
-    """
-    return layout.sample_part(share_samples, shard)
 
 
 def parts_of_member(roster: Roster, rank: int, samples: int) -> tuple[tuple[int, int], ...]:
@@ -184,7 +176,7 @@ def parts_of_member(roster: Roster, rank: int, samples: int) -> tuple[tuple[int,
     start, stop = samples * first // whole, samples * last // whole
     layout, own = roster.members[position].layout, roster.ranks[rank].shard
     shards = [own, *(shard for shard in range(layout.shards) if shard != own)]
-    parts = (part_of_share(layout, shard, stop - start) for shard in shards)
+    parts = (layout.sample_part(stop - start, shard) for shard in shards)
     return tuple((start + a, start + b) for a, b in parts)
 
 

@@ -12,7 +12,6 @@ from heterotrain.membership.roster import (
     Roster,
     may_adopt,
     micro_batch_samples,
-    part_of_share,
     roster_of,
     rounds_of,
     step_shares,
@@ -147,7 +146,7 @@ def test_unequal_shards_divide_every_share_and_make_the_same_number_of_passes(
     """Parts follow each other, each is within a sample of its weight, and no pass exceeds a limit."""
     layout = Layout(kind=LayoutKind.SHARDED, shards=len(weights), sample_weights=tuple(weights))
     member = replace(A_MEMBER, layout=layout, share_samples=share, micro_batch_samples=micro)
-    parts = [part_of_share(layout, shard, share) for shard in range(len(weights))]
+    parts = [layout.sample_part(share, shard) for shard in range(len(weights))]
     assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])]
     assert parts[-1][1] == share
     rounds = rounds_of(member, share, learned_cap_samples=learned)

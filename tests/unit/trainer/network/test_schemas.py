@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.consensus.peer_state import PeerState
-from heterotrain.membership.formation import formation_to_json
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import PlanSource
-from heterotrain.membership.roster import FormationId
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.hang import Activity, from_reply, to_reply
 from heterotrain.network.schemas import LONGEST_NAME, MOST_RANKS, REPLIES, REQUESTS, reply_problem, request_problem
 
-FORMATION = formation_to_json(FormationId(generation=3, number=1))
+FORMATION = [3, 1]
 BODIES: dict[str, dict[str, Any]] = {
     "beat": {}, "plan": {}, "doing": {}, "offer": {"text": "{}"}, "keys": {"number": 5},
     "status": {"formation": FORMATION}, "broken": {"formation": FORMATION},

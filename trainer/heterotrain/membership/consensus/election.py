@@ -21,7 +21,7 @@ from typing import Any
 from heterotrain.membership.consensus import paxos
 from heterotrain.membership.consensus.paxos import Accepted, Ballot
 from heterotrain.membership.consensus.peer_state import PeerState
-from heterotrain.membership.formation import FormationMembership, formation_to_json
+from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.roster import FormationId
 from heterotrain.network.heartbeat import PeerKey, key_of
@@ -95,7 +95,7 @@ class Election:
         state, acceptors = self._state, membership.plan_ranks
         highest = state.acceptor(formation).promised
         number = Ballot(number=highest.number + 1 if highest else 1, rank=rank)
-        body: dict[str, Any] = {"formation": formation_to_json(formation), "ballot": [number.number, number.rank]}
+        body: dict[str, Any] = {"formation": formation, "ballot": number}
         own, promised = paxos.prepare(state.acceptor(formation), number)
         state.acceptors[formation] = own
         if not promised:
@@ -132,7 +132,9 @@ class Election:
                 sorted({*wanted} - {*connected}),
             )
         wanted = connected
-        ranks = paxos.value_to_propose(wanted, [own.accepted, *(_accepted(p.get("accepted")) for p in promises)])
+        accepted = (raw for promise in promises if (raw := promise.get("accepted")))
+        theirs = (Accepted(Ballot(*ballot), tuple(voted)) for ballot, voted in accepted)
+        ranks = paxos.value_to_propose(wanted, [own.accepted, *theirs])
         own, voted = paxos.accept(state.acceptor(formation), number, ranks)
         state.acceptors[formation] = own
         if not voted:
@@ -141,15 +143,11 @@ class Election:
         votes = 1 + sum(bool(reply.get("accepted")) for reply in replies.values())
         if paxos.is_majority(votes, len(acceptors)):
             state.decided[formation] = ranks
-            await self._peers.ask_all(
-                others, "decided", {"formation": formation_to_json(formation), "ranks": list(ranks)}
-            )
+            await self._peers.ask_all(others, "decided", {"formation": formation, "ranks": list(ranks)})
 
     async def _ask_for_decision(self, membership: FormationMembership, formation: FormationId, up: list[int]) -> None:
         others = [membership.plan.ranks[rank] for rank in up if membership.key(rank) != self._state.me]
-        replies = await self._peers.ask_all(
-            others, "status", {"formation": formation_to_json(formation)}, timeout_s=RETRY_S
-        )
+        replies = await self._peers.ask_all(others, "status", {"formation": formation}, timeout_s=RETRY_S)
         for reply in replies.values():
             if reply.get("decided") is not None:
                 self._state.decided[formation] = tuple(reply["decided"])
@@ -178,7 +176,3 @@ class Election:
 def _are_enough(membership: FormationMembership, ranks: tuple[int, ...]) -> bool:
     """Return whether ranks of whole members may go on: at least one member, and as many replicas as the job needs."""
     return len(ranks) > 0 and membership.plan.replicas(ranks) >= membership.plan.min_replicas
-
-
-def _accepted(raw: Any) -> Accepted | None:
-    return Accepted(ballot=Ballot(number=raw[0][0], rank=raw[0][1]), ranks=tuple(raw[1])) if raw else None

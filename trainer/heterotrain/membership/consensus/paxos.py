@@ -11,19 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Ballot:
-    """The number of a proposal; ``rank`` makes it unique."""
+class Ballot(NamedTuple):
+    """The number of a proposal; ``rank`` makes it unique. A row of two numbers in messages."""
 
     number: int
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """A value that an acceptor voted for, and the ballot of that vote."""
+class Accepted(NamedTuple):
+    """A value that an acceptor voted for, and the ballot of that vote; a row of both in messages."""
 
     ballot: Ballot
     ranks: tuple[int, ...]

@@ -12,7 +12,7 @@ from typing import Any
 from heterotrain.membership.consensus import paxos
 from heterotrain.membership.consensus.paxos import Acceptor, Ballot
 from heterotrain.membership.devices import DeviceIds
-from heterotrain.membership.formation import FormationMembership, formation_from_json, formation_to_json
+from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.roster import FormationId
 from heterotrain.network.heartbeat import PeerKey, key_of
@@ -83,7 +83,7 @@ class PeerState:
 
     async def is_needed(self, membership: FormationMembership) -> bool:
         """Return whether a peer that still answers has not committed everything."""
-        body = {"formation": formation_to_json(membership.formation)}
+        body = {"formation": membership.formation}
         replies = await self._peers.ask_all(membership.others(self.me), "status", body)
         return not all(reply.get("finished") for reply in replies.values())
 
@@ -104,7 +104,7 @@ class PeerState:
             return
         self._mark_broken(reason)
         others = [peer for peer in membership.others(self.me) if self._peers.heartbeats.is_up(key_of(peer))]
-        notice = self._peers.ask_all(others, "broken", {"formation": formation_to_json(membership.formation)})
+        notice = self._peers.ask_all(others, "broken", {"formation": membership.formation})
         self._notice = self._peers.loop.create_task(notice)  # a task without a reference may be garbage-collected
 
     def _mark_broken(self, reason: str) -> None:
@@ -128,48 +128,48 @@ class PeerState:
         if self.membership is None:
             return {}
         return {
-            "standing": formation_to_json(self.membership.formation),
+            "standing": self.membership.formation,
             "broken": self.membership.formation in self.broken,
         }
 
     def _on_reply(self, answer: Mapping[str, Any]) -> None:
         if self.membership is None or "standing" not in answer:
             return
-        theirs, own = formation_from_json(answer["standing"]), self.membership.formation
+        theirs, own = FormationId(*answer["standing"]), self.membership.formation
         if theirs.generation == own.generation and (theirs > own or (theirs == own and answer.get("broken"))):
             self._mark_broken("a peer has given the formation up")
 
     # -- requests of peers -------------------------------------------------------------------------------------------
 
     async def _on_prepare(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = formation_from_json(message["formation"])
+        formation = FormationId(*message["formation"])
         self._broken_before(formation)
-        acceptor, promised = paxos.prepare(self.acceptor(formation), _ballot(message))
+        acceptor, promised = paxos.prepare(self.acceptor(formation), Ballot(*message["ballot"]))
         self.acceptors[formation] = acceptor
-        accepted, membership = acceptor.accepted, self.membership
+        membership = self.membership
         same_plan = membership is not None and membership.plan.generation == formation.generation
         return {
             "promised": promised,
             "leaving": self.leave_at is not None,
             "lost": self.lost(membership) if membership is not None and same_plan else [],  # as ranks of that plan
-            "accepted": [[accepted.ballot.number, accepted.ballot.rank], list(accepted.ranks)] if accepted else None,
+            "accepted": acceptor.accepted,
         }
 
     async def _on_accept(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = formation_from_json(message["formation"])
-        acceptor, accepted = paxos.accept(self.acceptor(formation), _ballot(message), tuple(message["ranks"]))
+        formation = FormationId(*message["formation"])
+        acceptor, accepted = paxos.accept(self.acceptor(formation), Ballot(*message["ballot"]), tuple(message["ranks"]))
         self.acceptors[formation] = acceptor
         return {"accepted": accepted}
 
     async def _on_decided(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = formation_from_json(message["formation"])
+        formation = FormationId(*message["formation"])
         self.decided[formation] = tuple(message["ranks"])
         self._broken_before(formation)
         self._peers.notify()
         return {}
 
     async def _on_arrived(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = formation_from_json(message["formation"])
+        formation = FormationId(*message["formation"])
         key = (str(message["from"][0]), int(message["from"][1]))
         self.arrived.setdefault(formation, {})[key] = tuple(map(str, message["device"]))
         self._peers.notify()
@@ -177,7 +177,7 @@ class PeerState:
 
     async def _on_store(self, message: dict[str, Any]) -> dict[str, Any]:
         """Take the store's number as the signal to connect; a positive answer is a promise to come."""
-        formation = formation_from_json(message["formation"])
+        formation = FormationId(*message["formation"])
         waiting = self.membership is not None and self.membership.formation == formation
         comes = waiting and formation not in self.broken
         if comes:
@@ -187,22 +187,17 @@ class PeerState:
         return {"comes": comes}
 
     async def _on_broken_elsewhere(self, message: dict[str, Any]) -> dict[str, Any]:
-        if self.membership is not None and self.membership.formation == formation_from_json(message["formation"]):
+        if self.membership is not None and self.membership.formation == FormationId(*message["formation"]):
             self._mark_broken("a peer found the formation broken")
         return {}
 
     async def _on_status(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = formation_from_json(message["formation"])
+        formation = FormationId(*message["formation"])
         if self.membership is not None and self.membership.formation.generation == formation.generation:
             # The caller has already left the previous formation but had no connection to say so.
             self._broken_before(formation)
-        decided = self.decided.get(formation)
         return {
-            "decided": list(decided) if decided is not None else None,
+            "decided": self.decided.get(formation),
             "finished": self.finished,
             "hopeless": self.no_quorum,
         }
-
-
-def _ballot(message: dict[str, Any]) -> Ballot:
-    return Ballot(number=message["ballot"][0], rank=message["ballot"][1])

@@ -20,7 +20,7 @@ from heterotrain.errors import Excluded
 from heterotrain.membership.consensus.election import RETRY_S, Election
 from heterotrain.membership.consensus.peer_state import PeerState
 from heterotrain.membership.devices import DeviceIds
-from heterotrain.membership.formation import FormationMembership, RendezvousResult, first_membership, formation_to_json
+from heterotrain.membership.formation import FormationMembership, RendezvousResult, first_membership
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.roster import FormationId
 from heterotrain.network.connection_setup import HostedStore
@@ -210,7 +210,7 @@ class Rendezvous:
         devices = tuple(arrived[key_of(rank)] for rank in ranks)
         state.stores[formation] = (hosted.number, devices)
         others = membership.others(state.me)
-        body = {"formation": formation_to_json(formation), "store": [hosted.number, devices]}
+        body = {"formation": formation, "store": [hosted.number, devices]}
         replies = await self._peers.ask_all(others, "store", body)
         if not all(reply.get("comes") for reply in replies.values()) or len(replies) < len(others):
             state.give_up("a member no longer joins it")  # otherwise the members that come would wait for it
@@ -223,9 +223,7 @@ class Rendezvous:
         while formation not in stores:  # a member that has the store's address has promised to come
             if self._outdated(membership):
                 return None
-            await self._peers.request(
-                host, "arrived", {"formation": formation_to_json(formation), "device": self._device}
-            )
+            await self._peers.request(host, "arrived", {"formation": formation, "device": self._device})
             if formation not in stores:
                 await self._peers.wait_change(RETRY_S)
         number, devices = stores[formation]

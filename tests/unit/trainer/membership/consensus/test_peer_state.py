@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from heterotrain.membership.consensus.peer_state import PeerState
-from heterotrain.membership.formation import formation_to_json
 from heterotrain.membership.roster import FormationId
 
 
@@ -40,7 +39,7 @@ def test_a_peer_that_asks_about_the_next_vote_has_left_this_formation(asked: For
     state, peers, reasons = alone()
     membership: Any = SimpleNamespace(formation=FormationId(generation=2, number=0))
     state.membership = membership
-    answer = asyncio.run(peers.handlers["status"]({"formation": formation_to_json(asked)}))
+    answer = asyncio.run(peers.handlers["status"]({"formation": asked}))
     assert answer == {"decided": None, "finished": False, "hopeless": False}
     assert bool(reasons) is over
     assert (FormationId(generation=2, number=0) in state.broken) is over
@@ -57,8 +56,8 @@ def test_replies_reveal_a_broken_formation(theirs: tuple[int, int], broken: bool
     peers.on_reply({"standing": list(theirs), "broken": broken})  # in no formation yet
     formation = FormationId(generation=2, number=1)
     state.membership = SimpleNamespace(formation=formation)  # type: ignore[assignment]  # all that is looked at
-    assert peers.reply_fields() == {"standing": [2, 1], "broken": False}
+    assert peers.reply_fields() == {"standing": (2, 1), "broken": False}
     peers.on_reply({"standing": list(theirs), "broken": broken})
     peers.on_reply({"error": "another job"})
     assert bool(reasons) is over
-    assert peers.reply_fields() == {"standing": [2, 1], "broken": over}
+    assert peers.reply_fields() == {"standing": (2, 1), "broken": over}
