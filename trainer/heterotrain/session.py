@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.choices import Parallelism
+from heterotrain_core.contract.choices import Backend, Parallelism
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
@@ -39,6 +39,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.job_setup import membership_of
 from heterotrain.keywords import known_keywords
 from heterotrain.membership.devices import take_device
+from heterotrain.membership.interface import OwnSide
 from heterotrain.model_setup import ModelSetup
 from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.link_speeds import LinkSpeeds
@@ -101,17 +102,13 @@ class Job(RegisteredObjects):
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report, record=self._record_file, clock=clock)
         parallelism = admission.choice("parallelism", config.parallelism, Parallelism)
-        self._membership = membership_of(
-            identity,
-            config,
-            self._training,
-            checkpoints,
-            device=self.device,
-            report=self._report,
-            shards=identity.local_world_size if parallelism is Parallelism.SHARDED else 1,
-            place=self._wrapped.place,
-            clock=clock,
-        )
+        own = OwnSide(
+            identity=identity, training=self._training, checkpoints=checkpoints, device=self.device,
+            backend=admission.choice("backend", config.backend, Backend), timeout_s=config.peer_timeout_s,
+            place=self._wrapped.place, clock=clock,
+        )  # fmt: skip
+        shards = identity.local_world_size if parallelism is Parallelism.SHARDED else 1
+        self._membership = membership_of(own, config, report=self._report, shards=shards)
         self._phases = TrainingPhases(config)
         job = JobParts(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,

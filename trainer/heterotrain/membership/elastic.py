@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
 
-import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.plan import Rank
 
-from heterotrain.clock import Clock
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.identity import Identity
-from heterotrain.membership.agreement import Checkpoints, agree_on_plan, agree_on_state
+from heterotrain.membership.agreement import agree_on_plan, agree_on_state
 from heterotrain.membership.consensus.rendezvous import Rendezvous
 from heterotrain.membership.devices import BackendChoice, choose_backend, device_ids
 from heterotrain.membership.formation import FormationMembership, RendezvousResult
-from heterotrain.membership.interface import ActiveGroup, Place, everywhere_alike
+from heterotrain.membership.interface import ActiveGroup, OwnSide
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import HeldPlan, PlanSource
 from heterotrain.membership.roster import roster_of
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.group import Group
-from heterotrain.network.hang import LIMIT_FACTOR, Activity, HangWatch, from_reply, to_reply
+from heterotrain.network.hang import Activity, HangWatch, from_reply, to_reply
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -39,56 +33,32 @@ _log = logging.getLogger(__name__)
 class Elastic:
     """Membership in an operated job."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        training: TrainState,
-        checkpoints: Checkpoints,
-        *,
-        device: torch.device,
-        timeout_s: float,
-        backend: Backend,
-        on_spare: Callable[[str], None] = lambda _why: None,
-        place: Place = everywhere_alike,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, own: OwnSide, *, on_spare: Callable[[str], None] = lambda _why: None) -> None:
         """Listen for peers and plans from now on.
 
         Args:
-            identity: this rank.
-            training: the replicated state.
-            checkpoints: where a cold start begins.
-            device: the device of this rank.
-            timeout_s: silence of a host after which its ranks count as lost.
-            backend: of the gradient exchange.
+            own: this rank.
             on_spare: called with the reason when this rank waits as a spare, with an empty one when it takes part.
-            place: gives this rank the part of the model that a plan says.
-            clock: measures how long peers are silent, and waits for them.
 
         Raises:
             UsageError: the peer port is missing or in use.
         """
+        identity = own.identity
         if identity.peer_port is None:
             raise UsageError("an operated job needs a peer port: start the script in a worker pod of the operator")
-        self._place = place
-        self._identity = identity
-        self._training = training
-        self._checkpoints = checkpoints
-        self._backend = backend
+        self._own, self._identity = own, identity
         self._why_gloo = ""
-        self._timeout_s = timeout_s
-        self._clock = clock
         self._group: Group | None = None
         self._ranks: list[Rank] = []
         self._watch: HangWatch | None = None
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._credentials = Credentials(secret=identity.secret)
         self._peers = PeerService(
-            identity, self._source, timeout_s=timeout_s, credentials=self._credentials, clock=clock
+            identity, self._source, timeout_s=own.timeout_s, credentials=self._credentials, clock=own.clock
         )
         self._rendezvous = Rendezvous(
             self._peers,
-            device=device_ids(device),
+            device=device_ids(own.device),
             host_store=self._peers.host_store,
             on_broken=self._on_broken,
             on_spare=on_spare,
@@ -99,18 +69,11 @@ class Elastic:
     def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
         """Return the next active group; tries again while members are lost during the setup."""
         if self._watch is None:  # created here, because this is the training thread
-            self._watch = HangWatch(
-                limit_s=LIMIT_FACTOR * self._timeout_s,
-                group=lambda: self._group,
-                steps=lambda: self._training.progress.steps,
-                ask=self._ask,
-                name=self._identity.name,
-                clock=self._clock,
-            )
+            self._watch = self._own.watch_waits(lambda: self._group, self._ask)
             self._peers.handlers["doing"] = self._on_activity
         membership = previous
         while True:
-            result = self._rendezvous.next_formation(membership, patience_s=2 * self._timeout_s)
+            result = self._rendezvous.next_formation(membership, patience_s=2 * self._own.timeout_s)
             if result is None:
                 return None
             membership = result.membership
@@ -143,7 +106,7 @@ class Elastic:
         if group is None:
             return {}
         waiting = group.waiting
-        return {names.WAITING_SECONDS: self._clock() - waiting.since_s if waiting is not None else 0.0}
+        return {names.WAITING_SECONDS: self._own.clock() - waiting.since_s if waiting is not None else 0.0}
 
     def leave_soon(self, within_s: float) -> None:
         """Wait no longer than ``within_s`` seconds for a formation."""
@@ -176,7 +139,7 @@ class Elastic:
         )
         self._ranks = ranks
         group = self._group = Group(
-            rank=rank, world_size=len(ranks), sockets=sockets, hosted=result.hosted, clock=self._clock
+            rank=rank, world_size=len(ranks), sockets=sockets, hosted=result.hosted, clock=self._own.clock
         )
         if self._rendezvous.is_broken(membership.formation):
             group.cut("given up before it was built")
@@ -191,14 +154,14 @@ class Elastic:
             held = self._source.newest
             mine = held if held and held.plan.generation == membership.plan.generation else membership.held
             agreed = agree_on_plan(group, mine, job_uid=self._identity.job_uid)
-            place = partial(self._place, agreed.plan, membership.plan_ranks[rank])
-            agree_on_state(group, self._training, self._checkpoints, place=place)
+            place = partial(self._own.place, agreed.plan, membership.plan_ranks[rank])
+            agree_on_state(group, self._own.training, self._own.checkpoints, place=place)
         except PeerLost as lost:
             _log.warning("formation %s failed: %s", membership.formation, lost)
             group.cut(str(lost))
             group.close()
             return None
-        progress = self._training.progress
+        progress = self._own.training.progress
         roster = roster_of(
             agreed.plan,
             plan_ranks=membership.plan_ranks,
@@ -216,7 +179,7 @@ class Elastic:
             UsageError: NCCL is required, but the members' devices cannot use it.
         """
         names = [f"{rank.worker}/{rank.local_rank}" for rank in result.membership.ranks]
-        choice = choose_backend(self._backend, result.devices, names)
+        choice = choose_backend(self._own.backend, result.devices, names)
         if choice.reason and choice.reason != self._why_gloo:
             _log.info("%s", choice)
         self._why_gloo = choice.reason

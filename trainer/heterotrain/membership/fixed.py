@@ -12,27 +12,23 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Boundary, BoundaryKind, Layout, LayoutKind, Member, Plan, Rank
 from heterotrain_core.split.proportion import evenly
 
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.identity import Identity
-from heterotrain.membership.agreement import Checkpoints, agree_on_state
+from heterotrain.membership.agreement import agree_on_state
 from heterotrain.membership.devices import BackendChoice, DeviceIds, choose_backend, device_ids
 from heterotrain.membership.formation import FormationMembership
-from heterotrain.membership.interface import ActiveGroup, Place, everywhere_alike
+from heterotrain.membership.interface import ActiveGroup, OwnSide
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId, roster_of
 from heterotrain.network.authentication import Credentials
 from heterotrain.network.connection_setup import c10d
 from heterotrain.network.group import Group
-from heterotrain.network.hang import LIMIT_FACTOR, HangWatch
+from heterotrain.network.hang import HangWatch
 from heterotrain.network.peer_sockets import SocketFilter
-from heterotrain.state.training import TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -57,47 +53,24 @@ class Fixed:
     """Membership without an operator: even shares throughout, and no recovery from a lost rank."""
 
     def __init__(
-        self,
-        identity: Identity,
-        training: TrainState,
-        checkpoints: Checkpoints,
-        *,
-        device: torch.device,
-        batch_samples: int,
-        backend: Backend,
-        timeout_s: float,
-        shards: int = 1,
-        settings: Mapping[str, Any] | None = None,
-        place: Place = everywhere_alike,
+        self, own: OwnSide, *, batch_samples: int, shards: int = 1, settings: Mapping[str, Any] | None = None
     ) -> None:
         """Plan even members.
 
         Args:
-            identity: of this process.
-            training: the state.
-            checkpoints: where a cold start begins.
-            device: of this rank.
+            own: this rank.
             batch_samples: global batch.
-            backend: for gradients.
-            timeout_s: the hang watch logs after a multiple of it.
-            settings: those of ``heterotrain.init``, the same on every rank.
             shards: ranks that divide the model among themselves, with consecutive numbers; 1 for whole models.
-            place: gives this rank the part of the model that a plan says.
+            settings: those of ``heterotrain.init``, the same on every rank.
 
         Raises:
             UsageError: the ranks do not make whole members.
         """
-        self._place = place
+        self._own, self._identity = own, own.identity
         self._settings = dict(settings or {})
-        self._identity = identity
         self._batch_samples = batch_samples
         self._held = self._plan(Layout(kind=LayoutKind.SHARDED, shards=shards) if shards > 1 else Layout())
         self._done = False
-        self._training = training
-        self._checkpoints = checkpoints
-        self._device = device
-        self._backend = backend
-        self._timeout_s = timeout_s
         self._group: Group | None = None
         self._store: Any = None
         self._watch: HangWatch | None = None
@@ -163,6 +136,7 @@ class Fixed:
                 rank=self._identity.rank,
                 world_size=self._identity.world_size,
                 sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
+                clock=self._own.clock,
             )
             prefixed = self._store = c10d.PrefixStore(store_prefix(), store)
             self._check_settings(prefixed)
@@ -173,16 +147,10 @@ class Fixed:
                 own_address="127.0.0.1" if self._is_one_host() else None,
                 credentials=Credentials(secret=self._identity.secret or self._secret_of_store(prefixed)),
             )
-            self._watch = HangWatch(
-                limit_s=LIMIT_FACTOR * self._timeout_s,
-                group=lambda: self._group,
-                steps=lambda: self._training.progress.steps,
-                ask=list,
-                name=self._identity.name,
-            )
+            self._watch = self._own.watch_waits(lambda: self._group, list)
         ranks = tuple(range(len(self._held.plan.ranks)))
-        place = partial(self._place, self._held.plan, self._identity.rank or 0)
-        agree_on_state(group, self._training, self._checkpoints, place=place)
+        place = partial(self._own.place, self._held.plan, self._identity.rank or 0)
+        agree_on_state(group, self._own.training, self._own.checkpoints, place=place)
         membership = FormationMembership(
             held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks
         )
@@ -230,9 +198,9 @@ class Fixed:
             UsageError: NCCL is required, but the ranks' devices cannot use it.
         """
         ranks = range(len(self._held.plan.ranks))
-        store.set(f"device-{self._identity.rank}", json.dumps(device_ids(self._device)))
+        store.set(f"device-{self._identity.rank}", json.dumps(device_ids(self._own.device)))
         devices: list[DeviceIds] = [tuple(json.loads(store.get(f"device-{rank}"))) for rank in ranks]
-        choice = choose_backend(self._backend, devices, [rank.worker for rank in self._held.plan.ranks])
+        choice = choose_backend(self._own.backend, devices, [rank.worker for rank in self._held.plan.ranks])
         if choice.reason and self._identity.rank == 0:
             _log.info("%s", choice)
         return choice

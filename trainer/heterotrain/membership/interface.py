@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.plan import Member, Plan, Rank
 
+from heterotrain.clock import Clock
+from heterotrain.identity import Identity
+from heterotrain.membership.agreement import Checkpoints
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import Roster
 from heterotrain.network.group import Group
+from heterotrain.network.hang import LIMIT_FACTOR, Activity, HangWatch
+from heterotrain.state.training import TrainState
 
 Place = Callable[[Plan, int], None]
 """Gives this rank the part of the model that a plan says."""
@@ -19,6 +27,38 @@ Place = Callable[[Plan, int], None]
 
 def everywhere_alike(_plan: Plan, _plan_rank: int) -> None:
     """Leave the model as it is: each rank has the same part in every formation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSide:
+    """What a rank brings into its formations.
+
+    Attributes:
+        identity: of this rank.
+        training: the state that ranks send to each other.
+        checkpoints: where a cold start begins.
+        device: of this rank.
+        backend: for gradients.
+        timeout_s: silence of a host after which its ranks count as lost.
+        place: gives this rank the part of the model that a plan says.
+        clock: measures how long peers are silent, and waits for them.
+    """
+
+    identity: Identity
+    training: TrainState
+    checkpoints: Checkpoints
+    device: torch.device
+    backend: Backend
+    timeout_s: float
+    place: Place = everywhere_alike
+    clock: Clock = time.monotonic
+
+    def watch_waits(self, group: Callable[[], Group | None], ask: Callable[[], Sequence[Activity]]) -> HangWatch:
+        """Log long waits of the calling thread, which trains; see ``HangWatch``."""
+        return HangWatch(
+            limit_s=LIMIT_FACTOR * self.timeout_s, group=group, steps=lambda: self.training.progress.steps, ask=ask,
+            name=self.identity.name, clock=self.clock,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
