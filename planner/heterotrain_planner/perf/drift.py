@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 LATEST_STEPS = 20
 """Steps of a test for a change. Fewer notice changes sooner, but let noise pass as a change more often."""
@@ -62,6 +62,14 @@ _ASSUMED_MEANS = 2.0
 """Weight of that assumption, in means."""
 _SEEN_STEPS = 40
 """Steps over which the time at one size is averaged."""
+LONGEST_PHASE = 120
+"""Steps within which a change is undone that counts as a phase."""
+_ALIKE = 0.1
+"""Logarithmic distance up to which a change undoes another one, or is like it."""
+_KNOWN_PHASES = 2
+"""Phases after which another change like them is expected to be one."""
+_LONGER = 2
+"""Factor on the longest of them, up to which it may still be one."""
 _FIXED_PART = 0.1
 """Assumed fixed part of a member's time where only one size was observed."""
 _FIXED_PART_DEVIATION = 0.3
@@ -124,6 +132,46 @@ def changes(points: Sequence[Point]) -> tuple[PaceChange, ...]:
                 wander.take(line, group)
             line.take(group)
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedPhase:
+    """From point ``first`` to before ``end``, the member took ``ratio`` times as long, and then as long as before."""
+
+    first: int
+    end: int
+    ratio: float
+
+
+def without_phases(
+    found: Sequence[PaceChange], points: Sequence[Point]
+) -> tuple[tuple[PaceChange, ...], tuple[SpeedPhase, ...]]:
+    """Return the changes that last, and the phases that others begin and end, oldest first.
+
+    Neighbours and clocks slow a member again and again. A change that is soon undone is such a phase. So is the last
+    change after ``_KNOWN_PHASES`` like it, until it has lasted for longer than these.
+    """
+    before = [0, *accumulate(point.steps for point in points)]
+    lasting: list[PaceChange] = []
+    phases: list[SpeedPhase] = []
+    for change in found:
+        last = lasting[-1] if lasting else None
+        if last and _alike(last.ratio * change.ratio, 1) and before[change.first] - before[last.first] <= LONGEST_PHASE:
+            phases.append(SpeedPhase(first=last.first, end=change.first, ratio=last.ratio))
+            lasting.pop()
+        else:
+            lasting.append(change)
+    if lasting:
+        last = lasting[-1]
+        like = [before[each.end] - before[each.first] for each in phases if _alike(each.ratio, last.ratio)]
+        if len(like) >= _KNOWN_PHASES and before[-1] - before[last.first] <= _LONGER * max(like):
+            phases.append(SpeedPhase(first=last.first, end=len(points), ratio=last.ratio))
+            lasting.pop()
+    return tuple(lasting), tuple(phases)
+
+
+def _alike(one: float, other: float) -> bool:
+    return abs(math.log(one / other)) <= _ALIKE
 
 
 def _steps(groups: Iterable[Sequence[Point]]) -> int:

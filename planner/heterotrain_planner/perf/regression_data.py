@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterotrain_planner.perf.counters import SHORTEST_STEP_S, MeanVariance, Observation, usable
-from heterotrain_planner.perf.drift import PaceChange, Point, changes
+from heterotrain_planner.perf.drift import PaceChange, Point, SpeedPhase, changes, without_phases
 from heterotrain_planner.perf.line import ASSUMED, LEAST_STEPS, FittedLine, Flags, Floats, fit_line
 
 NEWEST_STEPS = 20
@@ -66,7 +66,9 @@ class RegressionData:
         steps_O: steps.
         micro_O: micro-batches of a step.
         spread_O: relative variance between the steps of an observation; NaN where it is unknown.
-        era_O: changes of speed before an observation.
+        era_O: lasting changes of speed before an observation.
+        phase_O: factor by which it took longer than usual, in a phase that is over or soon will be; ``seconds_O`` are
+            without it.
         newest_O: whether an observation shows the current speed.
         began_s_O, ended_s_O: when their steps began and when they were scraped.
         typical_samples: mean size; newer observations count more.
@@ -88,6 +90,7 @@ class RegressionData:
     micro_O: Floats
     spread_O: Floats
     era_O: Floats
+    phase_O: Floats
     newest_O: Flags
     began_s_O: Floats
     ended_s_O: Floats
@@ -119,8 +122,9 @@ def summarize(
     if not seen:
         return None
     usual = _usual_variation(seen)
-    moved = () if steady else changes([_point(o, usual, shared) for o in seen])
-    weighed = _weighed(seen, moved, usual)
+    points = [_point(o, usual, shared) for o in seen]
+    moved, phases = without_phases(() if steady else changes(points), points)
+    weighed = _weighed(seen, moved, phases, usual)
     steps_O, size_O, trust_O = weighed.steps_O, weighed.size_O, weighed.trust_O
     of_slope, of_fixed = _parts_before(weighed)
     seconds_O, weight_O = weighed.points([_own(o) for o in seen])
@@ -139,6 +143,7 @@ def summarize(
         micro_O=weighed.micro_O,
         spread_O=np.array([_spread(o) for o in seen]),
         era_O=weighed.era_O,
+        phase_O=weighed.phase_O,
         newest_O=weighed.newest_O,
         began_s_O=_began_s(seen),
         ended_s_O=np.array([o.ended_s for o in seen]),
@@ -163,7 +168,7 @@ class _Weighed:
     Attributes:
         seen: oldest first.
         usual: usual relative deviation of a step.
-        size_O, micro_O, steps_O, era_O, newest_O: as in ``RegressionData``.
+        size_O, micro_O, steps_O, era_O, phase_O, newest_O: as in ``RegressionData``.
         after_O: steps that came later.
         pace_O: newest speed's seconds over those of the time.
         trust_O: weight that falls with age.
@@ -175,6 +180,7 @@ class _Weighed:
     micro_O: Floats
     steps_O: Floats
     era_O: Floats
+    phase_O: Floats
     newest_O: Flags
     after_O: Floats
     pace_O: Floats
@@ -200,10 +206,14 @@ class _Weighed:
         )
 
 
-def _weighed(seen: Sequence[Observation], moved: Sequence[PaceChange], usual: float) -> _Weighed:
+def _weighed(
+    seen: Sequence[Observation], moved: Sequence[PaceChange], phases: Sequence[SpeedPhase], usual: float
+) -> _Weighed:
     steps_O = np.array([o.steps for o in seen], dtype=float)
     micro_O = np.array([o.micro_batches for o in seen], dtype=float)
-    pace_O, era_O = np.ones(len(seen)), np.zeros(len(seen))
+    pace_O, era_O, phase_O = np.ones(len(seen)), np.zeros(len(seen)), np.ones(len(seen))
+    for phase in phases:
+        phase_O[phase.first : phase.end] = phase.ratio
     for change in moved:
         pace_O[: change.first] *= change.ratio
         era_O[change.first :] += 1
@@ -216,9 +226,10 @@ def _weighed(seen: Sequence[Observation], moved: Sequence[PaceChange], usual: fl
         micro_O=micro_O,
         steps_O=steps_O,
         era_O=era_O,
+        phase_O=phase_O,
         newest_O=later_O & (after_O < NEWEST_STEPS) & (steps_O >= LEAST_STEPS),
         after_O=after_O,
-        pace_O=pace_O,
+        pace_O=pace_O / phase_O,
         trust_O=np.maximum(0.5 ** (after_O / _HALF_LIFE_STEPS), _OLDEST_WEIGHT),
     )
 

@@ -158,7 +158,7 @@ def _moments(seen: RegressionData | None, model: MemberModel) -> _Moments | None
     if count - len(sizes) < LEAST_OBSERVATIONS:
         return None
     line_O = _usual_s(model, model.compute, size_O)
-    mean_O = np.clip(seen.seconds_O[chosen_O] / line_O, 1 / _LARGEST_RATIO, 1 + _LARGEST_RATIO)
+    mean_O = np.clip(seen.seconds_O[chosen_O] * seen.phase_O[chosen_O] / line_O, 1 / _LARGEST_RATIO, 1 + _LARGEST_RATIO)
     weight_O = steps_O * seen.weight_O[chosen_O] / np.maximum(seen.precision_O[chosen_O], TINY_S)
     weight_O /= float(weight_O.sum())
     # Compared with the mean at the same size and speed, because times are not quite a line.

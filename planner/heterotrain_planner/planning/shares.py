@@ -29,6 +29,7 @@ from heterotrain_planner.planning.evidence import (
     with_curves,
 )
 from heterotrain_planner.planning.fitting import MemberFits, fit_members
+from heterotrain_planner.planning.measured_step import Expected, measured_ratio
 from heterotrain_planner.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_planner.planning.significance import false_positive_gain
 from heterotrain_planner.planning.variation import shrunk_variations
@@ -169,7 +170,7 @@ def shares_of_models(
         shares=shares,
         compute=_planned_lines(models, final),
         probe=probe,
-        prediction=_prediction(final, variations, hiccups, exchange) if isinstance(final, Split) else None,
+        prediction=_prediction(evidence, models, bent, final, exchange) if isinstance(final, Split) else None,
         gain_ratio=gain if shares != request.current_shares else 0.0,
         changed=shares != request.current_shares,
         relearn=relearn,
@@ -310,19 +311,41 @@ def _moved(found: ExpectedSplit) -> str:
     return f"; fewer samples for noisy members save {1 - found.expected_s / found.balanced_s:.1%}"
 
 
-def _prediction(split: Split, variations: Sequence[float], hiccups: Hiccups, exchange: ExchangeModel) -> Prediction:
-    """Return the expected step: the mean of the maximum over noisy members, plus the training loop's own overhead."""
-    step_s = expected_step_s(split, variations, hiccups=hiccups) + exchange.overhead_s
+def _prediction(
+    evidence: Sequence[MemberEvidence],
+    models: Sequence[MemberModel],
+    members: Sequence[SplitMember],
+    split: Split,
+    exchange: ExchangeModel,
+) -> Prediction:
+    """Return the expected step: the mean of the maximum over noisy members, plus the training loop's own overhead.
+
+    It is as much longer or shorter than the models say as the steps were so far, and so is the ceiling.
+    """
+    variations, hiccups = shrunk_variations(models), models[0].hiccups
+    communication = exchange.communication or CommunicationTime()
+
+    def step_s(division: Split) -> float:
+        return expected_step_s(division, variations, hiccups=hiccups) + exchange.overhead_s
+
+    def expected(shares: tuple[int, ...]) -> Expected | None:
+        division = evaluate(shares, members, communication=communication) if sum(shares) == sum(split.shares) else None
+        return Expected(division, step_s(division)) if isinstance(division, Split) else None
+
+    steady = min(model.steps_at_speed for model in models)
+    ratio = measured_ratio([member.observations for member in evidence], expected, steps=steady)
+    whole_s = ratio * step_s(split)
     busy = [rank for rank, share in enumerate(split.shares) if share > 0]
     own_s = sum(split.shares) / split.solo_samples_per_s
+    ceiling = efficiency_ceiling(
+        [variations[rank] for rank in busy],
+        [split.shares[rank] / split.own_s[rank] for rank in busy],
+        hiccups=hiccups.relative_to(own_s),
+    )
     return Prediction(
-        step_s=step_s,
-        efficiency=sum(split.shares) / step_s / split.solo_samples_per_s,
-        efficiency_ceiling=efficiency_ceiling(
-            [variations[rank] for rank in busy],
-            [split.shares[rank] / split.own_s[rank] for rank in busy],
-            hiccups=hiccups.relative_to(own_s),
-        ),
+        step_s=whole_s,
+        efficiency=sum(split.shares) / whole_s / split.solo_samples_per_s,
+        efficiency_ceiling=min(1.0, ceiling / ratio),
         bindings=split.bindings,
         hiccups=hiccups,
         own_s=own_s if hiccups.rate else 0.0,

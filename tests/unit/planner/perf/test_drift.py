@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from heterotrain_planner.perf.drift import LATEST_STEPS, Point, changes
+from heterotrain_planner.perf.drift import LATEST_STEPS, PaceChange, Point, SpeedPhase, changes, without_phases
 
 
 def scrapes(
@@ -155,3 +155,29 @@ def test_a_burst_is_not_a_change(steps: int, most: float) -> None:
             seconds[begin : begin + 10] *= 1.5
         alarms += len(changes(scraped(seconds, steps)))
     assert alarms <= most * 12
+
+
+def test_a_change_that_is_soon_undone_is_a_phase_and_others_last() -> None:
+    """Points of ten steps: a phase of 30 steps, a change that lasts, and a slow start of which the end is a change."""
+    points = [Point(size=100.0, seconds=1.0, variation=0.05, steps=10, scraped_s=float(i)) for i in range(60)]
+    ends = PaceChange(first=4, ratio=0.7)
+    phase = (PaceChange(first=20, ratio=1.3), PaceChange(first=23, ratio=0.79))
+    stays = PaceChange(first=40, ratio=1.3)
+    assert without_phases((ends, *phase, stays), points) == ((ends, stays), (SpeedPhase(first=20, end=23, ratio=1.3),))
+    late = (stays, PaceChange(first=53, ratio=0.77))
+    assert without_phases(late, points) == (late, ()), "130 steps are more than a phase"
+    other = (PaceChange(first=20, ratio=1.3), PaceChange(first=23, ratio=0.9))
+    assert without_phases(other, points) == (other, ())
+
+
+@pytest.mark.parametrize(("began", "ratio", "is_one"), [(55, 1.32, True), (52, 1.32, False), (55, 1.6, False)])
+def test_a_change_like_earlier_phases_is_one_until_it_has_lasted_longer(began: int, ratio: float, is_one: bool) -> None:
+    """Two phases of 30 and 20 steps; a third one has begun 50 or 80 steps ago."""
+    points = [Point(size=100.0, seconds=1.0, variation=0.05, steps=10, scraped_s=float(i)) for i in range(60)]
+    moves = [PaceChange(first=10, ratio=1.3), PaceChange(first=13, ratio=0.77)]
+    moves += [PaceChange(first=30, ratio=1.3), PaceChange(first=32, ratio=0.77)]
+    last = PaceChange(first=began, ratio=ratio)
+    lasting, phases = without_phases([*moves, last], points)
+    assert (lasting == ()) == is_one
+    assert len(phases) == 2 + is_one
+    assert without_phases([*moves[:2], last], points)[0] == (last,), "one phase is no habit"

@@ -73,7 +73,7 @@ def predicted_over_mean(seed: int, members: int, scrape_steps: int) -> float:
 
 @pytest.mark.parametrize(("members", "scrape_steps"), [(3, 5), (6, 10), (12, 25)])
 def test_steps_with_slow_phases_are_predicted(members: int, scrape_steps: int) -> None:
-    """A phase fills whole scrapes. Taken for single long steps, phases would make steps 5 to 20 % too long."""
+    """A phase fills whole scrapes. Taken for single long steps or for changes of speed, it would add up to 20 %."""
     ratios = [predicted_over_mean(seed, members, scrape_steps) for seed in range(times(gate=2, every=30))]
     off = np.abs(np.array(ratios) - 1)
     assert float(np.quantile(off, 0.7)) <= 0.05
