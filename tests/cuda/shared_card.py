@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 import torch
-from distributed import pipeline_job_scripts, scripts, sharded_job_scripts
+from distributed import pipeline_job_scripts, scripts, setups, sharded_job_scripts
 from heterotrain.membership import devices, elastic, fixed
 from heterotrain.parts.sharded import part
 
@@ -40,6 +40,12 @@ def train(*, out: str, gpu: str, host: str = "", **arguments: Any) -> None:
     """Train a whole model in each rank."""
     take(gpu, host)
     scripts.train(out=out, **arguments)
+
+
+def train_setup(*, out: str, gpu: str, host: str = "", **arguments: Any) -> None:
+    """Train by a ``TrainingSetup``."""
+    take(gpu, host)
+    setups.train(out=out, **arguments)
 
 
 def train_stages(*, out: str, gpu: str, host: str = "", **arguments: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,14 @@ from cuda.nccl_scripts import connected
 from cuda.shared_card import card
 from distributed.harness import LIMIT_S, START_S, Operator, Worker, Zygote, assert_finished
 from distributed.scripts import net
+from distributed.setups import distance, twin
+from distributed.training_setup import TrainingSetup
 from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.network.abort_flag import AbortFlag
 from heterotrain.network.connection_setup import c10d
 from heterotrain.network.nccl import abort, release
 from heterotrain.network.sums import NcclSum
+from heterotrain.numerics.batch_norm import BatchNormContext, synchronise
 from heterotrain.numerics.fused import take_step
 
 Operate = Callable[..., Operator]
@@ -98,6 +103,31 @@ def test_a_step_is_reduced_tested_and_updated_without_waiting_for_the_device() -
     release(groups, [])
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+def test_statistics_of_layers_are_summed_without_waiting_for_the_device() -> None:
+    """Torch raises at each wait. The other rank adds nothing, so the results are those of torch's own layer."""
+    torch.cuda.set_device(0)
+    groups = [connected("layers")]
+    group: Any = SimpleNamespace(rank=0, world_size=2, wait=lambda work, _what: work.wait())
+    group.all_reduce = lambda flat: NcclSum(groups[0].allreduce([flat], c10d.AllreduceOptions()))
+    plain = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)).double().cuda()
+    model = copy.deepcopy(plain)
+    synchronise(model, BatchNormContext(group=group, on_device=True))
+    x = torch.randn(8, 6, dtype=torch.float64, device="cuda")
+    for waits in (True, False, False):  # the first pass loads kernels
+        torch.cuda.set_sync_debug_mode("default" if waits else "error")
+        try:
+            model(x).square().sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        plain(x).square().sum().backward()
+    for own, other in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-14)
+    for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-9, atol=1e-11)
+    release(groups, [])
+
+
 def bits_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return copies of weights, moments and counts."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -122,6 +152,24 @@ def test_a_rank_is_lost_in_a_sum_by_nccl(operate: Operate, place: str, do: str) 
     operator.plan(workers)
     assert_finished(operator, workers[:2])
     assert "by gloo" not in workers[0].log(), workers[0].log()
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["undisturbed", "loss inside"])
+def test_batch_norm_over_the_global_batch_by_nccl(operate: Operate, dies: bool) -> None:
+    """Uneven and empty shares; a rank dies while the devices of the others wait for its statistics."""
+    setup, operator = TrainingSetup(batch_norm=True), operate()
+    fault = {"place": "statistics", "step": 4} if dies else None
+    workers = []
+    for i in range(3):
+        arguments: dict[str, Any] = {"setup": asdict(setup), "fault": fault if i == 1 else None, **card(i, ranks=3)}
+        workers.append(operator.start(f"w{i}", script="cuda.shared_card:train_setup", **arguments))
+    operator.until_ready(*workers)
+    operator.plan(workers, shares=(9, 7, 0))
+    operator.finish(workers)
+    expected = twin(setup, epochs=2)
+    for worker in workers:
+        if not (dies and worker is workers[1]):
+            assert distance(operator.weights(worker), expected.weights) < 1e-10, worker.log()
 
 
 def test_ranks_join_and_leave_a_job_by_nccl(operate: Operate) -> None:

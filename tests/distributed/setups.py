@@ -18,6 +18,7 @@ from heterotrain.data.progress import micro_batches
 from heterotrain.exchange.flat.reducer import Reducer
 from heterotrain.exchange.interface import Exchange, Transfer
 from heterotrain.network.control import StepDecision
+from heterotrain.network.group import Group
 from heterotrain.steps.agreement import Agreement
 from heterotrain.steps.step import Step
 from support.passes import perturb, put_back
@@ -27,7 +28,7 @@ torch.set_num_threads(1)  # as in the workers: several threads would slow these 
 
 def train(
     *, out: str, setup: dict[str, Any] | None = None, fault: dict[str, Any] | None = None,
-    rows: dict[str, int] | None = None, record: bool = False,
+    rows: dict[str, int] | None = None, record: bool = False, by_sums: bool = False,
 ) -> None:  # fmt: skip
     """Train by the setup and write the weights and a record of each step.
 
@@ -37,7 +38,10 @@ def train(
         fault: as in ``fault_injectors.FaultInjector``; the place ``statistics`` is inside a layer that mixes samples.
         rows: largest number of rows in memory in ``forward`` and in ``backward``.
         record: whether to keep each bucket before and after the reduction.
+        by_sums: whether statistics of layers are sums of the formation, as with NCCL.
     """
+    if by_sums:
+        Group.sums_on_device = property(lambda _group: True)  # type: ignore[assignment]  # for this process
     training, injector = TrainingSetup(**(setup or {})), FaultInjector(fault)
     steps, buckets = _watch_steps(), _watch_buckets() if record else []
     job = heterotrain.init(batch_norm="local" if training.local else "global")

@@ -48,12 +48,14 @@ def same_bits(operator: Operator, workers: list[Worker]) -> bool:
 # -- BatchNorm -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("by_sums", [False, True], ids=["by rows", "by sums"])
 @pytest.mark.parametrize("dies", [False, True], ids=["undisturbed", "loss inside"])
-def test_batch_norm_covers_the_global_batch(operate: Operate, dies: bool) -> None:
+def test_batch_norm_covers_the_global_batch(operate: Operate, dies: bool, by_sums: bool) -> None:
     """Uneven and empty shares, a short last step, and a rank that dies while the others wait for its statistics."""
     setup = TrainingSetup(batch_norm=True)
     operator = operate()
-    workers = start(operator, 4, setup, faults={1: {"place": "statistics", "step": 4}} if dies else {})
+    faults = {1: {"place": "statistics", "step": 4}} if dies else {}
+    workers = start(operator, 4, setup, faults=faults, by_sums=by_sums)
     operator.plan(workers, shares=(8, 3, 0, 5), probe=((0, 9, 0, 7), (1, 1, 1, 13)), probe_steps=1)
     operator.finish(workers)
     expected = twin(setup, epochs=2)

@@ -110,6 +110,10 @@ class Exchange(ABC):
         while not self.is_held and self.started < len(transfers) and transfers[self.started].bucket.is_complete:
             self._launch(transfers[self.started])
 
+    def is_known_to(self, group: Group) -> bool:
+        """Return whether all ranks of a formation are known to have the same buckets."""
+        return group is self._group and not self._is_new
+
     def release(self) -> None:
         """Start the buckets that were held, now that all ranks are known to have the same ones."""
         self.is_held = self._is_new = False
@@ -230,6 +234,9 @@ class Gradients(ABC):
 
     def watch_buckets(self, on_complete: Callable[[Any], None]) -> None:
         return
+
+    def give_way(self, group: Group) -> bool:
+        return False
 
     @abstractmethod
     def arm(self, group: Group | None) -> None: ...

@@ -203,6 +203,11 @@ class Group(Connections):
         alias = flat.data
         return self.guarded(lambda: sums.start(alias), RuntimeError)
 
+    @property
+    def sums_on_device(self) -> bool:
+        """Whether sums over all ranks are operations of NCCL in one group, for which the host does not wait."""
+        return self._topology.backend == "nccl"
+
     def finish_device(self) -> None:
         """Wait until the accelerator has finished all queued work, then check that the group is intact.
 

@@ -1,6 +1,6 @@
 """BatchNorm over the global batch: statistics cover the samples of all ranks, each counted once.
 
-Each rank sends count, mean and variance of its samples for each channel. All ranks combine them in the same order in
+Each rank gives count, mean and variance of its samples for each channel. All ranks combine them in the same order in
 fp64 (Chan, Golub and LeVeque 1979). So outputs, gradients and running statistics are those of one process with the
 whole batch, for any division, and bitwise equal on all ranks. With counts ``n_i`` of rank i and their sum ``n``,
 
@@ -15,18 +15,19 @@ Every rank has to reach the same layers in the same order. Therefore a rank with
 not count. A share that has to be cut into micro-batches is refused, because statistics would cover one micro-batch
 only. ``local_batch_norm.py`` is the other choice: statistics of each micro-batch, without messages.
 
-The statistics travel over the formation's control connections and neither reorder nor delay the gradient buckets.
+The statistics travel over the formation's control connections, and neither reorder nor delay the gradient buckets.
+Where NCCL connects all ranks, they are sums on the device instead, and the host does not wait (docs/adr/0068). Each
+rank then adds a table that is zero but for its own row, so sums are exact.
 
-Legend: N samples of this rank, C channels, W ranks, V values per channel, K numbers sent by each rank.
+Legend: N samples of this rank, C channels, W ranks, V values per channel, K numbers of each rank.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from heterotrain_core.contract.choices import Choice
 from torch import nn
@@ -34,8 +35,6 @@ from torch import nn
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
-
-Array: TypeAlias = npt.NDArray[np.float64]
 
 LEAST_VALUES = 2
 """Fewer values per channel have no variance; the same limit as torch's."""
@@ -60,17 +59,19 @@ class BatchNormContext:
         counts: whether this rank's samples count; false for the one sample that a rank without a share runs.
         micro_batches: number of micro-batches in this rank's share.
         is_short: whether the step has fewer samples than the plan's global batch, as an epoch's last one may.
+        on_device: whether statistics are sums of the formation, and the host does not know them; the same on all ranks.
     """
 
     group: Group | None = None
     counts: bool = True
     micro_batches: int = 1
     is_short: bool = False
+    on_device: bool = False
 
     def enter(self, group: Group | None, *, micro_batches: int, is_short: bool = False) -> None:
         """Begin a step with this number of micro-batches on this rank: 0 for a rank without samples."""
         self.group, self.counts, self.micro_batches = group, micro_batches > 0, micro_batches
-        self.is_short = is_short
+        self.is_short, self.on_device = is_short, False
 
     @property
     def is_alone(self) -> bool:
@@ -79,7 +80,7 @@ class BatchNormContext:
 
     def leave(self) -> None:
         """End the step: outside of steps the statistics are those of the rank alone."""
-        self.group, self.counts, self.micro_batches, self.is_short = None, True, 1, False
+        self.enter(None, micro_batches=1)
 
     def __deepcopy__(self, _memo: object) -> BatchNormContext:
         """Return the same object: a copy of a model takes part in the same steps."""
@@ -89,24 +90,34 @@ class BatchNormContext:
         """Pickle an empty context: a model loaded from a file has no peers."""
         return BatchNormContext, ()
 
-    def gather(self, count: float, values_VC: torch.Tensor) -> tuple[Array, Array]:  # noqa: N803  # shape in the name
-        """Return the counts of all ranks that count, by rank, as (W,) float64, and their values as (W, V, C).
+    def gather(self, count: float, values_VC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: N803  # shape in the name
+        """Return the counts of all ranks, by rank, as (W,) float64, and their values as (W, V, C); both may be on CPU.
 
         Args:
-            count: this rank's values per channel; 0 if they do not count.
+            count: this rank's values per channel; 0 if they do not count, and then they are zeros for all.
             values_VC: this rank's values, of any dtype, on any device; (V, C) is the same on every rank.
 
         Raises:
             PeerLost: the group is broken.
         """
-        row_K = np.append(values_VC.detach().to("cpu", torch.float64).numpy(), count)  # noqa: N806  # shape in the name
-        rows = [row_K.tobytes()]
-        if self.group is not None:
-            gathering = self.group.gather(rows[0], Purpose.BATCH_NORM)
-            self.group.wait(gathering, "the statistics of a BatchNorm layer")
-            rows = gathering.rows
-        rows_WK = np.frombuffer(b"".join(rows)).reshape(len(rows), -1)  # noqa: N806  # shape in the name
-        rows_WK = rows_WK[rows_WK[:, -1] > 0]  # noqa: N806  # shape in the name
+        what, ranks, group = "the statistics of a BatchNorm layer", 1, self.group
+        if group is not None and self.on_device:
+            rows_WK = values_VC.new_zeros((group.world_size, values_VC.numel() + 1), dtype=torch.float64)  # noqa: N806  # shape in the name
+            if count:
+                rows_WK[group.rank, :-1] = values_VC.detach().reshape(-1)
+                rows_WK[group.rank, -1] = count
+            group.wait(group.all_reduce(rows_WK.view(-1)), what)
+        else:
+            row_K = torch.zeros(values_VC.numel() + 1, dtype=torch.float64)  # noqa: N806  # shape in the name
+            if count:
+                row_K[:-1] = values_VC.detach().reshape(-1)
+                row_K[-1] = count
+            data = row_K.numpy().tobytes()
+            if group is not None:
+                gathering = group.gather(data, Purpose.BATCH_NORM)
+                group.wait(gathering, what)
+                ranks, data = len(gathering.rows), b"".join(gathering.rows)
+            rows_WK = torch.frombuffer(bytearray(data), dtype=torch.float64).view(ranks, -1)  # noqa: N806  # as above
         return rows_WK[:, -1], rows_WK[:, :-1].reshape(-1, *values_VC.shape)
 
 
@@ -148,11 +159,11 @@ class ChannelStatistics:
     Attributes:
         moments: (3, C) in the layer's dtype, on its device: the mean, the variance with divisor ``count`` (biased, used
             for normalising), and the variance with divisor ``count - 1`` (unbiased, for the running statistics).
-        count: number of values per channel: samples times positions.
+        count: number of values per channel, samples times positions; one element.
     """
 
     moments: torch.Tensor
-    count: float
+    count: torch.Tensor
 
 
 class GlobalBatchNorm(_BatchNorm):
@@ -180,11 +191,14 @@ class GlobalBatchNorm(_BatchNorm):
                 "batch, more workers, GroupNorm or LayerNorm, or put the layer into eval mode."
             )
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        alone = self.heterotrain_context.is_alone
-        statistics = None if alone else channel_statistics(input, self.heterotrain_context)
-        count = input.numel() / input.shape[1] if statistics is None else statistics.count
+        context = self.heterotrain_context
+        statistics = None if context.is_alone else channel_statistics(input, context)
+        if statistics is None:
+            count = input.numel() / input.shape[1]
+        else:  # on a device, where the step has more than one sample, this is not read
+            count = math.inf if context.on_device else float(statistics.count)
         if count < LEAST_VALUES:
-            if not self.heterotrain_context.is_short:
+            if not context.is_short:
                 raise UsageError(
                     f"layer {self.heterotrain_name!r} needs more than one value per channel, but a step has "
                     f"{count:g} over all ranks: use a larger global batch, GroupNorm or LayerNorm"
@@ -194,16 +208,16 @@ class GlobalBatchNorm(_BatchNorm):
             return super().forward(input)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._track(statistics, self.running_mean, self.running_var)
-        over: _Over = (statistics, self.eps, self.heterotrain_context)
+        over: _Over = (statistics, self.eps, context)
         output: torch.Tensor = _Normalise.apply(input, self.weight, self.bias, over)
         return output.to(input.dtype)
 
     def _track(self, statistics: ChannelStatistics, running_mean: torch.Tensor, running_var: torch.Tensor) -> None:
-        share = 0.0 if self.momentum is None else self.momentum
+        share: Any = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
-                share = 1.0 / float(self.num_batches_tracked)
+                share = self.num_batches_tracked.to(running_mean).reciprocal_()
         mean, _, unbiased = statistics.moments
         running_mean.lerp_(mean.to(running_mean), share)
         running_var.lerp_(unbiased.to(running_var), share)
@@ -249,12 +263,12 @@ def channel_statistics(x: torch.Tensor, context: BatchNormContext) -> ChannelSta
     var_C, mean_C = torch.var_mean(wide, dim=_others(x), correction=0)  # noqa: N806  # shapes in names
     count = x.numel() / x.shape[1] if context.counts else 0.0
     counts_W, values = context.gather(count, torch.stack((mean_C, var_C)))  # noqa: N806  # shapes in names
-    total = float(counts_W.sum())
-    weight_W1 = counts_W[:, None] / total  # noqa: N806  # shapes in names
+    total = counts_W.sum()
+    weight_W1 = (counts_W / total)[:, None]  # noqa: N806  # shapes in names
     mean = (weight_W1 * values[:, 0]).sum(0)
     biased = (weight_W1 * (values[:, 1] + (values[:, 0] - mean) ** 2)).sum(0)
-    moments = np.stack((mean, biased, biased * (total / max(1.0, total - 1.0))))
-    return ChannelStatistics(moments=torch.from_numpy(moments).to(wide.device, wide.dtype), count=total)
+    moments = torch.stack((mean, biased, biased * (total / (total - 1.0).clamp(min=1.0))))
+    return ChannelStatistics(moments=moments.to(wide.device, wide.dtype), count=total)
 
 
 _Over: TypeAlias = tuple[ChannelStatistics, float, BatchNormContext]
@@ -289,7 +303,7 @@ class _Normalise(torch.autograd.Function):
         )
         _, values = ctx.context.gather(float(ctx.counts), torch.stack((sum_dh, sum_d)))
         if ctx.counts:
-            means = torch.from_numpy(values.sum(0) / ctx.count).to(wide.device, wide.dtype)
+            means = (values.sum(0) / ctx.count).to(wide.device, wide.dtype)
             scale = (variance + ctx.eps).rsqrt_()
             shares = means * (scale if gain is None else scale.mul_(gain))
             through -= nn.functional.batch_norm(wide, mean, variance, shares[0], shares[1], training=False, eps=ctx.eps)

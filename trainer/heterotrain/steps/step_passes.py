@@ -373,6 +373,9 @@ class StepPasses:
             self._began = True
             self.reducer.begin(micro_batches=len(self.task.micro_batches))
             task = self.task
+            if self.group is not None and self.numerics.needs_all_ranks and self.group.sums_on_device:
+                context = self.numerics.batch_norm_context
+                context.on_device = task.batch_samples > 1 and self.reducer.give_way(self.group)
             self.numerics.forward_state.begin(leads=task.share_samples > 0 and task.position == task.cursor)
             if self.clock.timeline is not self.reducer.exchange.timeline and not self.passes:
                 self.clock = Clock(self.reducer.exchange.timeline)  # the first step finds the device

@@ -61,32 +61,40 @@ def test_alone_nothing_is_copied_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Threads:
-    """Ranks as threads: a gather ends when all ranks have added their rows."""
+    """Ranks as threads: a gather or a sum ends when all ranks have added their rows."""
 
     def __init__(self, ranks: int) -> None:
         self._barrier = threading.Barrier(ranks)
-        self._rows = [b""] * ranks
+        self._rows: list[Any] = [b""] * ranks
 
     def of(self, rank: int) -> Any:
         """Return the group of one rank."""
         return SimpleNamespace(
-            gather=partial(self._gather, rank), wait=lambda *_: None, world_size=len(self._rows)
+            gather=lambda row, _purpose: SimpleNamespace(rows=self._all(rank, row)),
+            all_reduce=lambda flat: flat.copy_(sum(self._all(rank, flat.clone()))),
+            wait=lambda *_: None, rank=rank, world_size=len(self._rows),
         )  # fmt: skip
 
-    def _gather(self, rank: int, row: bytes, _purpose: object) -> SimpleNamespace:
+    def _all(self, rank: int, row: Any) -> list[Any]:
         self._rows[rank] = row
         self._barrier.wait()
         rows = list(self._rows)
         self._barrier.wait()
-        return SimpleNamespace(rows=rows)
+        return rows
 
 
-@given(st.lists(st.integers(0, 5), min_size=2, max_size=4).filter(lambda shares: sum(shares) > 1), st.integers(0, 99))
+@given(
+    st.lists(st.integers(0, 5), min_size=2, max_size=4).filter(lambda shares: sum(shares) > 1),
+    st.integers(0, 99),
+    st.booleans(),
+)
 @settings(max_examples=times(gate=12, every=250), deadline=None)
-def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: list[int], seed: int) -> None:
+def test_any_division_gives_the_whole_batchs_statistics_and_gradients(
+    shares: list[int], seed: int, on_device: bool
+) -> None:
     """Two layers on several ranks, some with empty shares, match torch's own layers on the whole batch."""
     torch.manual_seed(seed)
-    make = partial(nn.BatchNorm1d, 3, affine=seed % 2 == 0)
+    make = partial(nn.BatchNorm1d, 3, affine=seed % 2 == 0, momentum=None if seed % 3 == 0 else 0.1)
     plain = nn.Sequential(make(), nn.Linear(3, 3), make()).double()
     for parameter in plain.parameters():
         nn.init.uniform_(parameter, 0.5, 2.0)
@@ -98,7 +106,8 @@ def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: li
     parts = [part.clone().requires_grad_() for part in x.split(shares)]
 
     def train(rank: int) -> None:
-        synchronise(models[rank], BatchNormContext(group=threads.of(rank), counts=shares[rank] > 0))
+        context = BatchNormContext(group=threads.of(rank), counts=shares[rank] > 0, on_device=on_device)
+        synchronise(models[rank], context)
         if shares[rank]:
             (models[rank](parts[rank]) * weights.split(shares)[rank]).sum().backward()
         else:  # one sample that does not count, with a gradient that must not reach the other ranks
@@ -116,6 +125,29 @@ def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: li
     for index, parameter in enumerate(plain.parameters()):
         mine = [list(m.parameters())[index].grad for m, share in zip(models, shares, strict=True) if share]
         torch.testing.assert_close(sum(g for g in mine if g is not None), parameter.grad, rtol=1e-8, atol=1e-10)
+
+
+def test_sums_on_the_device_equal_rows_through_the_host_bit_by_bit() -> None:
+    """Both combine the same numbers in the same order; what does not count is zero for all, whatever it is."""
+    x = torch.randn(9, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def found(*, on_device: bool) -> list[Any]:
+        threads, shares = Threads(3), (4, 0, 5)
+
+        def run(rank: int) -> list[torch.Tensor]:
+            context = BatchNormContext(group=threads.of(rank), counts=shares[rank] > 0, on_device=on_device)
+            layer = nn.BatchNorm1d(3).double()
+            synchronise(layer, context)
+            own = (x.split(shares)[rank] if shares[rank] else torch.full((1, 3, 4), torch.nan)).clone().requires_grad_()
+            output = layer(own)
+            (output * output.detach().cos()).sum().backward()
+            return [output, *([own.grad, layer.weight.grad] if shares[rank] else []), *layer.buffers()]  # type: ignore[list-item]  # there are gradients
+
+        with ThreadPoolExecutor(3) as pool:
+            return list(pool.map(run, range(3)))
+
+    for own, other in zip(found(on_device=True), found(on_device=False), strict=True):
+        assert all(torch.equal(one, same) or one.isnan().all() for one, same in zip(own, other, strict=True))
 
 
 @pytest.mark.parametrize("peers", [False, True])

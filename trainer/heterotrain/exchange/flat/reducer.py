@@ -70,7 +70,7 @@ class Reducer(Gradients):
         self._watchers = GradientWatchers()
         self._arrived: dict[int, torch.nn.Parameter] = {}
         self._moved: set[int] = set()
-        self._is_complete = self._is_late = self._armed = False
+        self._is_complete = self._is_late = self._armed = self._gives_way = False
         self._group: Group | None = None
         self._on_complete: Callable[[WholeBucket], None] | None = None
 
@@ -96,7 +96,7 @@ class Reducer(Gradients):
             if self.on_change is not None:
                 self.on_change()
         self._moved.clear()
-        self._is_complete = False
+        self._is_complete = self._gives_way = False
         if self._watchers.ids:
             self._watchers.rest()
         self._on_complete = None
@@ -117,6 +117,18 @@ class Reducer(Gradients):
     def watch_buckets(self, on_complete: Callable[[WholeBucket], None]) -> None:
         """Call ``on_complete`` with each bucket before it is added up, until the next step."""
         self._on_complete = on_complete
+
+    def give_way(self, group: Group) -> bool:
+        """Start buckets after the backward pass only, so that layers can add up in it over the same connections.
+
+        Ranks start layers' sums in the same order, but not always in the same places among the buckets: one without
+        samples has none, and a gradient may be missing.
+
+        Returns:
+            Whether layers may; the same on all ranks.
+        """
+        self._gives_way = self.exchange.is_known_to(group)
+        return self._gives_way
 
     def arm(self, group: Group | None) -> None:
         """Let the next backward pass, the step's last, start the reductions over ``group`` (``None``: no peers)."""
@@ -336,7 +348,7 @@ class Reducer(Gradients):
             raise UsageError(TWICE)
         self._arrived[id(parameter)] = parameter
         bucket.missing -= 1
-        if not bucket.missing:
+        if not (bucket.missing or self._gives_way):
             self._send(bucket)
 
     def _move(self, parameter: torch.nn.Parameter) -> None:
@@ -355,7 +367,8 @@ class Reducer(Gradients):
             self._hooks.surprised()  # ``flush`` completes the bucket
             return
         bucket.missing = 0
-        self._send(bucket)
+        if not self._gives_way:
+            self._send(bucket)
 
     def _send(self, bucket: WholeBucket) -> None:
         """Hand over a bucket that has all of its gradients."""
