@@ -26,6 +26,7 @@ from heterotrain.parts.unequal.part_messages import PartExchange
 from heterotrain.state import transfer
 from heterotrain.steps import formations
 from heterotrain.steps.agreement import Agreement
+from heterotrain.steps.ending import End
 from heterotrain.steps.step import Step
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import Refused, decode_plan
@@ -48,6 +49,8 @@ HAND_OVER_PLACE = "handing over"
 SCRIPT_PLACES = ("between collectives", "in forward", "in a hook")
 """Between two exchanges of the script itself: in a step, in the forward pass (both counted by the step's number), or in
 a hook (counted by the epoch)."""
+HOOKS_PLACE = "hooks called"
+"""This rank has told the others that it has called the hooks of an epoch, and has not heard from them."""
 LAST_PLACE = "concluding"
 """All steps are committed, but not all other ranks have confirmed it."""
 
@@ -135,8 +138,9 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
     vote, build, exchange, write = Election.vote, Group.build, transfer.exchange, CheckpointManager.write
     wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Agreement.confirm
     send, part, hand_over = Neighbours.send, PartExchange.receive, formations.hand_over
-    visits = dict.fromkeys((*FORMING_PLACES, HAND_OVER_PLACE, LAST_PLACE), 0)
-    running = [-1]
+    end_of_hooks = End.agree
+    visits = dict.fromkeys((*FORMING_PLACES, HAND_OVER_PLACE, HOOKS_PLACE, LAST_PLACE), 0)
+    running, is_hook = [-1], [False]
 
     def visit(place: str) -> None:
         visits[place] += 1
@@ -161,7 +165,16 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
         started = gather(self, data, purpose)
         if purpose is Purpose.CONFIRM:
             fault.at("prepared", running[0])
+        if is_hook[0]:
+            visit(HOOKS_PLACE)
         return started
+
+    def ended(self: End, group: Group | None) -> None:
+        is_hook[0] = True
+        try:
+            end_of_hooks(self, group)
+        finally:
+            is_hook[0] = False
 
     def confirmed(self: Agreement, *arguments: Any) -> Any:
         found = confirm(self, *arguments)
@@ -204,6 +217,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one 
         write(self, reason, *arguments, **named)
 
     Exchange._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
+    End.agree = ended  # type: ignore[method-assign]  # a deliberate wrapper
     formations.hand_over = handed_over
     PartExchange.receive = parted  # type: ignore[method-assign]  # a deliberate wrapper
     Neighbours.send = sent  # type: ignore[method-assign]  # a deliberate wrapper

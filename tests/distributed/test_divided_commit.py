@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from distributed.fault_injectors import PHASE_PLACES
+from distributed.fault_injectors import HOOKS_PLACE, PHASE_PLACES
 from distributed.harness import Operator, assert_same_weights
 from distributed.test_sharded_jobs import plan_pods, reference, start_pods, weights_of
 from support.lineage import lineage
@@ -53,6 +53,21 @@ def test_a_step_that_is_applied_late_may_be_the_last_one(operate: Callable[..., 
     assert [LATE in worker.log() for worker in workers] == [True, False, False], operator.evidence()
     assert [worker.code for worker in workers] == [0, 0, 0], operator.evidence()
     assert {epoch: len(ids) for epoch, ids in lineage(operator.folder / "samples").items()} == {0: (STEP + 1) * BATCH}
+
+
+def test_hooks_that_one_rank_has_not_called_to_their_end_are_called_again(
+    operate: Callable[..., Operator], expected: Any
+) -> None:
+    """Nobody else holds that rank's part, and nothing is lost: no rank goes back to a checkpoint."""
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
+    fault = {"place": HOOKS_PLACE, "step": 0, "do": "lose"}
+    (pod,) = start_pods(operator, 2, faults={0: {1: fault}}, clip_norm=0.5)
+    plan_pods(operator, [pod], (BATCH,))
+    operator.finish(pod)
+    assert_same_weights(weights_of(operator, pod), expected)
+    assert ["hooks after step 6 are called again" in worker.log() for worker in pod] == [True, False]
+    assert "living ranks do not hold" not in operator.evidence()
+    assert len(lineage(operator.folder / "samples")) == EPOCHS
 
 
 @pytest.mark.parametrize("place", part_of(PLACES, of=3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -111,6 +111,8 @@ def agree_on_state(
         StateLost: a part of the state is lost after the first step, and there is no checkpoint.
     """
     _finish_late(group, training)  # with the parts of the formation before
+    _repeat_hooks(group, training)  # likewise
+    training.before_hooks = None  # which holds the tensors of that part
     place()
     rank = group.rank if group is not None else 0
     summaries = _summaries(group, training, checkpoints)
@@ -191,6 +193,42 @@ def _finish_late(group: Group | None, training: TrainState) -> None:
         prepared.finish(found)
     else:
         prepared.drop()
+
+
+def _repeat_hooks(group: Group | None, training: TrainState) -> None:
+    """Go back to before the newest hooks, where some rank of a divided model has not called them to their end.
+
+    Ranks that hold parts have to continue from the same place, or nobody has the whole state. The last exchange of a
+    hook may have failed on one of them only. Where all hold everything, the state after the hooks is the newest one.
+
+    Raises:
+        PeerLost: the group broke meanwhile.
+    """
+    if group is None:
+        return
+    before = training.before_hooks
+    steps, *own = training.progress.order if training.has_state else (-1, -1, -1)
+    is_possible = before is not None and before[0].steps == steps and before[1].is_possible()
+    row = [steps, *own, *(before[0].order[1:] if before is not None and is_possible else own)]
+    rows = group.gather_now([float(value) for value in (training.own_layout is not None, *row)])
+    found = hooks_to_repeat([tuple(map(int, row)) for row in rows])
+    if steps == max(int(row[1]) for row in rows) and found not in (None, tuple(own)):
+        training.repeat_hooks()
+        _log.info("the hooks after step %d are called again, because a rank had not called them to their end", steps)
+
+
+def hooks_to_repeat(rows: Sequence[tuple[int, ...]]) -> tuple[int, int] | None:
+    """Return the hooks after which all ranks with the newest state continue; ``None`` if each keeps its own.
+
+    Args:
+        rows: by rank: whether it holds a part of the model only, its committed steps, its hooks (``Progress.order``),
+            and those to which it can go back, or its own.
+    """
+    newest = [row for row in rows if row[1] == max(row[1] for row in rows)]
+    first = min((hooked, evaluated) for _, _, hooked, evaluated, *_ in newest)
+    if not any(row[0] for row in newest) or any(first not in (row[2:4], row[4:6]) for row in newest):
+        return None
+    return first
 
 
 def _summaries(group: Group | None, training: TrainState, checkpoints: Checkpoints) -> list[StateSummary]:

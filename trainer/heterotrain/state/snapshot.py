@@ -13,10 +13,10 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.state.buffer_copies import BufferCopies
 from heterotrain.state.local import local
-from heterotrain.state.training import TrainState
+from heterotrain.state.training import BeforeHooks, TrainState
 
 
-class Snapshot:
+class Snapshot(BeforeHooks):
     """The state of registered objects, the optimizers' settings, the model's layers and buffers at one time."""
 
     def __init__(self, training: TrainState) -> None:
@@ -42,6 +42,10 @@ class Snapshot:
         self._buffers.renew(model.named_buffers())
         self._weights = _checksums(training)
 
+    def is_possible(self) -> bool:
+        """Return whether the weights are those of that time."""
+        return _checksums(self._training) == self._weights
+
     def restore(self) -> None:
         """Restore everything but the weights.
 
@@ -62,7 +66,7 @@ class Snapshot:
             self._training.extras[name].load_state_dict(saved)
         if self._training.model is not None:
             self._buffers.restore(self._training.model.named_buffers())
-        if _checksums(self._training) != self._weights:
+        if not self.is_possible():
             raise UsageError(
                 "a hook had other weights in the model when the loss of a worker interrupted it, so it cannot be "
                 "called again: put the model's own weights back in a `finally:` block, or change them outside of hooks"

@@ -40,6 +40,17 @@ class HeldState:
     holding: Holding | None
 
 
+class BeforeHooks:
+    """What was there before hooks that have changed nothing; ``state.snapshot`` has the other kind."""
+
+    def is_possible(self) -> bool:
+        """Return whether all of it can come back: the weights are those of that time."""
+        return True
+
+    def restore(self) -> None:
+        """Restore everything but the weights."""
+
+
 @dataclass(slots=True)
 class TrainState:
     """The state; between steps, equal on all ranks wherever two of them hold the same.
@@ -53,6 +64,8 @@ class TrainState:
         stream: where a data set that can only be iterated can be read from, encoded; empty where nothing is known.
         prepared: a step of a divided model that this rank can finish, but does not know whether the others can.
         confirmed: number and confirmation of the last step of a divided model that this rank has applied.
+        before_hooks: the progress before the newest hooks, and what they may have changed, in a divided model until the
+            next step is committed.
         joined: committed steps when this rank took the state over from running ranks; -1 if it did not.
         has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
     """
@@ -70,6 +83,7 @@ class TrainState:
     confirmed: tuple[int, Confirmation] | None = None
     holdings: tuple[Holding | None, ...] = ()
     earlier: HeldState | None = None
+    before_hooks: tuple[Progress, BeforeHooks] | None = None
     joined: int = -1
     _begin: Callable[[], None] = lambda: None
     _is_past: Callable[[Progress], bool] = lambda _progress: False
@@ -109,6 +123,13 @@ class TrainState:
     def begin(self) -> None:
         """Give the model its initial values, where it was made without any."""
         self._begin()
+
+    def repeat_hooks(self) -> None:
+        """Go back to before the newest hooks."""
+        if self.before_hooks is not None:
+            self.progress, before = self.before_hooks
+            before.restore()
+            self.before_hooks = None
 
     def enter_phase(self, is_past: Callable[[Progress], bool]) -> None:
         """Train a loop of the script, which has nothing left to train at positions that are past.

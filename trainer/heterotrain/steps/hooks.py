@@ -20,7 +20,7 @@ from heterotrain.errors import PeerLost
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.state.admission import plain_numbers
 from heterotrain.state.snapshot import Snapshot
-from heterotrain.state.training import TrainState
+from heterotrain.state.training import BeforeHooks, TrainState
 from heterotrain.steps.leadership import Leadership
 from heterotrain.telemetry.report import RankMetrics
 
@@ -138,6 +138,7 @@ class Hooks:
         model = self._training.model
         if model is None or not hooks:
             conclude()
+            self._training.before_hooks = (self._training.progress, BeforeHooks())
             return
         active_group = context.active_group
         alone = active_group is None or active_group.group is None
@@ -156,6 +157,9 @@ class Hooks:
             if before is not None:  # whatever the hooks have stepped so far, they step again
                 before.restore()
             raise
+        else:
+            if before is not None and self._training.own_layout is not None:  # elsewhere nobody goes back
+                self._training.before_hooks = (self._training.progress, before)
         finally:
             self._where = ""
             model.train(training)

@@ -89,6 +89,7 @@ class StepRecords:
         self._training.progress = advance(
             self._training.progress, batch_samples=task.batch_samples, ends_epoch=task.ends_epoch
         )
+        self._training.before_hooks = None
         loader.committed(task, active_group.membership)
         if active_group.roster is not self._noted:
             self._noted = active_group.roster

@@ -30,6 +30,7 @@ from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import units_of
 from heterotrain.state.layout import Shapes
 from heterotrain.state.ranges import TensorRange
+from heterotrain.state.snapshot import Snapshot
 from heterotrain.state.training import TrainState
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
@@ -150,6 +151,36 @@ def test_an_end_that_one_rank_knows_of_is_the_end_for_all() -> None:
     trainings[2].progress = replace(trainings[2].progress, stopped=True)
     agree(trainings)
     assert all(training.progress.stopped for training in trainings)
+
+
+def test_hooks_that_some_ranks_of_a_divided_model_have_not_called_are_called_again() -> None:
+    """Those that have go back to before them, unless weights have changed; where all is on one rank, that is newer."""
+    half = {name: TensorRange(name, 0, extent.stop // 2) for name, extent in full().items()}
+    rest = {name: TensorRange(name, extent.stop // 2, extent.stop) for name, extent in full().items()}
+    expected, at = training_of(full(), seed=1, steps=STEPS), Progress(steps=STEPS)
+
+    def ranks(*holdings: Any) -> list[TrainState]:
+        found = [training_of(holding, seed=1, steps=STEPS) for holding in holdings]
+        found[0].before_hooks = (at, Snapshot(found[0]))
+        found[0].extras["average"].values += 5  # type: ignore[attr-defined]  # the test's own object
+        found[0].progress = replace(at, evaluated=1)
+        return found
+
+    trainings, folder = ranks(half, rest), Folder()
+    agree(trainings, folder)
+    for training in trainings:
+        assert (training.progress, training.before_hooks) == (at, None)
+        assert_state_is(training, expected)
+    changed = ranks(half, rest)
+    with torch.no_grad():
+        next(parameter for _, parameter in changed[0].layout.named_parameters()).add_(1.0)
+    with pytest.raises(StateLost):
+        agree(changed)
+    whole = training_of(full(), seed=1, steps=STEPS)
+    whole.progress = replace(at, evaluated=1)
+    trainings = [*ranks(half, rest), whole]
+    agree(trainings)
+    assert [training.progress.evaluated for training in trainings] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("seed", range(times(gate=4, every=120)))
