@@ -175,7 +175,7 @@ docs: setup $(VENV)/docs/.installed ## the documentation site, into out/site; fa
 	@PYTHONPATH=deploy/dev/lab $(PY) -m lab.site_check out/site
 	@echo out/site/index.html
 
-gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in eight minutes, one table last: the gate's proof, costs of a step, mixed speeds, tests/cuda
+gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in nine minutes, one table last: the gate's proof, costs of a step, mixed speeds, tests/cuda
 	@$(or $(GPU_PYTHON),$(PY)) deploy/dev/bench/gpu.py $(ARGS)
 
 ##@ Emulated cluster (kind where a Docker engine runs, otherwise real components as root)

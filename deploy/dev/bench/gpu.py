@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in order of value, within eight minutes on one card. Ends with one table.
+"""Everything that needs a GPU, in order of value, within nine minutes on one card. Ends with one table.
 
 Each part is a program of its own with a limit of its own; a part that fails, hangs or has no time left costs the others
 nothing. Its output goes to ``out/gpu/PART.txt`` as it comes. Lines of a part that begin with ``| `` are rows of the
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BENCH = Path(__file__).parent
 ROW = "| "
 HEADS = ("measured", "figure", "goal", "met")
-LIMIT_S = 480.0
+LIMIT_S = 540.0
 ENDS_S = 5.0
 """A part that is stopped has this long to end what it has started."""
 
@@ -65,7 +65,7 @@ def parts(scale: float) -> tuple[Part, ...]:
         Part(
             name="overhead", shows="cost of a step beyond DistributedDataParallel",
             command=(str(BENCH / "trainer_overhead.py"), "--seconds", seconds(8), "--goals", "--models",
-                *"1230456"), limit_s=190,
+                *"12340765"), limit_s=220,
         ),
         Part(
             name="mixed", shows="ranks of different speed: learned against even shares",

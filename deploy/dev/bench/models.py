@@ -147,6 +147,15 @@ _CONVOLUTIONS = Case(
     name="convolutions, 128 channels", share_samples=512, make=lambda: convolutions(128), shape=(3, 32, 32),
     goal_ratio=0.02,
 )  # fmt: skip
+_RESNET = Case(
+    name="ResNet-50, channels_last",
+    share_samples=64,
+    make=resnet_50,
+    shape=(3, 160, 160),
+    channels_last=True,
+    optimizer="SGD, fused",
+    goal_ratio=0.02,
+)
 _MLP = Case(name="MLP, 8 layers of 1024", share_samples=64, make=lambda: mlp(1024, 8), shape=(1024,))
 
 GPU_CASES = (
@@ -156,13 +165,11 @@ GPU_CASES = (
         name="language model, 12 layers of 768, AdamW, clip", share_samples=32, shape=(512,), vocabulary=50_257,
         make=lambda: language_model(768, 12, 50_257), optimizer="AdamW", clip_norm=1.0, goal_ratio=0.02,
     ),
-    Case(
-        name="ResNet-50, channels_last", share_samples=64, make=resnet_50, shape=(3, 160, 160), channels_last=True,
-        optimizer="SGD, fused", goal_ratio=0.02,
-    ),
+    _RESNET,
     replace(_MLP, name="MLP with graphs", graphs=True, precision="fp32", goal_ratio=0.0),
     replace(_CONVOLUTIONS, name="convolutions, fp16", precision="fp16", goal_ratio=None),
     replace(_CONVOLUTIONS, name="convolutions, 2 NCCL ranks on the card", share_samples=256, ranks=2, goal_ratio=None),
+    replace(_RESNET, name="ResNet-50, 2 NCCL ranks, statistics of all", share_samples=32, ranks=2, goal_ratio=None),
 )  # fmt: skip
 """For a data-centre GPU: the first's steps are mostly the start of kernels, and the others keep the device busy."""
 
