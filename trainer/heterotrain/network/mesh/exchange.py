@@ -78,7 +78,7 @@ class MessageExchange:
         """Prepare an exchange.
 
         Args:
-            peers: connected, non-blocking sockets, by rank.
+            peers: connected, non-blocking sockets, by rank, ascending.
             number: number of this exchange in its formation.
             purpose: what it is for; the same on every rank.
             limit_s: seconds without any progress after which ``wait`` gives up.
@@ -233,7 +233,7 @@ class AllGather(MessageExchange):
         """
         super().__init__(peers, number=number, limit_s=limit_s, purpose=purpose)
         self._rank, self._data, self._head = rank, data, HEAD.pack(number, purpose, len(data))
-        self._frames: dict[int, bytes | bytearray] = {}
+        self._frames: dict[int, bytes | bytearray] = dict.fromkeys(peers, b"")
         self._pending = peers
         frame = self._head + data
         for peer, connection in peers.items():  # a frame mostly goes in one call; the general way takes twice as long
@@ -247,28 +247,31 @@ class AllGather(MessageExchange):
     def _finish(self) -> None:
         pending, self._pending = self._pending, {}
         head, size = self._head, HEAD.size + len(self._data)
-        for peer, connection in pending.items() if size <= ONE_CALL_BYTES else ():
-            try:
-                found = self._frames[peer] = connection.recv(size)
-            except BlockingIOError:
+        for peer, connection in pending.items():
+            found = b""
+            if size <= ONE_CALL_BYTES:
+                try:
+                    found = connection.recv(size)
+                except BlockingIOError:
+                    pass
+                else:
+                    if not found:
+                        raise ConnectionResetError(f"rank {peer} ended its connection")
+            if len(found) == size and found.startswith(head):
+                self._frames[peer] = found
                 continue
-            if not found:
-                raise ConnectionResetError(f"rank {peer} ended its connection")
-        for peer in pending:
-            begun = self._frames.get(peer, b"")
-            if len(begun) < size or not begun.startswith(head):
-                frame = self._frames[peer] = bytearray(begun.ljust(size))
-                self.fill(peer, frame, size_bytes=len(self._data))
-                self._missing[peer] = memoryview(frame)[len(begun) :]
-                self._check(peer, self._missing[peer])
+            frame = self._frames[peer] = bytearray(found.ljust(size))
+            self.fill(peer, frame, size_bytes=len(self._data))
+            self._missing[peer] = memoryview(frame)[len(found) :]
+            self._check(peer, self._missing[peer])
         super()._finish()
 
     @property
     def rows(self) -> list[bytes]:
         """The bytes of every rank, by rank."""
-        rows = {peer: bytes(frame[HEAD.size :]) for peer, frame in self._frames.items()}
-        rows[self._rank] = self._data
-        return [rows[rank] for rank in range(len(rows))]
+        rows = [bytes(frame[HEAD.size :]) for frame in self._frames.values()]
+        rows.insert(self._rank, self._data)
+        return rows
 
 
 class SendReceive(MessageExchange):
