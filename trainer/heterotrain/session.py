@@ -166,9 +166,8 @@ class Job(RegisteredObjects):
                 same order, on every rank: each rank selects its own part.
             collate: makes a batch from a list of samples; torch's own by default.
             shuffle: draw a new order for each epoch; only for a data set with indices, the others have their own.
-            workers: processes that load samples ahead. With 0 the training process loads them: the first micro-batch of
-                a step while a GPU computes the step before, on CPUs at ``with step:``, but in an epoch's first step in
-                the loop over micro-batches.
+            workers: processes that load samples ahead. With 0 the training process loads them: from an epoch's second
+                step on, the first micro-batch at ``with step:``, or while a GPU computes the step before.
             prefetch_factor: micro-batches that each process has loaded or is loading, at least 1.
             worker_init_fn: called in each process with its number, before its first sample.
             lockstep: give every rank the same number of micro-batches in each step, for scripts that exchange data in
