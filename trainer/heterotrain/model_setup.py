@@ -32,7 +32,8 @@ from heterotrain.parts.units.draws import UnitDraws
 from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import Units, units_of
 from heterotrain.parts.units.weight_files import PretrainedWeights
-from heterotrain.parts.units.wrappers import WrapOptions, prepare_units
+from heterotrain.parts.units.wrappers import WrapOptions as WrapOptions  # noqa: PLC0414  # job.wrap takes it from here
+from heterotrain.parts.units.wrappers import prepare_units
 from heterotrain.parts.whole.graphs import GraphedForward, check_recordable
 from heterotrain.parts.whole.part import WholePart
 from heterotrain.parts.whole.recording import CudaRecorder

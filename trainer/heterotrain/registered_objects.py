@@ -10,11 +10,10 @@ import torch
 
 from heterotrain.errors import UsageError
 from heterotrain.keywords import known_keywords
-from heterotrain.model_setup import ModelSetup
+from heterotrain.model_setup import ModelSetup, WrapOptions
 from heterotrain.numerics.fused import prefer_fused
 from heterotrain.numerics.method import Numerics
 from heterotrain.parts.interface import Wrapped
-from heterotrain.parts.units.wrappers import WrapOptions
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import TrainState
