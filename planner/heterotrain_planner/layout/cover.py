@@ -24,9 +24,7 @@ from heterotrain_planner.layout.level import FINE, Search, TemplateOptions, temp
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, Template
 from heterotrain_planner.layout.rough_cover import (
-    FEW_DEVICES,
     NEAR,
-    NEAR_OF_FEW,
     NOTICED_EXCHANGE,
     RoughCover,
     exchange_and_update,
@@ -39,8 +37,8 @@ from heterotrain_planner.layout.worked_out import WorkedOut, work_out
 EVERY_KIND = frozenset(LayoutKind)
 NOTICED_LOSS = 0.1
 """Part of a member's time from which on a loss counts as its limit."""
-MOST_FINALISTS, MOST_OF_FEW = 2, 8
-"""Choices of templates that are worked out, the best by the formula; of few devices."""
+MOST_FINALISTS = 2
+"""Choices of templates that are worked out, the best by the formula."""
 _MOST_SHOWN = 4
 """Different layouts in a reason."""
 _MOST_SPLITS = 64
@@ -72,14 +70,11 @@ def cover(
     first = rough_cover(templates, left, template_options(templates, further, kinds, 1))
     if first is None:
         return _too_few(templates, left, kinds, further)
-    few = sum(left) <= FEW_DEVICES
-    near_ratio = NEAR_OF_FEW if few else NEAR
     exchange_s = first.step_s - first.level.level_s
-    tried = rough_covers(templates, left, kinds, further, first=first, near_ratio=near_ratio)
+    tried = rough_covers(templates, left, kinds, further, first=first)
     each_once = {frozenset(each.level.amounts.items()): each for each in tried}
     wholes = sorted(each_once.values(), key=lambda each: each.step_s)
-    most_finalists = MOST_OF_FEW if few else MOST_FINALISTS
-    near = [each for each in wholes[:most_finalists] if each.step_s <= near_ratio * wholes[0].step_s]
+    near = [each for each in wholes[:MOST_FINALISTS] if each.step_s <= NEAR * wholes[0].step_s]
     results = [_worked_out(templates, left, each) for each in near]
     for each in wholes[len(near) :]:  # where the best choices need too many groups of owners
         if not all(isinstance(result, NoLayout) for result in results):

@@ -75,11 +75,6 @@ class TemplateOptions:
     pipelines: int
     further: tuple[Template, ...]
 
-    def of_kinds(self, kinds: Sequence[bool]) -> TemplateOptions:
-        """Return the same without templates that lack one of these kinds or have another one."""
-        alike_J = ((self.need_JK > 0) == np.array(kinds)).all(axis=1)
-        return replace(self, first_BJ=np.where(alike_J, self.first_BJ, np.inf))
-
     def micro_batches(self, level_s: float) -> Ints:
         """Return how many micro-batches each template takes within a time, ``_BJ``; 0 where it is too short."""
         possible = self.first_BJ <= level_s * (1 + 1e-12)
@@ -168,18 +163,14 @@ class Search:
         options: the templates.
         devices_K: to form members of.
         least_members: that there have to be.
-        most_members: that there may be.
     """
 
-    def __init__(
-        self, options: TemplateOptions, devices_K: Ints, least_members: int, most_members: int = MOST_MEMBERS
-    ) -> None:
+    def __init__(self, options: TemplateOptions, devices_K: Ints, least_members: int) -> None:
         self._options, self._least = options, least_members
         self._fits = np.flatnonzero(
             (options.need_JK <= devices_K).all(axis=1) & np.isfinite(options.first_BJ).any(axis=0)
         )
         self._limits = options.limits(devices_K)
-        self._limits[-1] = most_members
         self._longest_s = float(
             np.max(
                 np.where(np.isfinite(options.first_BJ), options.first_BJ + options.next_BJ * options.batch_samples, 0)
