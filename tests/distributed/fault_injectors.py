@@ -78,14 +78,14 @@ class FaultInjector:
         self._spec = spec or {}
         self._gates = {gate["step"]: gate for gate in self._spec.get("gates", ())}
 
-    def at(self, place: str, step: int) -> None:
-        """Trigger the fault if it is specified for this place and step."""
+    def at(self, place: str, step: int) -> bool:
+        """Trigger the fault if it is specified for this place and step; return whether it is."""
         if place == "step" and step in self._gates:
             Path(self._gates[step]["reached"]).touch()
             while not Path(self._gates[step]["release"]).exists():
                 time.sleep(0.01)
         if self._spec.get("place") != place or self._spec.get("step") != step:
-            return
+            return False
         spec, times = self._spec, self._spec.get("times", 1) - 1
         self._spec = {**spec, "step": step + spec["every"], "times": times} if times else {}
         do = spec.get("do", "die")
@@ -108,6 +108,7 @@ class FaultInjector:
             raise torch.OutOfMemoryError("injected fault: out of memory")
         if do == "lose":
             raise PeerLost("injected fault: the last message is lost")
+        return True
 
 
 def _record(path: Path, **fault: Any) -> None:

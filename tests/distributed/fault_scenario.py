@@ -89,6 +89,7 @@ class FaultScenario:
         draw: the decisions of the seed.
         cells: pairs of (fault, place) in this history, each for another worker; some places may not be reached.
         delay_s: seconds until the operator reacts to a change.
+        late: whether steps are confirmed late.
         detects_absence: whether the operator sees that a hanging or isolated worker is not ready.
         events: what the operator does by step; the workers wait at the beginning of the step until it has.
         workers: all workers started so far.
@@ -103,6 +104,7 @@ class FaultScenario:
     cells: list[tuple[str, str]]
     scheduled: list[ScheduledFault] = field(default_factory=list)
     delay_s: float = 0.0
+    late: bool = False
     detects_absence: bool = True
     events: list[tuple[int, str]] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
@@ -162,7 +164,7 @@ class FaultScenario:
         """Start another worker."""
         collectives = any(place in SCRIPT_PLACES for _, place in self.cells)
         fault = (fault or {}) | {"gates": [gate.fault for gate in self.gates.values()]}
-        worker = self.operator.start(f"w{len(self.workers)}", fault=fault, collectives=collectives)
+        worker = self.operator.start(f"w{len(self.workers)}", fault=fault, collectives=collectives, late=self.late)
         self.workers.append(worker)
         return worker
 

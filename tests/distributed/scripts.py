@@ -11,6 +11,7 @@ import heterotrain
 import heterotrain.telemetry.tensorboard
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults, stop_gossip
+from distributed.queued_updates import queue_updates
 from heterotrain.data.order import permutation
 from heterotrain.network import connection_setup
 
@@ -32,9 +33,9 @@ def net() -> torch.nn.Module:
     return torch.nn.Sequential(*layers, torch.nn.Linear(16, 1)).double()
 
 
-def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(model: torch.nn.Module, *, fused: bool | None = None) -> torch.optim.Optimizer:
     """Return an optimizer with state, so that tests detect a joining worker without it."""
-    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, fused=fused)
 
 
 def batches(
@@ -57,13 +58,13 @@ def batches(
 
 
 def begun(
-    model: Any, fault: dict[str, Any] | None = None, **settings: Any
+    model: Any, fault: dict[str, Any] | None = None, *, fused: bool | None = None, **settings: Any
 ) -> tuple[heterotrain.Job, Any, torch.optim.Optimizer, FaultInjector]:
     """Begin a job with this model, its usual optimizer and this fault; ``settings`` are those of ``init``."""
     injector = FaultInjector(fault)
     job = heterotrain.init(**settings)
     wrapped = job.wrap(model)
-    optimizer = job.optimizer(optimizer_of(wrapped))
+    optimizer = job.optimizer(optimizer_of(wrapped, fused=fused))
     install_faults(injector)
     return job, wrapped, optimizer, injector
 
@@ -84,20 +85,23 @@ def train(
     collectives: bool = False,
     collective_s: float | None = None,
     gossip: bool = True,
+    late: bool = False,
 ) -> None:
     """Train, then write the final weights.
 
     ``slow_s`` lengthens each micro-batch; ``tensorboard_dir`` is the folder for TensorBoard files; ``finish_at`` is the
     step in which the script ends the training; ``collectives`` lets the script exchange data itself, in steps, in the
     forward pass and in hooks; ``collective_s`` replaces the time-out of gloo's operations; without ``gossip``, replies
-    of peers spread no plans.
+    of peers spread no plans; ``late`` lets steps be confirmed late, as on GPUs.
     """
     if not gossip:
         stop_gossip()
     if collective_s is not None:
         connection_setup.COLLECTIVE_S = collective_s
     heterotrain.telemetry.tensorboard.GAP_S = 0.0
-    job, model, optimizer, injector = begun(net(), fault, tensorboard_dir=tensorboard_dir)
+    job, model, optimizer, injector = begun(net(), fault, fused=late or None, tensorboard_dir=tensorboard_dir)
+    if late:
+        queue_updates(injector)
 
     @job.on_epoch_end
     def hook(epoch: int) -> None:
@@ -105,7 +109,7 @@ def train(
             count_ranks(lambda: injector.at("in a hook", epoch))
             job.sum(n=1.0)
 
-    for step in job.steps(problem(samples), lockstep=collectives):
+    for step in job.steps(problem(samples), lockstep=collectives, confirm="late" if late else "now"):
         with step:
             injector.at("step", step.number)
             if collectives:

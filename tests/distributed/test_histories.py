@@ -55,7 +55,7 @@ def test_a_seed_repeats_its_history(operate: Callable[..., Operator], seed: int)
     assert play(operate, seed, "second") == found
 
 
-def play(operate: Callable[..., Operator], seed: int, name: str) -> list[dict[str, Any]]:
+def play(operate: Callable[..., Operator], seed: int, name: str, *, late: bool = False) -> list[dict[str, Any]]:
     """Play a history; return the faults that happened."""
     draw = Draws(seed)
     cells = [CELLS[(FAULTS_EACH * seed + number) % len(CELLS)] for number in range(FAULTS_EACH)]
@@ -64,7 +64,7 @@ def play(operate: Callable[..., Operator], seed: int, name: str) -> list[dict[st
         operator.config = replace(operator.config, checkpoint_uri=f"file://{operator.folder}/checkpoints")
         if seed % 2:  # otherwise a checkpoint is written only when workers are asked to leave
             operator.config = replace(operator.config, checkpoint_interval_s=0.0)
-    scenario = FaultScenario(draw=draw, operator=operator, cells=cells)
+    scenario = FaultScenario(draw=draw, operator=operator, cells=cells, late=late)
     scenario.begin()
     scenario.play()
     COVERED.update(cell for cell, event in zip(cells, scenario.scheduled, strict=True) if event.reached.exists())

@@ -62,14 +62,14 @@ def fit(
             "fit needs a function that makes the optimizer, because the model moves to its device first. Write "
             f"optimizer=lambda p: torch.optim.{type(optimizer).__name__}(p, …)."
         )
-    job = job or init(**settings)
-    model = job.wrap(model)
+    model = (job := job or init(**settings)).wrap(model)
     stepper = job.optimizer(optimizer(model.parameters()))
     if scheduler is not None:
         job.scheduler(scheduler(stepper))
     if evaluate is not None:
         job.on_epoch_end(evaluate(job, model))
-    for step in job.steps(dataset, collate=collate, shuffle=shuffle, workers=workers):
+    confirm = "now" if job.has_own_state else "late"
+    for step in job.steps(dataset, collate=collate, shuffle=shuffle, workers=workers, confirm=confirm):
         with step:
             for batch in step.micro_batches():
                 value = loss(model, batch)

@@ -25,8 +25,13 @@ _S = TypeVar("_S", bound=Stateful)
 
 
 class RegisteredObjects:
-    """A job's side for what a script registers: the model, what trains it, further state, and hooks."""
+    """A job's side for what a script registers: the model, what trains it, further state, and hooks.
 
+    Attributes:
+        has_own_state: whether the script has registered state of its own, which the body of its loop may change.
+    """
+
+    has_own_state = False
     _training: TrainState
     _numerics: Numerics
     _wrapped: Wrapped
@@ -129,7 +134,7 @@ class RegisteredObjects:
         """
         admission.check_scheduler(scheduler)
         self._loop.records.schedulers.append(scheduler)
-        return self.register(f"scheduler-{len(self._loop.records.schedulers)}", scheduler)
+        return self._keep(f"scheduler-{len(self._loop.records.schedulers)}", scheduler)
 
     def register(self, name: str, stateful: _S) -> _S:
         """Return the object; from now on its ``state_dict`` is sent to joining ranks and saved in checkpoints.
@@ -137,6 +142,10 @@ class RegisteredObjects:
         Raises:
             UsageError: the object has no ``state_dict``, or the name is taken.
         """
+        self.has_own_state = True
+        return self._keep(name, stateful)
+
+    def _keep(self, name: str, stateful: _S) -> _S:
         admission.check_stateful("job.register", stateful)
         if name in self._training.extras:
             raise UsageError(f"job.register already has an object named {name!r}: use a different name for each object")

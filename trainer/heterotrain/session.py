@@ -99,7 +99,7 @@ class Job(RegisteredObjects):
         self._report.look_up(links=speeds.links)
         self._hooks = Hooks(self._training, self._report, self._leadership, epochs=config.epochs)
         self._termination_message = self._watch()
-        self._record = self.register("heterotrain-record", RunRecord(identity, config))
+        self._record = self._keep("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report, record=self._record_file, clock=clock)
         parallelism = admission.choice("parallelism", config.parallelism, Parallelism)
         own = OwnSide(
@@ -157,6 +157,7 @@ class Job(RegisteredObjects):
         readers: str = "one",
         epochs: int | None = None,
         steps: int | None = None,
+        confirm: str = "now",
     ) -> Iterator[Step]:
         """Yield steps until every epoch is committed; a step that fails through no fault of the script is repeated.
 
@@ -166,8 +167,7 @@ class Job(RegisteredObjects):
                 same order, on every rank: each rank selects its own part.
             collate: makes a batch from a list of samples; torch's own by default.
             shuffle: draw a new order for each epoch; only for a data set with indices, the others have their own.
-            workers: processes that load samples ahead. With 0 the training process loads them: from an epoch's second
-                step on, the first micro-batch at ``with step:``, or while a GPU computes the step before.
+            workers: processes that load samples ahead. With 0 the training process loads them.
             prefetch_factor: micro-batches that each process has loaded or is loading, at least 1.
             worker_init_fn: called in each process with its number, before its first sample.
             lockstep: give every rank the same number of micro-batches in each step, for scripts that exchange data in
@@ -178,17 +178,17 @@ class Job(RegisteredObjects):
             epochs: of a phase of the training, which this call trains; a later call trains the next phase, with data of
                 its own. The last one may leave it out, and trains the rest.
             steps: the same in a training by steps. The epoch ends with the last one.
+            confirm: a step ``now``, in ``apply``, or ``late``, by the next vote, so that GPUs never wait for the host.
 
         Raises:
             UsageError: there is nothing to train, or the data cannot be read this way.
         """
+        one_reader, late = _is_one_of("readers", readers, "one", "all"), _is_one_of("confirm", confirm, "late", "now")
         processes = self._processes(workers, prefetch_factor, worker_init_fn)
-        source = source_of(
-            dataset, collate=collate, shuffle=shuffle, seed=self.config.seed, one_reader=_is_one(readers)
-        )
+        source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed, one_reader=one_reader)
         phase = self._begin_phase(source, epochs, steps)
         try:
-            yield from self._loop.steps(source, workers=processes, lockstep=lockstep, phase=phase)
+            yield from self._loop.steps(source, workers=processes, lockstep=lockstep, late=late, phase=phase)
         except GeneratorExit:  # the script left the loop, often by an error; under torchrun it may still communicate
             if self.identity.mode is Mode.OPERATED:
                 self._abandon("the script left job.steps before the end of the training")
@@ -373,12 +373,12 @@ class Job(RegisteredObjects):
         }
 
 
-def _is_one(readers: str) -> bool:
-    """Return whether one rank reads a stream for all.
+def _is_one_of(name: str, value: str, one: str, other: str) -> bool:
+    """Return whether an argument is the first of two words.
 
     Raises:
-        UsageError: this is neither ``one`` nor ``all``.
+        UsageError: it is neither.
     """
-    if readers not in ("one", "all"):
-        raise UsageError(f'readers must be "one" or "all", not {readers!r}')
-    return readers == "one"
+    if value not in (one, other):
+        raise UsageError(f'{name} must be "{one}" or "{other}", not {value!r}')
+    return value == one

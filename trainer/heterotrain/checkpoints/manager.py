@@ -190,6 +190,10 @@ class CheckpointManager:
         elif self._is_wanted(reason, writer, training, left_s=left_s or 0.0, step_left_s=step_left_s):
             self._start(training, request, buffers)
 
+    def is_due(self, at: ActiveGroup, training: TrainState) -> bool:
+        """Look after the writer between two steps; return whether ``write`` would begin a checkpoint that is due."""
+        return (own := self._writer) is not None and self._is_due_after(own, at, training) and self._is_writer(at)
+
     def _is_due_after(self, writer: CheckpointWriter, formation: ActiveGroup, training: TrainState) -> bool:
         """Look after the writer between two steps; return whether the interval is over, or there is a request."""
         self._log_if_stuck(writer)
@@ -338,9 +342,8 @@ class CheckpointManager:
         return writer_among(roster.plan, roster.plan_ranks) == roster.plan_ranks[active_group.rank]
 
     def _is_due(self) -> bool:
-        if self._writer is None or self._writer.running_s is not None:
-            return False
-        return self._schedule.is_due(time.monotonic())
+        writer = self._writer
+        return writer is not None and writer.running_s is None and self._schedule.is_due(time.monotonic())
 
     def _in_parts(self, active_group: ActiveGroup, training: TrainState) -> bool:
         several = len(active_group.roster.plan_ranks) > 1

@@ -67,6 +67,7 @@ class StepDecision:
         loss: weighted mean loss; ``None`` when no rank has samples, or when it is not finite.
         non_finite: ranks in the group with a loss that is not finite.
         agreed: what follows from the columns.
+        apart: ranks have committed different numbers of steps, so that only a new formation can go on.
     """
 
     committed: bool
@@ -75,6 +76,7 @@ class StepDecision:
     loss: float | None
     non_finite: tuple[int, ...]
     agreed: Agreed
+    apart: bool = False
 
 
 class Tally:
@@ -92,7 +94,7 @@ class Tally:
 
         Args:
             ok: whether this rank finished its part of the step.
-            steps: committed steps before this one: ranks that differ here must not add their gradients.
+            steps: that this rank has committed: ranks that differ here must not add their gradients.
             weight: samples or tokens behind this rank's gradient.
             loss_sum: sum of the loss over them.
             values: this rank's numbers, by column.
@@ -116,8 +118,9 @@ class Tally:
             self._counted = rest, agreed
         weight = math.fsum(weights)
         loss, non_finite = _mean_loss(loss_sums, weights, weight)
-        committed = min(oks) == 1.0 and steps.count(steps[0]) == len(steps)
-        return StepDecision(committed, tuple(weights), weight, loss, non_finite, self._counted[1])
+        apart = steps.count(steps[0]) != len(steps)
+        committed = min(oks) == 1.0 and not apart
+        return StepDecision(committed, tuple(weights), weight, loss, non_finite, self._counted[1], apart)
 
     def _split(self, rest: Sequence[bytes]) -> Mapping[Column[Any], Rows]:
         """Return the numbers of each column, by rank."""

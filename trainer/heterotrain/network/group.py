@@ -143,6 +143,11 @@ class Group(Connections):
         if self.flag.is_up:
             raise PeerLost("the connections inside this rank's member were cut")
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether NCCL runs the sums of all ranks: then they are queued on every rank's device."""
+        return isinstance(self._topology, FlatTopology) and self._topology.backend == "nccl"
+
     def close(self) -> None:
         """Drop the groups. Waits for their threads, so call it after ``cut`` or after the last operation."""
         if self._mesh is not None:

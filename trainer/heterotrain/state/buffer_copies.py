@@ -51,6 +51,10 @@ class BufferCopies:
                 copied.copy.copy_(buffer.detach())
             self._of[name] = copied
 
+    def swap(self, other: BufferCopies) -> None:
+        """Exchange the values with those of other copies."""
+        self._of, other._of = other._of, self._of
+
     def restore(self, buffers: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Write the copies back, also into a tensor that has taken a buffer's place; a new buffer keeps its values."""
         for name, buffer in buffers:

@@ -6,12 +6,14 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import NoReturn, cast
 
 from heterotrain.checkpoints.manifest import new_mark
 from heterotrain.data.progress import Progress
 from heterotrain.errors import Diverged, PeerLost
+from heterotrain.exchange.gate import Gate
 from heterotrain.membership.agreement import PLAN
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.control import StepDecision
@@ -26,6 +28,7 @@ from heterotrain.steps.ending import End
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.hooks import Hooks
 from heterotrain.steps.job_parts import JobParts
+from heterotrain.steps.late import Haste, Queued
 from heterotrain.steps.observer import MEASURED, Observer
 from heterotrain.steps.replicas import FINGERPRINTS, Replicas
 from heterotrain.steps.resources import StepResources
@@ -43,6 +46,7 @@ class Agreement:
 
     Attributes:
         committed: the formation and decision of the last committed step, until the loop has acted on them.
+        late: the step that the next vote confirms.
         uncommitted: a step that the others may have committed when this rank lost them.
     """
 
@@ -54,9 +58,11 @@ class Agreement:
         self.committed: tuple[ActiveGroup, StepDecision] | None = None
         self.uncommitted: StepPasses | None = None
         self._job_uid, self._grace_s = job.identity.job_uid, job.config.grace_s
-        self._training, self._checkpoints = job.training, job.checkpoints
+        self._training, self._checkpoints, self._config = job.training, job.checkpoints, job.config
+        self.late = resources.late
         self._formations, self._end, self._hooks, self._replicas = formations, end, hooks, replicas
-        self._records, self._resources, self._attempts, self._exchanges = records, resources, attempts, exchanges
+        self._observer, self._records, self._resources = observer, records, resources
+        self._attempts, self._exchanges = attempts, exchanges
         self._mark = new_mark()
         self._ballot = StepBallot({
             PLAN: attrgetter("held.identity"), ENDS: shutdown.vote, LEAVING: departure.vote,
@@ -83,18 +89,25 @@ class Agreement:
     def vote(self, step: StepPasses, *, ok: bool) -> StepDecision:
         """Exchange the votes and wait for the buckets; ``ok``: whether this rank has computed its part.
 
+        With its vote, this rank says that it has committed all steps before this one. If it has not, because the
+        gradient of the step before is not finite, it votes against this one, as all others do.
+
         Raises:
             PeerLost: the group broke meanwhile.
             Diverged: the ranks' copies of the state differ, and the job is to fail then.
             UsageError: as ``exchange_votes``.
         """
         active_group, task = self._formations.require(), step.task
+        is_next = self.late.queued is None or self.late.confirm()
         hooks_follow = False
         if self._hooks.after_epochs and task.ends_epoch:
             hooks_follow = self.hooks_follow(self._resources.loader.advanced(self._training.progress, task))
         held = self._formations.newest(active_group)
-        voting = Voting(step, active_group, held, hooks_follow, self._resources.step_s)
-        decision, held = exchange_votes(self._ballot, voting, ok=ok, job_uid=self._job_uid)
+        steps = self._training.progress.steps
+        voting = Voting(step, active_group, held, hooks_follow, self._resources.step_s, steps)
+        decision, held = exchange_votes(self._ballot, voting, ok=ok and is_next, job_uid=self._job_uid)
+        if not is_next:
+            self.late.drop()
         agreed = decision.agreed
         if held is not active_group.agreed:
             self._formations.agreed(active_group, held)
@@ -147,6 +160,43 @@ class Agreement:
         """Record a step that all ranks finished: progress, logs, schedulers, telemetry and changes of membership."""
         self._exchanges.open(are_open=False)  # a step that is committed is not repeated
         self._record(step, decision, self._formations.require())
+
+    def may_wait(self, step: StepPasses, decision: StepDecision, *, changed: bool) -> bool:
+        """Return whether a step whose update is queued may be confirmed by the next vote.
+
+        ``changed``: whether the script has changed the gradient.
+        """
+        return self.late.is_wanted and not any(self._haste(step, decision, changed=changed))
+
+    def _haste(self, step: StepPasses, decision: StepDecision, *, changed: bool) -> Haste:
+        active_group, loader, agreed = self._formations.require(), self._resources.loader, decision.agreed
+        after = loader.advanced(self._training.progress, step.task)
+        return Haste(
+            divided=step.part.second_phase is not None,
+            on_the_host=step.group is not None and not step.group.is_queued,
+            first_of_formation=not self._observer.formed_steps,
+            repeated=self.late.repeated == step.task.number,
+            changed=changed,
+            measured=step.is_measured or step.measurement is not None,
+            scaled=step.numerics.precision.scales_loss,
+            streamed=loader.is_streamed,
+            last=step.task.ends_epoch or after.is_over(epochs=self._config.epochs, steps=self._config.steps),
+            hooks=self._hooks.are_due(after.steps),
+            agreed=agreed[CHECKPOINT].is_due or any(agreed[LEAVING]) or bool(agreed[ENDS]),
+            ordered=step.group is not None and step.reducer.wants_order,
+            planned=active_group.agreed.plan is not active_group.roster.plan,
+            apart=self._replicas.donor is not None,
+        )
+
+    def queue(self, step: StepPasses, decision: StepDecision, gate: Gate) -> None:
+        """Let the next step begin before it is known whether this one has happened."""
+        active_group, loader = self._formations.require(), self._resources.loader
+        self._exchanges.open(are_open=False)  # what follows in the script runs again only after a loss
+        self._resources.end()
+        after = loader.advanced(self._training.progress, step.task)
+        record = partial(self._records.committed, step, decision, active_group, loader)
+        step.timestamps = step.reducer.exchange.timestamps
+        self.late.queued = Queued(step, gate, after, record)
 
     def _record(self, step: StepPasses, decision: StepDecision, active_group: ActiveGroup) -> None:
         self._resources.end()

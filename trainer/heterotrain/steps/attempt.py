@@ -11,6 +11,7 @@ from heterotrain_core.contract import metrics as names
 
 from heterotrain.errors import OutOfMemory
 from heterotrain.forward_state.state import ForwardState
+from heterotrain.state.buffer_copies import BufferCopies
 from heterotrain.state.layers import Layers
 from heterotrain.state.weight_copies import WeightCopies
 from heterotrain.steps.task import Task
@@ -32,13 +33,22 @@ class Attempts:
         self._report = report
         self._tell_cap()
         self._forward_state = forward_state
-        self._copies = forward_state.copies
+        self._copies, self._older = forward_state.copies, BufferCopies()
+        self._behind: object = None
         self.weights = WeightCopies()
         self._model: torch.nn.Module | None = None
         self._layers: Layers | None = None
 
-    def begin(self, model: torch.nn.Module | None) -> None:
-        """Copy buffers and frozen parameters that may change, so that a repeated step starts from the same values."""
+    def begin(self, model: torch.nn.Module | None, behind: object = None) -> None:
+        """Copy buffers and frozen parameters that may change, so that a repeated step starts from the same values.
+
+        Args:
+            model: the model.
+            behind: the step before, while it is queued: the values from before it are kept, too.
+        """
+        if behind is not None and behind is not self._behind:
+            self._older.swap(self._copies)
+            self._behind = behind
         self.weights.drop()
         if model is not self._model:
             self._model = model
@@ -58,11 +68,15 @@ class Attempts:
         """The model's buffers and frozen parameters that may change, before the current attempt, by name."""
         return self._copies.values
 
-    def undo(self) -> None:
-        """Restore the buffers, and weights and optimizer states that the attempt has changed."""
+    def undo(self, queued: object = None) -> None:
+        """Restore the buffers, and weights and optimizer states that the attempt has changed.
+
+        With a step that was ``queued`` and did not happen, restore the values from before that one.
+        """
         self.weights.restore()
         if self._layers is not None:
-            self._copies.restore(chain(self._layers.buffers(), self._forward_state.frozen()))
+            copies = self._copies if queued is None or queued is not self._behind else self._older
+            copies.restore(chain(self._layers.buffers(), self._forward_state.frozen()))
 
     def use_less_memory(self, task: Task, failure: Exception, spare: Callable[[], bool]) -> None:
         """Halve the largest micro-batch after an out-of-memory error; where it is one sample, keep no activations.

@@ -21,6 +21,7 @@ class Voting(NamedTuple):
         held: the newest plan that this rank holds.
         hooks_follow: whether hooks come next that may take longer than the grace period.
         next_s: how long the step after this one will take.
+        steps: that this rank has committed.
     """
 
     step: StepPasses
@@ -28,6 +29,7 @@ class Voting(NamedTuple):
     held: HeldPlan
     hooks_follow: bool
     next_s: float = 0.0
+    steps: int = 0
 
 
 Voice = Callable[[Voting], Sequence[float]]
@@ -47,7 +49,7 @@ class StepBallot:
         step, values = voting.step, [*_step(voting)]
         for voice in self._voices:
             values.append(voice(voting))  # noqa: PERF401  # a comprehension is a call, up to Python 3.11
-        return self.tally.row(ok, step.task.number, step.weight, loss_sum, values)
+        return self.tally.row(ok, voting.steps, step.weight, loss_sum, values)
 
 
 STEP_COLUMNS = (SIGNATURE, UNUSED, CHANGED, MORE, SUMMED, SAMPLES)

@@ -117,6 +117,11 @@ class BatchLoader:
         """Samples of one epoch; ``None`` while unknown."""
         return self._source.samples
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the data set can only be iterated."""
+        return self._stream is not None
+
     def task(self, active_group: ActiveGroup, progress: Progress, *, cap_samples: int | None) -> Task:
         """Return this rank's part of the next step; ``cap_samples`` is the largest micro-batch known to fit.
 

@@ -104,6 +104,10 @@ class Hooks:
         self._training.progress = replace(progress, hooked=progress.steps)
         return True
 
+    def are_due(self, steps: int) -> bool:
+        """Return whether hooks are called after so many committed steps, whatever ends there."""
+        return any(steps % every == 0 for every, _ in self.after_steps)
+
     def finish_epoch(self, context: HookContext) -> bool:
         """Run the end-of-epoch hooks, once per epoch; return whether an epoch has ended.
 

@@ -12,7 +12,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain.checkpoints.manager import WriteReason
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.slices import Source
-from heterotrain.errors import EndedBefore, PeerLost, RepeatStep, UsageError
+from heterotrain.errors import EndedBefore, PeerLost, UsageError
 from heterotrain.identity import Mode
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.parts.batches import inputs_and_targets
@@ -33,8 +33,9 @@ from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.resources import StepResources
 from heterotrain.steps.script_exchanges import ScriptExchanges
 from heterotrain.steps.shutdown import Shutdown
-from heterotrain.steps.states import StepState
+from heterotrain.steps.states import ENDED, StepState
 from heterotrain.steps.step import Step
+from heterotrain.steps.step_passes import StepPasses
 from heterotrain.steps.step_records import StepRecords
 from heterotrain.steps.summed_loss import SummedLosses
 
@@ -86,7 +87,13 @@ class Loop:
         return self._phase.is_past(self._training.progress) and not self._end.is_reached
 
     def steps(
-        self, source: Source, *, workers: Workers, lockstep: bool = False, phase: TrainingPhase | None = None
+        self,
+        source: Source,
+        *,
+        workers: Workers,
+        lockstep: bool = False,
+        late: bool = False,
+        phase: TrainingPhase | None = None,
     ) -> Iterator[Step]:
         """Yield steps until everything of the phase is committed.
 
@@ -94,6 +101,7 @@ class Loop:
             source: the data set.
             workers: processes that load samples ahead.
             lockstep: whether every rank gets the same number of micro-batches.
+            late: whether a step may begin before the one before it is confirmed.
             phase: of the training; all of it by default.
 
         Raises:
@@ -101,10 +109,12 @@ class Loop:
         """
         if not self._begin(source, workers=workers, lockstep=lockstep, phase=phase or TrainingPhase()):
             return
+        self.agreement.late.is_wanted = late
         while True:
             try:
                 step = self._next()
             except PeerLost as lost:
+                self._undo(None, lost)
                 self._leave_broken(lost)
                 continue
             except NotNeeded:
@@ -117,7 +127,7 @@ class Loop:
                 step.withdraw()
             else:
                 yield step
-            if not step.committed:
+            if step.transaction.state not in ENDED:
                 self._repeat(step)
             self._exchanges = step.group is not None and step.has_exchanged
 
@@ -128,6 +138,8 @@ class Loop:
             PeerLost: the group broke meanwhile.
             NotNeeded: the training is over, and the other ranks have ended.
         """
+        if self.agreement.late.queued is not None and self._goes_on():
+            return self._prepare(self._formations.require(), self.resources.loader)
         while True:
             self._follow()
             active_group = self._formations.active_group or self._form()
@@ -150,6 +162,19 @@ class Loop:
             return None
         self._checkpoints.write(WriteReason.DUE, self._training, active_group)
         return self._prepare(active_group, self.resources.loader)
+
+    def _goes_on(self) -> bool:
+        """Return whether a step begins while the one before it waits: nothing has come up for this rank.
+
+        Or the one before is not finite. Then this rank takes part in the vote against the next one, which tells all.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+        """
+        comes_up = self.shutdown.leaving or self.shutdown.reason
+        if not (comes_up or self._checkpoints.is_due(self._formations.require(), self._training)):
+            return True
+        return not self.agreement.late.confirm()
 
     def _begin(self, source: Source, *, workers: Workers, lockstep: bool, phase: TrainingPhase) -> bool:
         """Prepare for the script's loop; return whether there may be anything to train in it."""
@@ -190,9 +215,9 @@ class Loop:
 
     def finish(self, reason: str) -> None:
         """End the training after the current step, or the last one where none runs."""
-        running = self.resources.running
-        is_running = running is not None and running.is_open and not running.committed
-        self.shutdown.end_after(reason, steps=self._training.progress.steps + int(is_running))
+        running, queued = self.resources.running, self.agreement.late.queued
+        is_running = running is not None and running.is_open and running.transaction.state not in ENDED
+        self.shutdown.end_after(reason, steps=self._training.progress.steps + (queued is not None) + is_running)
 
     def _withdraws(self, step: Step) -> bool:
         """Return whether this rank, whose script has ended the training, tells the others without computing the step.
@@ -257,9 +282,11 @@ class Loop:
     def _prepare(self, active_group: ActiveGroup, loader: BatchLoader) -> Step:
         if active_group.roster.plan is not active_group.agreed.plan:
             self._formations.adopt(active_group)
-        task = loader.task(active_group, self._training.progress, cap_samples=self._attempts.cap_samples)
+        queued = self.agreement.late.queued
+        progress = self._training.progress if queued is None else queued.progress
+        task = loader.task(active_group, progress, cap_samples=self._attempts.cap_samples)
         part = self._wrapped.part
-        self.resources.begin()
+        self.resources.begin(task.number)
         return Step(
             task=task,
             part=part,
@@ -277,13 +304,16 @@ class Loop:
 
     def _repeat(self, step: Step) -> None:
         """Undo an attempt; the next iteration of the loop yields the same step again."""
-        self._repeating = step.number
-        if self._training.prepared is None:  # else it may still be finished, by the next formation's members
-            self._attempts.undo()
         failure = step.transaction.failure
-        if isinstance(failure, PeerLost):
-            self.agreement.uncommitted, self._end.all_end = step, False
-            self._leave_broken(failure)
+        if failure is None:
+            raise UsageError(
+                f"step {step.number} ended without a result: run each step inside `with step:` and end it with "
+                "step.apply(optimizer)"
+            )
+        lost = failure if isinstance(failure, PeerLost) else None
+        self._undo(step, lost)
+        if lost is not None:
+            self._leave_broken(lost)
         elif isinstance(failure, torch.OutOfMemoryError):
             self._wrapped.part.release_memory()
             self._attempts.use_less_memory(step.task, failure, self._wrapped.part.spare_memory)
@@ -291,15 +321,26 @@ class Loop:
             if step.group is not None and (step.is_awaited or step.task.is_joint):
                 # The others may have committed it, and have the state then; or wait for the script's next exchange. The
                 # other ranks of a divided member have left the step, and learn of the smaller micro-batches.
-                self.agreement.uncommitted = step
-                self._leave_broken(PeerLost("out of memory after exchanges of a step"))
-        elif not isinstance(failure, RepeatStep):
-            raise UsageError(
-                f"step {step.number} ended without a result: run each step inside `with step:` and end it with "
-                "step.apply(optimizer)"
-            )
+                lost = PeerLost("out of memory after exchanges of a step")
+                self._undo(step, lost)
+                self._leave_broken(lost)
         if not isinstance(failure, EndedBefore):
             self._report.count(names.REPEATED_STEPS)
+
+    def _undo(self, step: StepPasses | None, lost: PeerLost | None) -> None:
+        """Undo an attempt, if there is one, and the step before it, if that waited behind a gate that was closed."""
+        late = self.agreement.late
+        if lost is not None:
+            late.end(lost)
+        if (dropped := late.take_dropped()) is not None:
+            step = dropped.step
+        if step is None:
+            return
+        self._repeating = step.task.number
+        if self._training.prepared is None:  # else it may still be finished, by the next formation's members
+            self._attempts.undo(dropped)
+        if lost is not None:
+            self.agreement.uncommitted, self._end.all_end = step, False
 
     def _leave_broken(self, lost: Exception) -> None:
         """Leave a formation that lost a member, and whatever pass over the model this rank is in."""
@@ -342,17 +383,18 @@ class Loop:
 
         Without an operator, nothing else would keep the committed steps. One rank writes it.
         """
-        running, progress = self.resources.running, self._training.progress
+        running = self.resources.running
         if self._identity.mode is Mode.OPERATED or self._identity.rank or self._end.is_over:
             return
-        if self._first_steps in (None, progress.steps):
+        dropped = self.agreement.late.leave()
+        if self._first_steps in (None, self._training.progress.steps):
             return  # a script that fails at once would find the checkpoint of a model that is not the corrected one
         self._end.is_over = True
-        if running is not None and not running.committed:
+        if running is not None and running.transaction.state is not StepState.COMMITTED:
             if running.transaction.state is StepState.APPLIED and not running.passes:
                 _log.error("no checkpoint is written: the error came while an optimizer changed the weights")
                 return
-            self._attempts.undo()
+            self._attempts.undo(dropped)
         last = self._formations.last_membership if self.active_group is None else self.active_group.membership
         if last is not None:
             self.shutdown.leave_early(generation=last.formation.generation)

@@ -97,7 +97,8 @@ class Observer:
         plain: for the next control vector: squares of the last step's gradients; NaN if not measured.
         preconditioned: the same for gradients as an adaptive optimizer divides them.
         budget: the cost of telemetry, and how often to measure.
-        measures: whether the running or just committed step is one of those with costly measurements.
+        measures: whether the newest step is one of those with costly measurements.
+        formed_steps: that the formation has committed.
     """
 
     def __init__(self, report: RankMetrics, training: TrainState, numerics: Numerics) -> None:
@@ -109,7 +110,7 @@ class Observer:
         self._training = training
         self._numerics = numerics
         self._every = 1
-        self._formed_steps = self._gradient_bytes = 0
+        self.formed_steps = self._gradient_bytes = 0
         self.measures = False
         self._measured_samples = 0
         self._measured_weights: tuple[float, ...] = ()
@@ -150,7 +151,7 @@ class Observer:
         """
         is_large = reducer.elements > LARGE_ELEMENTS
         learning_every = LARGE_EVERY if is_large else LEARN_EVERY
-        self.measures = is_measured(task.number, self._every if self._formed_steps >= LEARN_STEPS else learning_every)
+        self.measures = is_measured(task.number, self._every if self.formed_steps >= LEARN_STEPS else learning_every)
         takes_squares = self.measures
         if self._numerics.steers_by_noise:
             takes_squares = not is_large or is_measured(task.number, LARGE_EVERY)
@@ -185,7 +186,7 @@ class Observer:
     def formation_began(self) -> None:
         """Start a formation: its members measure often at first, because they have not agreed on an interval yet."""
         self.forget()
-        self._every, self._formed_steps = 1, 0
+        self._every, self.formed_steps = 1, 0
 
     def evaluated(self) -> None:
         """Record the end of the end-of-epoch hooks, whose time is not part of the next step."""
@@ -200,7 +201,7 @@ class Observer:
             active_group: the formation.
             now_s: ``time.perf_counter`` at the commit.
         """
-        self._formed_steps += 1
+        self.formed_steps += 1
         measured = decision.agreed[MEASURED]
         self._every = measured.every
         exchange = step.reducer.exchange
@@ -218,7 +219,7 @@ class Observer:
             )
         if measured.buckets_s:
             self._report.buckets(measured.buckets_s)
-        self.buckets_s = step.reducer.transfers_s() if self.measures else ()
+        self.buckets_s = step.reducer.transfers_s() if step.is_measured else ()
         if skipped:
             self._report.count(names.SKIPPED_STEPS)
         if step.logged:
@@ -232,7 +233,8 @@ class Observer:
         elif not self._skip and self._committed_s is not None:
             self._step_s = now_s - self._committed_s
             peak_bytes = None if device_bytes is None else _peak_bytes()
-            self._pending.append((step.task, step.clock, exchange.timestamps, self._step_s, peak_bytes))
+            timestamps = step.timestamps or exchange.timestamps
+            self._pending.append((step.task, step.clock, timestamps, self._step_s, peak_bytes))
         self._skip = False
         self._committed_s = now_s
         if now_s - self._flushed_s >= FLUSH_S:
@@ -246,7 +248,7 @@ class Observer:
         spent_s = time.perf_counter() - since_s
         if step.measurement is not None:
             spent_s += step.measurement.spent_s
-        self.budget.charge(spent_s, step_s=self._step_s, measured=self.measures)
+        self.budget.charge(spent_s, step_s=self._step_s, measured=step.is_measured)
 
     def flush(self, *, wait: bool = True) -> None:
         """Count the steps that the device has finished; on CUDA the last update still runs when its step is committed.

@@ -13,6 +13,7 @@ from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.clock import Phase
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.job_parts import JobParts
+from heterotrain.steps.late import LateSteps
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.states import StepState
@@ -29,7 +30,8 @@ class StepResources:
     Attributes:
         loader: of the current phase's samples; there is none before the first phase.
         running: the newest step that the script has entered.
-        step_s: seconds of the last committed step.
+        step_s: seconds of the last step.
+        late: the step whose update is queued.
     """
 
     loader: BatchLoader
@@ -38,24 +40,25 @@ class StepResources:
         self, job: JobParts, *, formations: Formations, shutdown: Shutdown, observer: Observer, attempts: Attempts
     ) -> None:
         self.running: StepPasses | None = None
+        self.late = LateSteps()
         self.step_s = 0.0
         self._config, self._device, self._training, self._clock = job.config, job.device, job.training, job.clock
         self._checkpoints, self._wrapped, self._formations = job.checkpoints, job.wrapped, formations
         self._shutdown, self._observer, self._attempts = shutdown, observer, attempts
         self._began_s = job.clock()
 
-    def begin(self) -> None:
+    def begin(self, number: int) -> None:
         """Begin a step: what is drawn from here on is the same on all ranks."""
         self._began_s = self._clock()
-        self.seed_alike("step")
+        self.seed_alike("step", number)
 
     def end(self) -> None:
-        """End a committed step."""
+        """End a step that is committed, or queued."""
         self.step_s = self._clock() - self._began_s
 
-    def seed_alike(self, place: str) -> None:
-        """Let all ranks draw the same random numbers from here on."""
-        steps = self._training.progress.steps
+    def seed_alike(self, place: str, number: int | None = None) -> None:
+        """Let all ranks draw the same random numbers from here on; ``number``: of the step, the next one by default."""
+        steps = self._training.progress.steps if number is None else number
         reseed(shared_seed(seed=self._config.seed, steps=steps, place=place), self._device)
 
     def enter(self, step: StepPasses) -> None:
@@ -63,7 +66,7 @@ class StepResources:
         task = step.task
         if not step.passes:
             self.running = step
-            self._attempts.begin(self._training.model)
+            self._attempts.begin(self._training.model, self.late.queued)
             began = step.clock.now()
             if not self._shutdown.is_requested and self.loader.load_first(task):
                 step.clock.spent(Phase.LOAD, began)
@@ -74,16 +77,20 @@ class StepResources:
         """Refuse an optimizer's step that ``step.apply`` has not called."""
         running = self.running
         if running is not None and running.is_open and running.transaction.state not in _UPDATES:
-            refuse_update(running.number)
+            if running.transaction.state is not StepState.QUEUED:
+                refuse_update(running.number)
+            self.late.is_confirmed()
 
     def measure(self, step: StepPasses) -> Measurement | None:
         """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
-        return self._observer.begin(step.reducer, step.task, alone=step.group is None)
+        found = self._observer.begin(step.reducer, step.task, alone=step.group is None)
+        step.is_measured = self._observer.measures
+        return found
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
         active_group = self._formations.active_group
-        if self._shutdown.is_requested and active_group is not None:
+        if self._shutdown.is_requested and active_group is not None and self.late.is_confirmed():
             # Only buffers have changed since the last committed step, and ``Attempts`` holds their earlier values.
             self._checkpoints.write(
                 WriteReason.SLOW_STEP,

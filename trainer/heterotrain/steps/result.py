@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from heterotrain.errors import UsageError
 from heterotrain.exchange.flat.buckets import squared_norm
+from heterotrain.exchange.gate import Gate
 from heterotrain.exchange.interface import Gradients
 
 _VERSION = attrgetter("_version")
@@ -17,10 +19,10 @@ _VERSION = attrgetter("_version")
 class GradientNorm:
     """The norm of a step's gradient before clipping; computed when first read, because it costs a pass over it."""
 
-    def __init__(self, reducer: Gradients, *, norm: float | None = None) -> None:
-        """Keep the norm if it is known, else the buckets, which hold the gradient until the next step overwrites it."""
-        self._norm = norm
-        self._flats = [] if norm is not None else reducer.flats
+    def __init__(self, reducer: Gradients, *, norm: float | None = None, gate: Gate | None = None) -> None:
+        """Keep the norm or its gate, else the buckets, which hold the gradient until the next step overwrites it."""
+        self._norm, self._gate = norm, gate
+        self._flats = [] if norm is not None or gate is not None else reducer.flats
         self._versions = list(map(_VERSION, self._flats))
 
     def value(self) -> float:
@@ -29,6 +31,8 @@ class GradientNorm:
         Raises:
             UsageError: the gradient has been overwritten.
         """
+        if self._gate is not None:
+            self._norm, self._gate = math.sqrt(self._gate.read().squared), None
         if self._norm is None:
             if list(map(_VERSION, self._flats)) != self._versions:
                 raise UsageError(
@@ -52,15 +56,19 @@ class StepResult:
             learning-rate rule's factor is included.
         samples: samples of the step over all ranks.
         weight: total weight of the step: its samples, or the sum of the weights of ``step.backward``.
-        skip_reason: why the weights stayed as they were; empty if they did not.
     """
 
     loss: float
     learning_rates: tuple[float, ...]
     samples: int
     weight: float
-    skip_reason: str = ""
+    _skip_reason: str | Callable[[], str] = ""
     _norm: GradientNorm = field(repr=False, compare=False)
+
+    @property
+    def skip_reason(self) -> str:
+        """Why the weights stayed as they were; empty if they did not. A step that waits is confirmed now."""
+        return self._skip_reason if isinstance(self._skip_reason, str) else self._skip_reason()
 
     @property
     def learning_rate(self) -> float:

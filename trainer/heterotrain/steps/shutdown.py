@@ -84,7 +84,7 @@ class Shutdown:
 
     def vote(self, voting: Voting) -> tuple[float]:
         """Return the number of ``ENDS``."""
-        return (self.ends(voting.step.task.number) if self.reason else 0.0,)
+        return (self.ends(voting.steps) if self.reason else 0.0,)
 
     def request(self, number: signal.Signals) -> None:
         """Record SIGTERM or SIGINT; safe inside a signal handler."""

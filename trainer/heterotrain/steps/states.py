@@ -13,6 +13,7 @@ class StepState(Enum):
     SENT = auto()
     VOTED = auto()
     APPLIED = auto()
+    QUEUED = auto()
     BETWEEN = auto()
     COMMITTED = auto()
     REPEAT = auto()
@@ -41,3 +42,21 @@ class Transaction:
 
 
 OPEN = Transaction()
+ENDED = (StepState.QUEUED, StepState.COMMITTED)
+"""A script is done with a step in these states."""
+
+
+def after_gate(*, was_open: bool, is_cut: bool) -> StepState:
+    """Return what becomes of a queued step when its gate has been read.
+
+    Args:
+        was_open: so that the weights have changed.
+        is_cut: whether the formation is: then nobody goes on in it.
+
+    Returns:
+        ``COMMITTED``; ``REPEAT`` in the next formation; or ``QUEUED``: the gradient is not finite, so the gate was
+        closed on every rank, and all of them vote against the step that follows, and repeat this one.
+    """
+    if was_open:
+        return StepState.COMMITTED
+    return StepState.REPEAT if is_cut else StepState.QUEUED

@@ -23,7 +23,7 @@ from heterotrain.steps.clock import Phase
 from heterotrain.steps.resources import StepResources
 from heterotrain.steps.result import StepResult
 from heterotrain.steps.script_exchanges import ScriptExchanges
-from heterotrain.steps.states import StepState, Transaction
+from heterotrain.steps.states import ENDED, StepState, Transaction
 from heterotrain.steps.step_passes import StepPasses
 from heterotrain.steps.transaction import Updates, commit
 from heterotrain.steps.usage import check_apply
@@ -72,7 +72,7 @@ class Step(StepPasses):
         """
         check_apply(
             step=self.task.number, optimizers=len(optimizers),
-            is_applied=self.transaction.state in (StepState.BETWEEN, StepState.COMMITTED),
+            is_applied=self.transaction.state in (StepState.BETWEEN, *ENDED),
             backwards=self._counts.backwards, expected=self._counts.expected,
             limits={"clip_norm": clip_norm, "clip_value": clip_value},
         )  # fmt: skip
@@ -110,12 +110,12 @@ class Step(StepPasses):
     ) -> bool:
         if self._counts.forward is not None:
             self._counts.leave_forward()
-        self.is_open, committed = False, self.committed
-        if not committed:
+        self.is_open, is_over = False, self.transaction.state in ENDED
+        if not is_over:
             self.exchanges.open(are_open=False)
         self.numerics.batch_norm_context.leave()
         if error is None:
-            if not committed:
+            if not is_over:
                 raise UsageError(
                     f"step {self.number} ended without step.apply(optimizer): call it after the "
                     + (
@@ -126,7 +126,7 @@ class Step(StepPasses):
                     )
                 )
             return False
-        if committed or not isinstance(error, Exception):
+        if is_over or not isinstance(error, Exception):
             return False
         if self.task.is_joint and not isinstance(error, RepeatStep):
             self.context.leave_pass(f"a rank of the member left the pass: {error}")
@@ -150,6 +150,20 @@ class Step(StepPasses):
         if not isinstance(failure, EndedBefore):
             _log.info("step %d is repeated: %s", self.task.number, error)
         return True
+
+    @property
+    def committed(self) -> bool:
+        """Whether all ranks have finished the step; one that waits for the next vote is confirmed now."""
+        if self.transaction.state is StepState.QUEUED:
+            self.agreement.late.is_confirmed()
+        return self.transaction.state is StepState.COMMITTED
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the weights stay as they are, because loss or gradient is not finite."""
+        if self.transaction.state is StepState.QUEUED:
+            return not self.committed
+        return bool(self.transaction.skip_reason)
 
     def withdraw(self) -> None:
         """Vote against the step without computing it, because the script has ended the training before it."""

@@ -12,6 +12,7 @@ import torch
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.exchange.host_copy import HostCopy
 from heterotrain.exchange.interface import Gradients
+from heterotrain.exchange.timeline import ReductionTimestamps
 from heterotrain.network.group import Group
 from heterotrain.numerics.all_gather import Gathered, all_gather
 from heterotrain.numerics.method import Numerics
@@ -53,6 +54,8 @@ class StepPasses:
         passes: passes before the current one.
         summed: what is known of losses without a weight.
         logged: values that the script has reported with this step.
+        is_measured: whether it is one of those with costly measurements.
+        timestamps: of its last pass, once it is queued.
     """
 
     task: Task
@@ -73,6 +76,8 @@ class StepPasses:
     weight: float = 0.0
     loss_sum: torch.Tensor | HostCopy | float = 0.0
     logged: dict[str, float] = field(default_factory=dict)
+    is_measured: bool = False
+    timestamps: ReductionTimestamps | None = None
     _began: bool = False
     _counts: MicroBatches = field(init=False)
 
@@ -280,8 +285,7 @@ class StepPasses:
                 + ("the ranks of a member run it together" if self.task.is_joint else "of BatchNorm over all ranks")
                 + ": run the model on another sample, and give its loss weight=0"
             )
-        is_first = counts.backwards == counts.padding
-        is_padding = self.is_padding
+        is_first, is_padding = counts.backwards == counts.padding, self.is_padding
         counts.backwards += 1
         if is_padding:
             self._take_part(None)

@@ -107,9 +107,7 @@ class StepRecords:
         if self._tensorboard is not None:
             self._tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
         self._replicas.clear()
-        if (
-            self._observer.measures and active_group.group is not None and step.part.second_phase is None
-        ):  # whole models
+        if step.is_measured and active_group.group is not None and step.part.second_phase is None:  # whole models
             self._replicas.measure()
         self.progress_display.committed(
             lambda: self._position(active_group, decision, loader), leads=active_group.rank == 0, now_s=now_s

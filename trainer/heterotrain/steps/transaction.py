@@ -22,6 +22,23 @@ VOTED to APPLIED: *the weights change.* Where every rank holds the whole model, 
     Then APPLIED says "queued": nobody but the device may rely on it. Whoever reads the gate closed is back in VOTED,
     with every bit as it was.
 
+APPLIED to QUEUED: *the host goes on* (ADR 63). Where nothing has to know at once (``Haste``), ``step.apply`` returns
+    with the update in the device's queue, and the next step begins. Its passes see the new weights, or the old ones if
+    the gate is closed. Its samples and seeds follow from the step that waits, and copies of buffers are kept from
+    before both. Nothing else may rely on the step: whatever does, reads the gate first.
+
+QUEUED to COMMITTED: *the gate was open.* It is read right before the vote on the next step, when that one's loss is
+    known, so the device has passed it: the host does not wait. So a vote says that its rank has committed all steps
+    before, ranks differ by one step at most, and a loss repeats one at most. A rank that needs to know earlier reads
+    the gate earlier, alone: what it finds, all others find.
+
+QUEUED to REPEAT: *nothing has happened.* Either the formation was cut. The rank cuts it, too, so that the device gets
+    past the gate, and commits the step or goes back to before it; another rank may have committed it, and none the
+    next one. Or the gradient is not finite. Then the gate was closed on all ranks. All vote against the step that
+    follows, each with the number of steps that it has committed, and repeat this one, in which the host looks at the
+    gradient, and names the parameter, skips or fails. If the numbers differ, the formation is over, and the newest
+    state is passed on.
+
 APPLIED to COMMITTED: *the sums are known to be whole and finite.* Either the host has looked before the update, or it
     has read the gate open. Progress, schedulers, logs and the generators' seeds follow in the same call. From here on
     checkpoints, hooks, plans and other ranks may rely on the step, and nothing repeats it. A skipped step comes here
@@ -34,10 +51,6 @@ Any but COMMITTED to REPEAT: a peer is lost, another rank has voted against the 
     is undone, and the iterator yields the same step with the same samples and random numbers. After SENT the others may
     have committed it; then the step that follows the next formation is the one after it.
 
-*Late confirmation* would let the next step begin in APPLIED, and read the gate right before its vote. The vote of step
-k + 1 would then also say "k is committed here", so ranks would differ by one step at most, as they do today. Whatever
-relies on COMMITTED would have to read the gate first: hooks, checkpoints, plans and leaves, several passes, an
-optimizer's first step, and a script that asks. ``commit`` reads the gate itself, so no step begins in APPLIED.
 """
 
 from __future__ import annotations
@@ -49,7 +62,7 @@ from typing import NamedTuple
 
 import torch
 
-from heterotrain.errors import EndedBefore, NonFinite, RepeatStep
+from heterotrain.errors import EndedBefore, NonFinite, PeerLost, RepeatStep
 from heterotrain.exchange.gate import Gate
 from heterotrain.network.control import StepDecision
 from heterotrain.numerics.fused import can_stay_behind
@@ -71,6 +84,18 @@ class Updates(NamedTuple):
 
     optimizers: Sequence[torch.optim.Optimizer]
     limits: ClipLimits
+
+
+class QueuedUpdate(NamedTuple):
+    """An update behind a gate.
+
+    Attributes:
+        rates: learning rates, by group.
+        is_known: whether the gate knows the norm of the gradient, because the script has not changed it since.
+    """
+
+    rates: tuple[float, ...]
+    is_known: bool
 
 
 class SummedGradient(NamedTuple):
@@ -116,15 +141,7 @@ def commit(step: StepPasses, together: Agreement) -> Generator[None, Updates, St
     step.transaction = Transaction(StepState.SENT, before)
     decision = together.vote(step, ok=True)
     clock.spent(Phase.SYNC, began)
-    agreed = decision.agreed
-    if agreed[ENDS] == BEFORE:
-        raise EndedBefore
-    if not decision.committed:  # a rank that votes against the step may not know yet whether a pass follows
-        raise RepeatStep("another rank could not finish its part")
-    if not agreed[MORE]:
-        refuse_other_pass(task.number)
-    if agreed[SUMMED]:
-        check_alike(agreed[SUMMED], step=task.number)
+    _check(decision, task.number)
     if step.more:
         step.attempts.keep_weights()
     sums = _examined(step, together, decision, before)
@@ -152,7 +169,10 @@ def commit(step: StepPasses, together: Agreement) -> Generator[None, Updates, St
         reserve.clear()
     applied = None
     if sums.gate is not None:
-        sums, applied = _apply_behind(sums.gate, step, together, decision, updates)
+        queued = _queue(sums.gate, step, updates)
+        if queued is not None and together.may_wait(step, decision, changed=not queued.is_known):
+            return _go_on(sums.gate, step, together, decision, queued)
+        sums, applied = _read(sums, step, together, decision, queued)
     norm, rates = applied or _apply(step, updates, sums)
 
     # APPLIED to COMMITTED: record the step with everything that belongs to it
@@ -163,8 +183,23 @@ def commit(step: StepPasses, together: Agreement) -> Generator[None, Updates, St
         together.commit(step, decision)
     return StepResult(
         loss=math.nan if decision.loss is None else decision.loss, learning_rates=rates, samples=task.batch_samples,
-        weight=decision.weight, skip_reason=sums.skip_reason, _norm=norm,
+        weight=decision.weight, _skip_reason=sums.skip_reason, _norm=norm,
     )  # fmt: skip
+
+
+def _check(decision: StepDecision, number: int) -> None:
+    """Go on where all ranks have voted for the step; see ``commit`` for the errors."""
+    agreed = decision.agreed
+    if agreed[ENDS] == BEFORE:
+        raise EndedBefore
+    if decision.apart:
+        raise PeerLost("ranks have committed different numbers of steps")
+    if not decision.committed:  # a rank that votes against the step may not know yet whether a pass follows
+        raise RepeatStep("a rank could not finish its part, or the step before")
+    if not agreed[MORE]:
+        refuse_other_pass(number)
+    if agreed[SUMMED]:
+        check_alike(agreed[SUMMED], step=number)
 
 
 def _examined(step: StepPasses, together: Agreement, decision: StepDecision, skip_reason: str) -> SummedGradient:
@@ -253,18 +288,13 @@ def _apply(step: StepPasses, updates: Updates, sums: SummedGradient) -> tuple[Gr
     return norm, rates
 
 
-def _apply_behind(
-    gate: Gate, step: StepPasses, together: Agreement, decision: StepDecision, updates: Updates
-) -> tuple[SummedGradient, tuple[GradientNorm, tuple[float, ...]] | None]:
-    """Queue the update behind the sums, then wait for the gate between them: the device goes on meanwhile.
-
-    As ``_apply``, but ``None`` if nothing has changed yet, and the host now knows what the gradient is.
-    """
+def _queue(gate: Gate, step: StepPasses, updates: Updates) -> QueuedUpdate | None:
+    """Queue the update behind the sums; ``None`` where the host has to look first."""
     exchange, (clip_norm, clip_value) = step.reducer, updates.limits
     exchange.check_kept()
     changed = clip_norm is not None and exchange.take_back()
     if changed or clip_value is not None or not can_stay_behind(updates.optimizers):
-        return _look(step, together, decision, SummedGradient(gate, ""))[0], None
+        return None
     began, is_known = step.clock.now(), gate.is_current
     step.transaction = Transaction(StepState.APPLIED)
     if clip_norm is not None:
@@ -272,13 +302,43 @@ def _apply_behind(
     samples = step.task.global_batch_samples
     rates = step.numerics.update(updates.optimizers, global_batch_samples=samples, gate=gate)
     step.clock.spent(Phase.UPDATE, began)
-    sums, was_open = _look(step, together, decision, SummedGradient(gate, ""))
+    return QueuedUpdate(rates, is_known)
+
+
+def _go_on(
+    gate: Gate, step: StepPasses, together: Agreement, decision: StepDecision, queued: QueuedUpdate
+) -> StepResult:
+    """Let the next step begin; what the host does not know yet, the result finds out when it is asked."""
+
+    def reason() -> str:
+        return step.transaction.skip_reason if step.committed else "the step is repeated"
+
+    step.numerics.forward_state.finish()  # copies from before the step take it back
+    step.transaction = Transaction(StepState.QUEUED)
+    together.queue(step, decision, gate)
+    loss, samples = math.nan if decision.loss is None else decision.loss, step.task.batch_samples
+    norm, weight = GradientNorm(step.reducer, gate=gate), decision.weight
+    return StepResult(
+        loss=loss, learning_rates=queued.rates, samples=samples, weight=weight, _skip_reason=reason, _norm=norm
+    )
+
+
+def _read(
+    sums: SummedGradient, step: StepPasses, together: Agreement, decision: StepDecision, queued: QueuedUpdate | None
+) -> tuple[SummedGradient, tuple[GradientNorm, tuple[float, ...]] | None]:
+    """Wait for the gate, while the device goes on with an update that is queued behind it.
+
+    As ``_apply``, but ``None`` if nothing has changed yet, and the host now knows what the gradient is.
+    """
+    sums, was_open = _look(step, together, decision, sums)
+    if queued is None:
+        return sums, None
     if not was_open:
         step.transaction = Transaction(StepState.VOTED, sums.skip_reason)
         return sums, None
     step.numerics.forward_state.finish()
-    norm = math.sqrt(sums.squared) if is_known and sums.squared is not None else None
-    return sums, (GradientNorm(exchange, norm=norm), rates)
+    norm = math.sqrt(sums.squared) if queued.is_known and sums.squared is not None else None
+    return sums, (GradientNorm(step.reducer, norm=norm), queued.rates)
 
 
 def _finish_late(
