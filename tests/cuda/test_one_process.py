@@ -17,6 +17,7 @@ from heterotrain.data.slices import EpochSlice
 from heterotrain.data.sources import source_of
 from heterotrain.exchange.host_copy import HostCopy
 from heterotrain.exchange.timeline import CudaTimeline, ReductionTimestamps
+from heterotrain.steps import observer
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain_core.contract import metrics as names
 from prometheus_client import generate_latest
@@ -202,6 +203,36 @@ def test_a_gradient_that_is_not_finite_is_skipped_behind_the_gate() -> None:
         kept.append(all(map(torch.equal, before, (*model.parameters(), *states_of(optimizer)))))
     assert skipped == kept == [False, False, True, False]
     assert all(float(state["step"]) == 3 for state in optimizer.state.values())
+
+
+@pytest.mark.parametrize("spoil", [-1, 3])
+def test_the_host_goes_on_while_the_device_is_busy(monkeypatch: pytest.MonkeyPatch, spoil: int) -> None:
+    """With ``confirm="late"``, the next step begins before the update has happened; a spoilt one is repeated first.
+
+    Weights, moments and counts are those of steps that are confirmed at once, to the last bit.
+    """
+    monkeypatch.setattr(observer, "is_measured", lambda _number, _every: False)
+    found, went_on = [], []
+    for confirm in ("now", "late"):
+        job = heterotrain.init(epochs=1, batch_samples=16, on_non_finite="skip")
+        model = job.wrap(net())
+        optimizer = job.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        for step in job.steps(problem(96), confirm=confirm):
+            with step:
+                for x, y in step.micro_batches():
+                    output = model(x)
+                    if step.number == spoil:
+                        output.register_hook(lambda gradient: gradient * float("inf"))
+                    loss = ((output - y) ** 2).mean()
+                    loss.register_hook(lambda _gradient: torch.cuda._sleep(300_000_000))
+                    step.backward(loss)
+                step.apply(optimizer)
+                went_on += [not torch.cuda.current_stream().query()] if step.number == 2 and confirm == "late" else []
+            assert confirm == "late" or step.committed
+        assert job._training.progress.steps == 6
+        found.append([value.clone() for value in (*model.parameters(), *states_of(optimizer))])
+    assert went_on == [True]
+    assert all(map(torch.equal, *found))
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

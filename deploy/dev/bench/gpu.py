@@ -65,7 +65,7 @@ def parts(scale: float) -> tuple[Part, ...]:
         Part(
             name="overhead", shows="cost of a step beyond DistributedDataParallel",
             command=(str(BENCH / "trainer_overhead.py"), "--seconds", seconds(8), "--goals", "--models",
-                *"12340765"), limit_s=220,
+                *"1829340765"), limit_s=260,
         ),
         Part(
             name="mixed", shows="ranks of different speed: learned against even shares",

@@ -27,6 +27,8 @@ class Case:
     """On a GPU; processors take fp32."""
     graphs: bool = False
     """Forward and backward pass as CUDA graphs; those of DDP by ``torch.cuda.make_graphed_callables``."""
+    confirm: str = "now"
+    """As in ``job.steps``."""
     ranks: int = 0
     """On one GPU, connected by NCCL as if each had a host of its own; 0 for one rank on each GPU."""
     goal_ratio: float | None = None
@@ -158,18 +160,21 @@ _RESNET = Case(
 )
 _MLP = Case(name="MLP, 8 layers of 1024", share_samples=64, make=lambda: mlp(1024, 8), shape=(1024,))
 
+_LANGUAGE_MODEL = Case(
+    name="language model, 12 layers of 768, AdamW, clip", share_samples=32, shape=(512,), vocabulary=50_257,
+    make=lambda: language_model(768, 12, 50_257), optimizer="AdamW", clip_norm=1.0, goal_ratio=0.02,
+)  # fmt: skip
 GPU_CASES = (
     _MLP,
     _CONVOLUTIONS,
-    Case(
-        name="language model, 12 layers of 768, AdamW, clip", share_samples=32, shape=(512,), vocabulary=50_257,
-        make=lambda: language_model(768, 12, 50_257), optimizer="AdamW", clip_norm=1.0, goal_ratio=0.02,
-    ),
+    _LANGUAGE_MODEL,
     _RESNET,
     replace(_MLP, name="MLP with graphs", graphs=True, precision="fp32", goal_ratio=0.0),
     replace(_CONVOLUTIONS, name="convolutions, fp16", precision="fp16", goal_ratio=None),
     replace(_CONVOLUTIONS, name="convolutions, 2 NCCL ranks on the card", share_samples=256, ranks=2, goal_ratio=None),
     replace(_RESNET, name="ResNet-50, 2 NCCL ranks, statistics of all", share_samples=32, ranks=2, goal_ratio=None),
+    replace(_CONVOLUTIONS, name="convolutions, confirmed late", confirm="late", goal_ratio=0.005),
+    replace(_LANGUAGE_MODEL, name="language model, confirmed late", confirm="late", goal_ratio=0.005),
 )  # fmt: skip
 """For a data-centre GPU: the first's steps are mostly the start of kernels, and the others keep the device busy."""
 

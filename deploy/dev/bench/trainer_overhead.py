@@ -123,7 +123,8 @@ def ours(case: Case, job: heterotrain.Job, workers: int) -> Iterator[None]:
     torch.manual_seed(0)
     model = case.formatted_model(job.wrap(case.make(), graphs=case.graphs))
     optimizer = job.optimizer(OPTIMIZERS[case.optimizer](model.parameters()))
-    for step in job.steps(Numbers(case.shape, case.vocabulary), collate=ready, workers=workers):
+    data = Numbers(case.shape, case.vocabulary)
+    for step in job.steps(data, collate=ready, workers=workers, confirm=case.confirm):
         with step:
             for x, y in step.micro_batches():
                 step.backward(torch.nn.functional.cross_entropy(model(case.formatted(x)), y))
