@@ -393,7 +393,8 @@ class Closing:
 
         def init(gate: Gate, flats: Any, flag: Any) -> None:
             begin(gate, flats, flag)
-            if closing.closes and closing.trained.order[-1] == f"vote {number}":
+            votes = [order for order in closing.trained.order if order.startswith("vote")]
+            if closing.closes and votes[-1] == f"vote {number}":
                 closing.closes = False
                 gate.closed.fill_(1.0)
                 gate._copy = HostCopy(torch.tensor([1.0, float(gate.squared)], dtype=torch.float64))
