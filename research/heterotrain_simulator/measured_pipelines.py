@@ -205,12 +205,11 @@ def sailor_seconds(run: SailorPipelines) -> float:
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     """Return Spearman's correlation; equal values share their mean rank."""
-    ranks = [_ranks(np.array(values)) for values in (one, other)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef([_ranks(one), _ranks(other)])[0, 1])
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    return ((values[:, None] > values).sum(axis=1) + (values[:, None] >= values).sum(axis=1)) / 2
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [sum((each > other) + (each >= other) for other in values) / 2 for each in values]
 
 
 def _layout(problem: Problem, edges: Sequence[int], kinds: Sequence[int]) -> DeviceLayout:
