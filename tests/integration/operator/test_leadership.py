@@ -13,9 +13,11 @@ from heterotrain_operator.kube.lease import Elector, LeadershipLost, LeaseSettin
 from heterotrain_operator.kube.resources import LEASES
 
 
-def an_elector(kube: KubeClient, namespace: str, identity: str, *, duration_s: float = 60.0) -> Elector:
+def an_elector(
+    kube: KubeClient, namespace: str, identity: str, *, duration_s: float = 60.0, renew_s: float = 0.2
+) -> Elector:
     settings = LeaseSettings(
-        namespace=namespace, name="leader", identity=identity, duration_s=duration_s, renew_s=0.2,
+        namespace=namespace, name="leader", identity=identity, duration_s=duration_s, renew_s=renew_s,
         deadline_s=duration_s * 0.9,
     )  # fmt: skip
     return Elector(kube, settings, wall_clock=lambda: rfc3339_micro(time.time()))
@@ -29,7 +31,8 @@ async def acquires(elector: Elector, *, within_s: float) -> bool:
 
 
 async def test_only_one_leads_and_a_planned_end_hands_over_at_once(kube: KubeClient, namespace: str) -> None:
-    first, second = an_elector(kube, namespace, "first"), an_elector(kube, namespace, "second")
+    # A release that takes longer than a renewal's distance is given up, and the Lease expires.
+    first, second = (an_elector(kube, namespace, name, renew_s=30.0) for name in ("first", "second"))
     assert await acquires(first, within_s=30)
     keeping = asyncio.create_task(first.keep())
     assert not await acquires(second, within_s=1)
