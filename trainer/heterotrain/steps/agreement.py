@@ -109,6 +109,7 @@ class Agreement:
         if not is_next:
             self.late.drop()
         agreed = decision.agreed
+        self._observer.every = agreed[MEASURED].every
         if held is not active_group.agreed:
             self._formations.agreed(active_group, held)
         if agreed[CHECKPOINT].is_due or agreed[LEAVING].now:
@@ -174,7 +175,7 @@ class Agreement:
         return Haste(
             divided=step.part.second_phase is not None,
             on_the_host=step.group is not None and not step.group.is_queued,
-            first_of_formation=not self._observer.formed_steps,
+            first_of_formation=step.task.number == self._observer.first_step,
             repeated=self.late.repeated == step.task.number,
             changed=changed,
             measured=step.is_measured or step.measurement is not None,

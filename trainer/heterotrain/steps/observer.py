@@ -98,7 +98,8 @@ class Observer:
         preconditioned: the same for gradients as an adaptive optimizer divides them.
         budget: the cost of telemetry, and how often to measure.
         measures: whether the newest step is one of those with costly measurements.
-        formed_steps: that the formation has committed.
+        first_step: the formation's first one.
+        every: the ranks measure in one of this many steps, as they have agreed in the newest vote.
     """
 
     def __init__(self, report: RankMetrics, training: TrainState, numerics: Numerics) -> None:
@@ -109,8 +110,8 @@ class Observer:
         self._report = report
         self._training = training
         self._numerics = numerics
-        self._every = 1
-        self.formed_steps = self._gradient_bytes = 0
+        self.every = 1
+        self.first_step = self._gradient_bytes = 0
         self.measures = False
         self._measured_samples = 0
         self._measured_weights: tuple[float, ...] = ()
@@ -141,8 +142,9 @@ class Observer:
     def begin(self, reducer: Gradients, task: Task, *, alone: bool) -> Measurement | None:
         """Prepare for a step; return the measurement of its gradients, or ``None`` if they are not measured.
 
-        The choice depends only on values that all ranks share. Where the learning rate follows the noise, it does not
-        depend on any clock, so that the same run gives the same weights.
+        The choice depends only on values that all ranks share, also while some have not confirmed the step before.
+        Where the learning rate follows the noise, it does not depend on any clock, so that the same run gives the same
+        weights.
 
         Args:
             reducer: the buckets that receive the gradients.
@@ -151,7 +153,8 @@ class Observer:
         """
         is_large = reducer.elements > LARGE_ELEMENTS
         learning_every = LARGE_EVERY if is_large else LEARN_EVERY
-        self.measures = is_measured(task.number, self._every if self.formed_steps >= LEARN_STEPS else learning_every)
+        is_learning = task.number - self.first_step < LEARN_STEPS
+        self.measures = is_measured(task.number, learning_every if is_learning else self.every)
         takes_squares = self.measures
         if self._numerics.steers_by_noise:
             takes_squares = not is_large or is_measured(task.number, LARGE_EVERY)
@@ -186,7 +189,7 @@ class Observer:
     def formation_began(self) -> None:
         """Start a formation: its members measure often at first, because they have not agreed on an interval yet."""
         self.forget()
-        self._every, self.formed_steps = 1, 0
+        self.every, self.first_step = 1, self._training.progress.steps
 
     def evaluated(self) -> None:
         """Record the end of the end-of-epoch hooks, whose time is not part of the next step."""
@@ -201,9 +204,7 @@ class Observer:
             active_group: the formation.
             now_s: ``time.perf_counter`` at the commit.
         """
-        self.formed_steps += 1
         measured = decision.agreed[MEASURED]
-        self._every = measured.every
         exchange = step.reducer.exchange
         self._gradient_bytes, exchange.bytes_sent = self._gradient_bytes + exchange.bytes_sent, 0
         device_bytes = _device_bytes()  # looked up in this thread, because CUDA's current device differs by thread
@@ -295,7 +296,7 @@ class Observer:
             names.EPOCH_STEP: float(progress.epoch_steps),
             names.GLOBAL_BATCH: float(global_batch_samples),
             names.LEARNING_RATE_SCALE: self._numerics.learning_rate_scale,
-            names.MEASUREMENT_INTERVAL: float(self._every),
+            names.MEASUREMENT_INTERVAL: float(self.every),
         }
         if self._numerics.precision.scales_loss:
             values[names.LOSS_SCALE] = self._numerics.loss_scale

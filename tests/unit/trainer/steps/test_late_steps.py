@@ -312,6 +312,19 @@ def test_a_script_that_asks_confirms_the_step(monkeypatch: pytest.MonkeyPatch, w
     assert trained.kinds() == f"NL{kind}LN"
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_all_ranks_measure_the_same_steps(monkeypatch: pytest.MonkeyPatch, asks: bool) -> None:  # a case
+    """Also those that confirm a step earlier. Else ranks would compare fingerprints of different slices."""
+    trained = Trained(monkeypatch)
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(observer, "LEARN_STEPS", 3)
+    monkeypatch.setattr(observer, "is_measured", lambda *chosen: bool(found.append(chosen)))
+    for number in range(5):
+        trained.agreed[number] = {observer.MEASURED: observer.Measurements((), (), 8 << number, ())}
+    trained.run(after=lambda step, _result: asks and step.committed)
+    assert found == [(0, 2), (1, 2), (2, 2), (3, 8 << 2), (4, 8 << 3)]
+
+
 def test_fit_waits_only_where_the_script_has_no_state_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or wants to hear of each committed step."""
 
