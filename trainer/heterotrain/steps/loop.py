@@ -60,7 +60,6 @@ class Loop:
         self._wrapped, self._formations, self.agreement, self._end = job.wrapped, formations, agreement, end
         self._observer, self._replicas, self._hooks, self._attempts = observer, replicas, hooks, attempts
         self._formed = formed
-        self._repeating: int | None = None
         self._lockstep = self._exchanges = self._is_new_phase = False
         self._summed = SummedLosses()
         self._phase = TrainingPhase()
@@ -286,7 +285,6 @@ class Loop:
         progress = self._training.progress if queued is None else queued.progress
         task = loader.task(active_group, progress, cap_samples=self._attempts.cap_samples)
         part = self._wrapped.part
-        self.resources.begin(task.number)
         return Step(
             task=task,
             part=part,
@@ -297,7 +295,7 @@ class Loop:
             agreement=self.agreement,
             exchanges=self.exchanges,
             attempts=self._attempts,
-            is_retry=self._repeating == task.number,
+            is_retry=self.resources.begin(task.number),
             lockstep=self._lockstep,
             summed=self._summed,
         )
@@ -336,7 +334,6 @@ class Loop:
             step = dropped.step
         if step is None:
             return
-        self._repeating = step.task.number
         if self._training.prepared is None:  # else it may still be finished, by the next formation's members
             self._attempts.undo(dropped)
         if lost is not None:

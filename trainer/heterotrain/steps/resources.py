@@ -45,12 +45,14 @@ class StepResources:
         self._config, self._device, self._training, self._clock = job.config, job.device, job.training, job.clock
         self._checkpoints, self._wrapped, self._formations = job.checkpoints, job.wrapped, formations
         self._shutdown, self._observer, self._attempts = shutdown, observer, attempts
-        self._began_s = job.clock()
+        self._began_s, self._newest = job.clock(), -1
 
-    def begin(self, number: int) -> None:
-        """Begin a step: what is drawn from here on is the same on all ranks."""
+    def begin(self, number: int) -> bool:
+        """Begin a step: what is drawn from here on is the same on all ranks. Return whether it has begun before."""
         self._began_s = self._clock()
         self.seed_alike("step", number)
+        before, self._newest = self._newest, max(number, self._newest)
+        return number <= before
 
     def end(self) -> None:
         """End a step that is committed, or queued."""

@@ -359,8 +359,10 @@ def test_fit_waits_only_where_the_script_has_no_state_of_its_own(monkeypatch: py
 def test_a_skipped_step_is_repeated_first(monkeypatch: pytest.MonkeyPatch, spoil: int) -> None:
     """All ranks vote against the next one, whose passes have spoilt buffers; then the host looks at the gradient."""
     trained = Trained(monkeypatch, on_non_finite="skip")
-    found = trained.run(spoil=spoil)
+    retries: list[int] = []
+    found = trained.run(spoil=spoil, before=lambda step: retries.extend([step.number] * step.is_retry))
     equal(found, plain(skipped=spoil))
+    assert retries == [spoil, spoil + 1]
     assert f"against {spoil + 1} forward {spoil} vote {spoil} commit {spoil}" in " ".join(trained.order)
     assert [order for order in trained.order if order.startswith("commit")] == [f"commit {n}" for n in range(5)]
     reasons = [bool(result.skip_reason) for result in trained.results]
