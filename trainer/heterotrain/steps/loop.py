@@ -381,10 +381,11 @@ class Loop:
         Without an operator, nothing else would keep the committed steps. One rank writes it.
         """
         running = self.resources.running
-        if self._identity.mode is Mode.OPERATED or self._identity.rank or self._end.is_over:
+        if self._identity.mode is Mode.OPERATED or self._end.is_over:
             return
-        dropped = self.agreement.late.leave()
-        if self._first_steps in (None, self._training.progress.steps):
+        if (dropped := self.agreement.late.leave()) is not None:
+            self._attempts.undo(dropped)
+        if self._identity.rank or self._first_steps in (None, self._training.progress.steps):
             return  # a script that fails at once would find the checkpoint of a model that is not the corrected one
         self._end.is_over = True
         if running is not None and running.transaction.state is not StepState.COMMITTED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -488,6 +489,25 @@ def test_a_script_that_leaves_keeps_what_is_committed(
     again = Trained(monkeypatch, checkpoint_uri=str(tmp_path))
     equal(again.run(), plain())
     assert again.order[0] == f"forward {3 - closes}"
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_step_waits_when_another_loop_begins(monkeypatch: pytest.MonkeyPatch, rank: int, closes: bool) -> None:
+    """On no rank: ranks compare their data before the first step of a loop."""
+    trained = Trained(monkeypatch)
+    Closing(monkeypatch, trained, 2, closes=closes)
+    loop = trained.job._loop
+    loop._identity = replace(loop._identity, rank=rank)
+    for step in trained.job.steps(DATA, confirm="late"):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(((trained.model(x) - y) ** 2).mean())
+            step.apply(*trained.optimizers)
+        if step.number == 2:
+            break
+    assert trained.job._training.progress.steps == 3 - closes
+    equal(trained.run(), plain())
 
 
 @pytest.mark.parametrize("where", ["after", "inside the next"])
