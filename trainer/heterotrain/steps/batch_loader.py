@@ -107,7 +107,7 @@ class BatchLoader:
         self.looks_ahead = device.type == "cuda" and self._prefetcher is None and self._stream is None
         self._ahead: tuple[tuple[int, int, int], Any] | None = None
         self._cut: tuple[object, OwnShare] | None = None
-        self._reported_epoch = -1
+        self._reported_epoch = self._read_epoch = -1
         self._expected: tuple[ActiveGroup, Progress, int | None] | None = None
         folder = identity.sample_log_dir
         self._log = SampleLog(folder, name=identity.name.replace("/", "-")) if folder else None
@@ -140,7 +140,7 @@ class BatchLoader:
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
-        start = task.position + offset
+        start, self._read_epoch = task.position + offset, task.epoch
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == (task.epoch, start, size):
             batch = ahead[1]
@@ -155,9 +155,12 @@ class BatchLoader:
         """Load the first micro-batch of a step, before the random generators are seeded for it: they need not be kept.
 
         Returns:
-            Whether samples were loaded: not at an epoch's beginning, where the script may still change the data set.
+            Whether samples were loaded: not before this process has read some of the epoch, because until then the
+            script may still change the data set.
         """
-        if self.looks_ahead or self._prefetcher or self._stream or not (task.cursor and task.micro_batches):
+        if self.looks_ahead or self._prefetcher or self._stream or not task.micro_batches:
+            return False
+        if task.epoch != self._read_epoch:
             return False
         try:
             self._ahead = self._load_ahead(task, keeps_rng=False)

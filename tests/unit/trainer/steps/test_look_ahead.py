@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import heterotrain
@@ -112,6 +113,37 @@ def test_an_error_ahead_of_time_appears_in_its_own_step(ahead: bool) -> None:
     events.clear()
     train(Recorded(events, fails=9, times=1), events)
     assert events[-1] == "step 5"
+
+
+class Staged(torch.utils.data.Dataset[Any]):
+    """Samples that depend on the epoch, which the script sets."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((3,), float(self.epoch), dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+
+
+def test_an_epoch_that_is_continued_is_read_when_the_script_has_set_up_its_data(ahead: bool, tmp_path: Path) -> None:
+    """As one that begins."""
+    found: list[float] = []
+    for last in (3, 5):
+        job = heterotrain.init(epochs=2, batch_samples=8, checkpoint_uri=str(tmp_path))
+        model, dataset = job.wrap(torch.nn.Linear(3, 1).double()), Staged()
+        optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.001))
+        for step in job.steps(dataset):
+            with step:
+                dataset.epoch = step.epoch
+                for x, y in step.micro_batches():
+                    found.append(float(x.mean()))
+                    step.backward(((model(x) - y) ** 2).mean())
+                step.apply(optimizer)
+            if step.number == last:
+                break
+    assert found == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
 
 
 def train_while_it_shrinks(dataset: Shrinking, committed: list[int]) -> None:
