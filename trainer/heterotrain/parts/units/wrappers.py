@@ -73,12 +73,12 @@ def _repeatable(unit: torch.nn.Module) -> bool:
 def compiled(unit: torch.nn.Module, **options: Any) -> torch.nn.Module:
     """Compile the unit's forward pass; return the unit. ``options`` are those of ``torch.compile``."""
     kind: Any = type(unit)
-    return _with_forward(unit, _COMPILED, lambda: torch.compile(kind.forward, **options))
+    return _with_forward(unit, IS_COMPILED, lambda: torch.compile(kind.forward, **options))
 
 
 _CHECKPOINTED = "_heterotrain_checkpointed"
 """Attribute of the classes of checkpointed units."""
-_COMPILED = "_heterotrain_compiled"
+IS_COMPILED = "_heterotrain_compiled"
 _CLASSES: dict[tuple[type[torch.nn.Module], str], type[torch.nn.Module]] = {}
 """Classes made here: units of one class share one, and so one compiled function."""
 

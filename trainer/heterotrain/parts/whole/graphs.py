@@ -4,7 +4,7 @@ A small model's step takes as long as the host needs to start its kernels. A gra
 Gradients leave a graph together, so a small first bucket does not travel while the rest is computed.
 
 A form is recorded when it comes for the second time: the last step of an epoch often has one of its own. Whatever a
-recording depends on is part of the form: shapes, strides and formats of the inputs, arguments that are no tensors, the
+recording depends on is part of the form: shapes, strides and formats of the inputs, arguments that are not tensors, the
 precision, the addresses of parameters and buffers, what is trained, and each layer's mode. So nothing has to be dropped
 when a plan, a formation or the script changes one of them.
 
@@ -27,6 +27,7 @@ from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.numerics.batch_norm import GlobalBatchNorm
 from heterotrain.numerics.out_of_memory import out_of_memory
+from heterotrain.parts.units.wrappers import IS_COMPILED
 from heterotrain.parts.whole.recorded_passes import (
     CONSTANTS,
     PlacedPasses,
@@ -255,7 +256,8 @@ def check_recordable(model: torch.nn.Module) -> None:
                 f"job.wrap: graphs=True is not possible for layer {name!r}, which takes its statistics over all ranks "
                 "in the forward pass: use init(batch_norm='local'), GroupNorm or LayerNorm"
             )
-        if "_orig_mod" in layer._modules or layer._compiled_call_impl is not None:  # noqa: SLF001  # torch has no public way
+        own = "_orig_mod" in layer._modules or layer._compiled_call_impl is not None  # noqa: SLF001  # torch has no public way
+        if own or getattr(layer, IS_COMPILED, False):
             raise UsageError(
                 "job.wrap: graphs=True is not possible for a model that torch.compile has compiled: leave it out, and "
                 "use torch.compile(…, mode='reduce-overhead'), which makes graphs itself"

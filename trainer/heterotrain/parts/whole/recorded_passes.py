@@ -67,8 +67,14 @@ class PlacedPasses:
         given, kind = iter(self.inputs), next(iter(self.parameters.values())).device.type
         args, kwargs = tree_unflatten([next(given) if is_tensor(leaf) else leaf for leaf in self._leaves], self._spec)
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        with torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
-            return torch.func.functional_call(self._body, self._own, args, kwargs)
+        # In a layer that is used in two places, ``functional_call`` would leave its tensors.
+        places = [(layer._parameters, dict(layer._parameters)) for layer in self._body.modules()]  # noqa: SLF001  # as above
+        try:
+            with torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
+                return torch.func.functional_call(self._body, self._own, args, kwargs)
+        finally:
+            for parameters, kept in places:
+                parameters.update(kept)
 
     def run_forward(self) -> list[torch.Tensor]:
         """Run the forward pass; return its tensors."""
@@ -159,6 +165,10 @@ def looked_at(model: torch.nn.Module, kind: str, passes: PlacedPasses) -> Any:
         raise UnfitPass("its forward pass draws random numbers on the host")
     if list(map(id, model.buffers())) != buffers:
         raise UnfitPass("its forward pass puts other tensors in the place of buffers")
+    for name, layer in model.named_modules():
+        kept = () if layer._forward_pre_hooks else tensors_in(tree_flatten(vars(layer))[0])  # noqa: SLF001  # as above
+        if any(each.grad_fn is not None for each in kept):
+            raise UnfitPass(f"layer {name!r} keeps results of the pass")
     wanted = set(map(id, passes.wanted))
     if any(id(leaf) not in wanted for leaf in _leaves_of(tree_flatten(found)[0])):
         raise UnfitPass("gradients flow to tensors that are not its parameters, or are kept outside of its layers")

@@ -2,8 +2,8 @@
 
 A recorder runs operations once and returns what runs them again. ``CudaRecorder`` records CUDA graphs. What is here
 makes them one function of autograd. The recorded tensors are parameters and buffers of the model, which are read and
-written where they are, and copies of the inputs. Outputs are copies again, because the next run overwrites those of the
-recording.
+written where they are, and copies of the inputs. Outputs and gradients are copies again, because the next run
+overwrites those of the recording.
 """
 
 from __future__ import annotations
@@ -155,11 +155,15 @@ class _Replay(torch.autograd.Function):
         for place, gradient in zip(recording.incoming, given, strict=True):
             place.copy_(gradient)
         recording.end()
-        found = iter(recording.gradients)
-        # A parameter's gradient is moved into its bucket in this pass; an input's may be kept by the script.
-        own = [_copy(next(found)) if each.requires_grad else None for each in recording.inputs]
-        return None, *own, *(None if each is None else each.detach() for each in found)
+        found = _copies(recording.gradients)
+        own = [next(found) if each.requires_grad else None for each in recording.inputs]
+        return None, *own, *found
 
 
-def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.clone()
+def _copies(tensors: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor | None]:
+    """Yield copies, made in one operation: a script may keep or add up what the next run overwrites."""
+    known = [each for each in tensors if each is not None]
+    copies = [torch.empty_like(each) for each in known]
+    torch._foreach_copy_(copies, known)
+    made = iter(copies)
+    return (None if each is None else next(made) for each in tensors)

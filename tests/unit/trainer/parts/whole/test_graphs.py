@@ -221,6 +221,37 @@ def test_a_second_backward_pass_through_one_forward_pass_is_refused() -> None:
         loss.backward()
 
 
+def test_gradients_that_the_script_keeps_or_adds_up_are_not_overwritten() -> None:
+    """Outside of steps, no bucket takes them before the next pass."""
+    model, recorder = graphed(nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double())
+    found = []
+    for each in (copy.deepcopy(model), model):
+        for _ in range(2):
+            each(rows(4)).sum().backward()
+        each.zero_grad()
+        kept = [torch.autograd.grad(each(rows(4, number)).sum(), list(each.parameters())) for number in range(3)]
+        for number in range(3):
+            each(rows(4, number)).sum().backward()
+        found.append((kept, [parameter.grad for parameter in each.parameters()]))
+    assert recorder.replays == 14
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
+
+
+def test_a_layer_in_two_places_keeps_its_parameters() -> None:
+    """Gradients arrive where the optimizer looks for them."""
+    layer = nn.Linear(3, 3)
+    model, recorder = graphed(nn.Sequential(layer, nn.Tanh(), layer).double())
+    plain, own = copy.deepcopy(model), list(map(id, model.parameters()))
+    for number in range(4):
+        for each in (model, plain):
+            each.zero_grad()
+            each(rows(4, number)).sum().backward()
+        assert list(map(id, model.parameters())) == own
+        for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-12, atol=1e-14)
+    assert recorder.replays == 6
+
+
 def test_passes_without_gradients_run_eagerly_and_precision_is_part_of_the_form() -> None:
     """Evaluation is never recorded."""
     model, recorder = graphed(nn.Linear(3, 1))
@@ -260,6 +291,7 @@ FOREIGN = nn.Parameter(torch.ones((), dtype=torch.float64))
         (lambda m, x: m.layer(x) * np.random.rand(), "draws random numbers on the host"),  # noqa: NPY002  # as scripts do
         (lambda m, x: m.layer(x) * FOREIGN, "gradients flow to tensors that are not its parameters"),
         (lambda m, x: (m.layer(x), object()), "other values than tensors"),
+        (lambda m, x: setattr(m, "kept", [m.layer(x).mean()]) or m.layer(x), "keeps results of the pass"),
         (lambda m, x: m.layer(x).detach(), "does not depend on its parameters"),
     ],
 )
@@ -374,10 +406,11 @@ class Bare(nn.Module):
     [
         (lambda: nn.Sequential(nn.BatchNorm1d(2)), {}, r"layer '0'.*batch_norm='local'"),
         (lambda: torch.compile(nn.Linear(2, 2)), {}, r"compiled.*reduce-overhead"),
+        (lambda: nn.Sequential(nn.Linear(2, 2)), {"compile_units": True}, r"compiled.*reduce-overhead"),
         (Bare, {}, r"has no forward\(\)"),
         (lambda: nn.Sequential(nn.Linear(2, 2)), {"units": ""}, "leave out units="),
     ],
-    ids=["batch norm", "compiled", "no forward", "units"],
+    ids=["batch norm", "compiled", "compiled units", "no forward", "units"],
 )
 def test_models_that_cannot_be_recorded_are_refused_on_every_device(
     model: Callable[[], nn.Module], options: dict[str, Any], told: str, own_process: None
