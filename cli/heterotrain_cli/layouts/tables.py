@@ -41,7 +41,7 @@ def _show_cover(console: Console, forecast: LayoutForecast, found: Cover) -> Non
         f"between members takes {found.exchange_s:.3g} s",
     )
     least_s = forecast.least_s
-    proved = "" if least_s is None else f"at most {100 * (found.step_s / least_s - 1):.2g} % above the shortest step; "
+    proved = "" if not least_s else f"at most {100 * (found.step_s / least_s - 1):.2g} % above the shortest step; "
     efficiency = found.prediction.efficiency
     say(console, f"{proved}{efficiency:.3f} of the rate of all devices if they computed all the time")
     table = plain_table("members")

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from heterotrain_planner.layout.result import PlannedStage
 
 MOST_SIMULATED = 256
-"""Micro-batches that are simulated one by one. Beyond them, the time grows as it did over the second half."""
+"""Micro-batches that are simulated one by one. Beyond them, the time grows as it did over the second half, and by the
+slowest stage at least, which a stage in front of it may have hidden until then."""
 _ROUNDING = 1e-12
 """Relative difference of times that counts as rounding."""
 
@@ -43,7 +44,7 @@ def share_seconds(stages: Sequence[Passes], micro_batches: int) -> float:
     half = MOST_SIMULATED // 2
     end_s = _simulate(stages, MOST_SIMULATED)
     period_s = (end_s - _simulate(stages, half)) / (MOST_SIMULATED - half)
-    return end_s + (micro_batches - MOST_SIMULATED) * period_s
+    return end_s + (micro_batches - MOST_SIMULATED) * max(period_s, *map(sum, stages))
 
 
 class TimedPass(NamedTuple):

@@ -47,6 +47,7 @@ from heterotrain_planner.layout.costs import Floats, Ints
 from heterotrain_planner.layout.integer import choose
 from heterotrain_planner.layout.level import MOST_MEMBERS
 from heterotrain_planner.layout.pass_time import DeviceTimes
+from heterotrain_planner.layout.sharded import MOST_MICRO_BATCH
 from heterotrain_planner.layout.simplex import maximise
 from heterotrain_planner.layout.template_table import FEW_DEVICES, FEW_MICRO_BATCHES, TemplateTable
 
@@ -94,7 +95,7 @@ class _Bound:
         self._problem, self._devices_K, self._known_s = templates.problem, devices_K, known_s
         self._bytes = float(sum(unit.parameter_bytes for unit in self._problem.units))
         self._update_K = np.array([kind.update_s_per_byte for kind in self._problem.kinds])
-        self._sizes = [size for size in self._problem.micro_batches if size <= self._problem.batch_samples]
+        self._sizes = [size for size in self._problem.micro_batches if size <= MOST_MICRO_BATCH]
         every_JK = templates.family.counts_UK
         memory_K = np.array([float(kind.memory_bytes) for kind in self._problem.kinds])
         holds_J = every_JK @ memory_K >= self._problem.state_ratio * self._bytes * (1 - _ROUNDING)
@@ -103,7 +104,7 @@ class _Bound:
         self._size_J = self._need_JK.sum(axis=1)
         longest = self._problem.most_stages if LayoutKind.PIPELINE in kinds else 1
         self._pipelines = [Pipelines(templates, row, columns, longest) for row in range(len(templates.costs))]
-        self._shards = LayoutKind.SHARDED in kinds
+        self._shards = LayoutKind.SHARDED in kinds and bool(self._sizes)
         self._pass_BJ = self._passes() if self._shards else np.zeros((0, len(columns)))
         self._most_devices = int(devices_K.sum()) if self._shards else longest
         # Members of multisets that are not in the table, as parts of columns for single devices.

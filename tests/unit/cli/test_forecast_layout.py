@@ -89,6 +89,17 @@ def test_a_model_that_fits_no_device_is_divided(tmp_path: Path) -> None:
     assert "one more fast brings +" in text
 
 
+def test_a_device_that_is_thousands_of_times_as_slow_may_leave_no_bound(tmp_path: Path) -> None:
+    """Then the line says nothing about the shortest step."""
+    document = model(fast=(1, 4.2), slow=(1, 4.2))
+    document["units"][0]["seconds"]["slow"] = measured(1000.0)
+    found = answer(tmp_path, document, "--batch", "60")
+    text = run(tmp_path, document, "--batch", "60").stdout
+    assert found["provedLeastSeconds"] == 0
+    assert "above the shortest step" not in text
+    assert "of the rate of all devices" in text
+
+
 def test_a_model_that_does_not_fit_at_all_says_what_would_help(tmp_path: Path) -> None:
     found = answer(tmp_path, model(fast=(1, 2.5)), "--batch", "60")
     assert found["feasible"] is False

@@ -100,6 +100,12 @@ def test_long_shares_go_on_at_the_pace_of_the_simulated_part(seed: int, monkeypa
     assert short == pytest.approx(share_seconds(stages, 900), rel=1e-3)
 
 
+def test_a_stage_that_another_one_hides_at_first_decides_long_shares() -> None:
+    """The last stage is 1 % faster than the first one, and begins after fourteen others: that tells for 700 rounds."""
+    stages = [Passes(0.5, 0.5), *[Passes(0.25, 0.25)] * 14, Passes(0.495, 0.495)]
+    assert share_seconds(stages, 100_000) >= 100_000
+
+
 def test_the_formula_is_close_for_balanced_stages_only() -> None:
     """Why finalists are ranked by simulation."""
 

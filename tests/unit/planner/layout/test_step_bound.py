@@ -97,6 +97,19 @@ def test_whole_models_on_single_devices_are_bounded_closely() -> None:
     assert bound_s == pytest.approx(found.step_s, rel=2e-3)
 
 
+def test_sharded_members_have_no_larger_micro_batches_than_the_planner_tries() -> None:
+    """Without the limit, tables of each size take gigabytes."""
+    problem = a_problem(random.Random(3), kinds=1, micro_batches=(70_000,), batch_samples=70_000)
+    kinds = tuple(replace(kind, count=4, memory_bytes=10**9) for kind in problem.kinds)
+    problem = replace(problem, kinds=kinds, links={}, default_link=Link(), may_cut=False, may_shard=True)
+    templates = template_table(problem)
+    found = best_members(templates, problem)
+    assert isinstance(templates, TemplateTable)
+    assert isinstance(found, Cover)
+    bound_s = least_step(templates, [4], allowed_kinds(problem), known_s=2 * found.step_s)
+    assert bound_s == pytest.approx(found.step_s, rel=2e-3)
+
+
 def test_more_devices_never_raise_the_bound() -> None:
     templates = template_table(a_larger_problem(5))
     assert isinstance(templates, TemplateTable)
