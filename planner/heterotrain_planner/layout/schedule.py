@@ -14,8 +14,7 @@ from typing import NamedTuple
 from heterotrain_planner.layout.result import PlannedStage
 
 MOST_SIMULATED = 256
-"""Micro-batches that are simulated one by one. Beyond them, the time grows as it did over the second half, and by the
-slowest stage at least, which a stage in front of it may have hidden until then."""
+"""Micro-batches that are simulated one by one. Then the time grows as over the second half, or by the slowest stage."""
 _ROUNDING = 1e-12
 """Relative difference of times that counts as rounding."""
 

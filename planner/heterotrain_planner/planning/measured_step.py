@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from heterotrain_core.split.balance import Split
 
-from heterotrain_planner.perf.counters import Observation
+from heterotrain_planner.perf.counters import SHORTEST_STEP_S, Observation, usable
 from heterotrain_planner.perf.line import persistence
 
 LEAST_OBSERVATIONS = 8
@@ -52,16 +52,15 @@ def measured_ratio(
     rows: list[tuple[int, float, float]] = []
     for after, timed in tracks[0]:
         # Members make the same steps, and are scraped at different times.
-        there = [
-            track[bisect_right(track, after + timed.steps // 2, key=lambda each: each[0]) - 1][1] for track in tracks
-        ]
+        middle = after + timed.steps // 2
+        there = [track[max(0, bisect_right(track, middle, key=lambda each: each[0]) - 1)][1] for track in tracks]
         shares = tuple(each.share_samples for each in there)
         if shares not in known and len(known) < MOST_VECTORS:
             known[shares] = expected(shares)
-        if timed.step is not None and (found := known.get(shares)) is not None:
+        if timed.step and timed.step.mean >= SHORTEST_STEP_S and (found := known.get(shares)) is not None:
             own = [(o.compute.mean, s) for o, s in zip(there, found.split.own_s, strict=True) if o.compute and s > 0]
-            if own:
-                rows.append((timed.steps, timed.step.mean / found.step_s, sum(o / s for o, s in own) / len(own)))
+            if (usual := sum(o / s for o, s in own) / max(1, len(own))) > 0:
+                rows.append((timed.steps, timed.step.mean / found.step_s, usual))
     if len(rows) < LEAST_OBSERVATIONS:
         return 1.0
     steps_O, step_O, own_O = np.array(rows[::-1]).T
@@ -77,7 +76,7 @@ def _newest(observations: Sequence[Observation], steps: int) -> list[tuple[int, 
     for each in reversed(observations):
         if after >= steps:
             break
-        if not each.warm_up:
+        if not each.warm_up and usable(each):
             found.append((after, each))
         after += each.steps
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,8 +90,24 @@ def test_few_or_former_steps_and_shares_beyond_a_limit_say_nothing() -> None:
 def test_what_chance_explains_is_left_out() -> None:
     rng = np.random.default_rng(0)
     for deviation, least, most in ((0.02, 1.07, 1.09), (1.0, 0.95, 1.05)):
-        windows = [((100, 60, 40), 1.0, 1.08 + deviation * float(x)) for x in rng.standard_normal(40)]
+        windows = [((100, 60, 40), 1.0, max(0.01, 1.08 + deviation * float(x))) for x in rng.standard_normal(40)]
         assert least < measured_ratio(steps_of(windows, [10] * 40), expected, steps=999) < most
+
+
+def test_a_step_that_takes_no_time_is_not_a_measurement() -> None:
+    """Otherwise, a step of 0 s is expected, and the rate of the job is infinite."""
+    for ratio in (0.0, math.inf, math.nan):
+        windows = [((100, 60, 40), 1.0, ratio)] * 20
+        assert measured_ratio(steps_of(windows, [10] * 20), expected, steps=999) == 1.0
+        assert measured_ratio(steps_of([*windows, *MANY], [10] * 44), expected, steps=999) == pytest.approx(1.08)
+    assert measured_ratio(steps_of([((100, 60, 40), 0.0, 1.0)] * 20, [10] * 20), expected, steps=999) == 1.0
+
+
+def test_the_newest_steps_of_a_member_that_starts_again_are_not_taken_for_its_oldest() -> None:
+    windows = [((100, 60, 40), 3.0, 1.08), *[((100, 60, 40), 1.0, 1.08)] * 9]
+    found = steps_of(windows, [10] * 10)
+    found[1][-1] = replace(found[1][-1], warm_up=True)
+    assert measured_ratio(found, expected, steps=999) == pytest.approx(1.08)
 
 
 def heavy_tails(rng: np.random.Generator, steps: int, members: int) -> np.ndarray:
