@@ -277,6 +277,27 @@ def test_asking_again_changes_nothing(seed: int) -> None:
         assert not any(grant.changed for grant in propose(reach, then).grants)
 
 
+def test_a_holder_waits_for_the_end_of_one_before_it_that_has_still_to_start() -> None:
+    """After 1000 s, the first holder starts and runs for 500 s; the light job counts for the second holder only."""
+
+    def job(key: str, *, workers: int, seconds: float, weight: float, arrived_s: float, runs: bool) -> JobDemand:
+        demand = replace(
+            a_job(key, arrived_s=arrived_s, least=workers), weight=weight, pause_s=0.0,
+            remaining_samples=workers * seconds,
+        )  # fmt: skip
+        return replace(demand, current={"p": workers}) if runs else replace(demand, waited_s=1e4)
+
+    jobs = [
+        job("long", workers=3, seconds=3000.0, weight=2.0, arrived_s=0.0, runs=True),
+        job("short", workers=3, seconds=1000.0, weight=2.0, arrived_s=1.0, runs=True),
+        job("light", workers=2, seconds=5000.0, weight=1.0, arrived_s=2.0, runs=True),
+        job("first", workers=4, seconds=500.0, weight=2.0, arrived_s=3.0, runs=False),
+        job("second", workers=1, seconds=100.0, weight=1.0, arrived_s=4.0, runs=False),
+    ]
+    stated_s = {grant.key: grant.starts_within_s for grant in propose(pool_of(8), jobs).grants if grant.kept_for}
+    assert stated_s == pytest.approx({"first": 1000.0, "second": 1500.0})
+
+
 def test_what_may_run_next_to_a_waiting_job_is_searched_together() -> None:
     """Each running job could shrink to either pool; only one combination leaves the gang its nodes."""
     capacity = PoolCapacity([Pool(name="p", nodes=(1,) * 3), Pool(name="q", nodes=(1,) * 3)])
