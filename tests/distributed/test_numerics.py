@@ -321,5 +321,5 @@ def test_little_memory_on_some_ranks_costs_only_time(operate: Operate, tmp_path:
         )
     assert "out of memory with micro-batches of 8 samples: using 4" in workers[0].log()
     assert "out of memory with micro-batches of 4 samples: using 2" in workers[0].log()
-    assert "step 0 is repeated: another rank could not finish its part" in workers[2].log()
+    assert "step 0 is repeated: a rank could not finish its part" in workers[2].log()
     assert each_once(operator, setup, 2)
