@@ -241,7 +241,7 @@ def work(number: int, seconds: float, workers: int, tensorboard_dir: str) -> dic
     assert model is not None  # noqa: S101  # the turns above have trained it
     elements = sum(p.numel() for p in model.parameters())
     return found | {
-        "own_clock_s": own_clock_s, "every": observer._every,  # noqa: SLF001  # as above
+        "own_clock_s": own_clock_s, "every": observer.every,
         "telemetry_s": spent.seconds / timed, "scrape_s": scrape_s, "step_s": step_s, "elements": elements,
         "steps": steps, "comparing_s": comparing_s, "testing_s": testing_s,
         "waits": {name: waits_of(turns[name]) for name in ("bare", "ours")} if GPUS else {},
