@@ -60,7 +60,7 @@ def steps_of(
             each[-1].share_samples,
             sizes[-1] - offset * rank,
             each[-1].compute.mean,
-            each[-1].step.mean,  # type: ignore[union-attr]
+            each[-1].step.mean,  # type: ignore[union-attr]  # each of these has one
         )
     return found
 
