@@ -43,7 +43,7 @@ from collections.abc import Sequence
 import numpy as np
 from heterotrain_core.contract.plan import LayoutKind
 
-from heterotrain_planner.layout.costs import Floats, Ints
+from heterotrain_planner.layout.costs import MOST_CLASSES, Floats, Ints
 from heterotrain_planner.layout.integer import choose
 from heterotrain_planner.layout.level import MOST_MEMBERS
 from heterotrain_planner.layout.pass_time import DeviceTimes
@@ -65,7 +65,7 @@ _PROOF = 1e-6
 def least_step(
     templates: TemplateTable, devices: Sequence[int], kinds: frozenset[LayoutKind], *, known_s: float
 ) -> float:
-    """Return seconds that no predicted step falls below; ``known_s`` at most.
+    """Return seconds that no step falls below; ``known_s`` at most, and 0 where links count as slower ones.
 
     Args:
         templates: of the model.
@@ -73,9 +73,12 @@ def least_step(
         kinds: layouts that members may have; replicated ones always belong to them.
         known_s: a step of known members.
     """
+    problem, names = templates.problem, [kind.name for kind in templates.problem.kinds]
+    if len({problem.link(one, other) for one in names for other in names}) > MOST_CLASSES:
+        return 0.0  # a layout by its own links may be shorter than any by the slower ones
     bound = _Bound(templates, np.array(devices, dtype=np.int64), kinds, known_s)
-    first = max(1, templates.problem.least_members)
-    last = max(first, min(MOST_MEMBERS, sum(devices), templates.problem.batch_samples))
+    first = max(1, problem.least_members)
+    last = max(first, min(MOST_MEMBERS, sum(devices), problem.batch_samples))
     queue = [(bound.within(first, last, 0.0), first, last)]
     for _ in range(MOST_RANGES // 2):
         bound_s, first, last = queue[0]

@@ -222,7 +222,7 @@ def _with_step(observations: Sequence[Observation]) -> tuple[float, float] | Non
         if o.warm_up or o.steps < 2:  # noqa: PLR2004  # one step has no spread
             continue
         spreads = [_spread(moments) for moments in (o.step, o.compute, o.sync)]
-        if o.step is None or o.compute is None or None in spreads or not (o.step.mean > 0 and o.compute.mean > 0):
+        if o.step is None or o.compute is None or None in spreads or min(o.step.mean, o.compute.mean) < TINY_S:
             continue
         step, compute, sync = (spread or 0.0 for spread in spreads)
         covariance += (o.steps - 1) * (step + compute - sync) / 2 / (o.step.mean * o.compute.mean)

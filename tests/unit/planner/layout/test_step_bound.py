@@ -119,3 +119,20 @@ def test_more_devices_never_raise_the_bound() -> None:
         for less in (2, 1, 0)
     ]
     assert all(a >= b * (1 - 1e-3) for a, b in itertools.pairwise(bounds))
+
+
+def test_links_that_count_as_slower_ones_prove_nothing() -> None:
+    """A fourth different link joins a slower one, and members on their true links may be faster than any found."""
+    problem = a_problem(random.Random(1), kinds=3, units=4, most=2, memory=(4000, 8000), batch_samples=8)
+    names = [kind.name for kind in problem.kinds]
+    pairs = [*itertools.combinations_with_replacement(names, 2)]
+    for different, is_proved in ((3, True), (4, False)):
+        links = {pair: Link(bytes_per_s=100.0 + min(i, different - 1)) for i, pair in enumerate(pairs)}
+        own = replace(problem, links=links)
+        templates = template_table(own)
+        found = best_members(templates, own)
+        assert isinstance(templates, TemplateTable)
+        assert isinstance(found, Cover)
+        devices = [kind.count for kind in own.kinds]
+        least_s = least_step(templates, devices, allowed_kinds(own), known_s=2 * found.step_s)
+        assert (least_s > 0) is is_proved

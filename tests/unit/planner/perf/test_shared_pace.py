@@ -259,3 +259,18 @@ def test_persistent_noise_is_counted_once(correlation: float) -> None:
     truth = float(np.var([each.sum() for each in series])) / n
     found = [persistence(each - each.mean()) for each in series]
     assert float(np.median(found)) == pytest.approx(truth, rel=0.25)
+
+
+def test_steps_of_no_measurable_length_have_no_part_in_it() -> None:
+    """The square of such a mean is zero."""
+    chance = np.random.default_rng(4)
+    seconds_NW = 1 + OWN * chance.standard_normal((60, 2))
+    seen = [
+        Observation(
+            member="w0", share_samples=10, steps=6, ended_s=float(at),
+            compute=moments(1e-300 * seconds_NW[at : at + 6, 0]), step=moments(seconds_NW[at : at + 6, 0]),
+            sync=moments(seconds_NW[at : at + 6, 1]),
+        )
+        for at in range(0, 60, 6)
+    ]  # fmt: skip
+    assert own_variations([seen, seen], [OWN] * 2) == (OWN, OWN)
