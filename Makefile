@@ -24,7 +24,7 @@ LAB := PYTHONPATH=deploy/dev/lab:deploy/dev/cluster $(PY)
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: outlook cluster-running ## run the main job on a real cluster; prints a table and draws a picture
+demo: cluster-running ## run the main job on a real cluster; prints a table and draws a picture
 	@$(LAB) -m lab.demo
 
 # PART= names one or more parts, ARGS= more arguments of pytest; deploy/dev/lab/lab/testing/parts.py is the table.
@@ -44,12 +44,6 @@ test: ## check, then distributed tests next to those on a real cluster; PART="di
 test-all: ## everything that needs no GPU, with many seeds and histories; hours. PART=stores is one part of it
 	@$(MAKE) --silent --no-print-directory $(PARTS_NEED)
 	@$(TESTING) all $(PART) -- $(ARGS)
-
-# What will happen, and about how long it takes. It runs before there is a Python environment: without a Python that
-# can run it there is no line, and the next step says what is missing. 3 is a mistake in a variable.
-outlook:
-	@PYTHONPATH=deploy/dev/cluster $(or $(PYTHON),python3) -m local_cluster.outlook \
-	  $(if $(filter demo,$(MAKECMDGOALS)),demo,cluster) $(VENV) 2>/dev/null || [ $$? -ne 3 ]
 
 ##@ Python environment (each target installs what it needs; VENV=folder chooses another environment)
 
@@ -128,8 +122,8 @@ endif
 format: setup-core ## let ruff fix and format the sources
 	@$(VENV)/bin/ruff check --fix-only --quiet . ; $(VENV)/bin/ruff format --quiet .
 
-generate: setup-operator ## make every file that is made from others: CRD, references, chart's README, dashboards, pictures
-	@PYTHONPATH=deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m lab.generated
+generate: setup-operator ## make every file that is made from others: CRD, references, chart's README, manifest
+	@$(LAB) -m lab.generated
 
 release: setup-core ## a whole release from the newest commit, pushed to loopback, and tried as a user; VERSION=0.1.0
 	@$(LAB) -m lab.release_files $(or $(VERSION),$(error give VERSION, such as make release VERSION=0.1.0)) $(ARGS)
@@ -170,9 +164,8 @@ $(VENV)/docs/.installed: requirements/docs.txt | $(VENV)/.installed
 	@$(INSTALL) --require-hashes --target $(VENV)/docs -r requirements/docs.txt
 	@touch $@
 
-docs: setup $(VENV)/docs/.installed ## the documentation site, into out/site; fails on dead links, and with a browser on wide tables
+docs: setup $(VENV)/docs/.installed ## the documentation site, into out/site; fails on dead links
 	@PYTHONPATH=$(VENV)/docs $(PY) -m sphinx -q -W --keep-going -c deploy/dev/site -d out/doctrees . out/site
-	@PYTHONPATH=deploy/dev/lab $(PY) -m lab.site_check out/site
 	@echo out/site/index.html
 
 gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in nine minutes, one table last: the gate's proof, costs of a step, mixed speeds, tests/cuda
@@ -183,7 +176,7 @@ gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in nine minutes, one ta
 images: setup ## build the images of operator and trainer
 	@$(CLUSTER) images build
 
-cluster: outlook setup ## start the cluster and load the images; BINARIES=download or compile forces one for its programs
+cluster: setup ## start the cluster and load the images; BINARIES=download or compile forces one for its programs
 	@$(CLUSTER) up
 	@$(CLUSTER) images load
 
@@ -230,6 +223,6 @@ pictures: setup ## draw the pictures of docs/mathematics.md again
 bench-simulated: setup ## the tables of research/README.md; hours on one core
 	@for what in spot fleet cannikin comparison; do PYTHONPATH=research $(PY) research/programs/simulated_$$what.py; echo; done
 
-.PHONY: help outlook demo check test test-all setup-core setup-operator setup lock lint format generate release docs chaos histories \
+.PHONY: help demo check test test-all setup-core setup-operator setup lock lint format generate release docs chaos histories \
   guides-packages stores-packages oldest-torch gpu images cluster cluster-running \
   cluster-down operator-local operator-reload bench bench-scale bench-mathematics bench-trainer bench-simulated research pictures

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import yaml
 from heterotrain_client import HeteroTrainClient, TrainingJob
-from lab import dashboard_form, dashboards
 from lab.cluster import REPOSITORY, Cluster, wait_for
 from lab.jobs import Job, fresh_folder
 from lab.telemetry import Prometheus
@@ -29,6 +28,7 @@ from support.repeat import times
 from support.s3_server import PACKAGES
 
 EXAMPLE = REPOSITORY / "deploy/examples/language-model"
+DASHBOARD = REPOSITORY / "helm/heterotrain/files/dashboards/job.json"
 RANKS_PER_WORKER = times(gate=2, every=8)
 RANKS = 2 * RANKS_PER_WORKER
 BATCH = 64
@@ -249,7 +249,7 @@ def check_dashboard(namespace: Cluster, job: TrainingJob, *, start_s: float) -> 
             found += [{float(at_s): float(value) for at_s, value in row["values"]} for row in rows]
         return found
 
-    document = json.loads(dashboard_form.text(dashboards.ALL["job"]))
+    document = json.loads(DASHBOARD.read_text())
     panels = {panel["title"]: shown(panel) for panel in document["panels"] if panel.get("targets")}
     assert {title for title, lines in panels.items() if not any(lines)} == set(NO_DATA)
     assert all(0 <= value < 1.5 for line in panels["Efficiency"] for value in line.values())

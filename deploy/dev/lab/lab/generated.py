@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from heterotrain_operator.api.crd import rendered
 from heterotrain_operator.api.schema import structural
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 
-from lab import chart_files, dashboard_form, dashboards, fields_reference, metrics_reference, top_picture
+from lab import chart_files, fields_reference, metrics_reference
 from lab.cluster import REPOSITORY
 
 
@@ -41,14 +40,9 @@ FILES: Final[Mapping[Path, Callable[[], str]]] = {
     REPOSITORY / "crds" / _CRD: rendered,
     chart_files.CHART / "files" / _CRD: rendered,
     admission.SCHEMA: spec_schema,
-    **{
-        chart_files.CHART / f"files/dashboards/{name}.json": partial(dashboard_form.text, board)
-        for name, board in dashboards.ALL.items()
-    },
     chart_files.README: chart_files.readme,
     metrics_reference.PATH: metrics_reference.text,
     fields_reference.PATH: fields_reference.text,
-    top_picture.PATH: top_picture.text,
     chart_files.MANIFEST: chart_files.manifest,
 }
 """In an order in which each file comes after those that it is made from."""
