@@ -170,12 +170,6 @@ CASES = {
         },
         fires_min=6, over_min=25, labels={"part": "the shares"},
     ),
-    "HeteroTrainNodesFlap": Case(
-        series={
-            'heterotrain_operator_held_nodes{pod="a"}': "2x90", 'heterotrain_operator_held_nodes{pod="b"}': "0x90"
-        },
-        fires_min=15, labels={"pod": "a"}, value="2",
-    ),
     "HeteroTrainClockSkew": Case(
         series={
             'heterotrain_operator_clock_skew_seconds{pod="a"}': "-86400x90",
@@ -338,7 +332,7 @@ def test_every_alert_links_to_its_place_in_the_guide() -> None:
 
 
 def test_every_alert_about_a_job_names_it_and_goes_to_its_team() -> None:
-    of_the_operator = re.compile("Operator|Passes|EventLoop|NodesFlap|ClockSkew")
+    of_the_operator = re.compile("Operator|Passes|EventLoop|ClockSkew")
     for alert, rule in alerts().items():
         if of_the_operator.search(alert):
             assert "namespace" not in rule["labels"], alert

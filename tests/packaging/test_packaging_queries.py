@@ -112,7 +112,7 @@ def of_operator() -> Series:
         name("heterotrain_operator_worker_disruptions_total"): rising(2 / 60),
         name("heterotrain_operator_worker_failures_total"): rising(1 / 60),
     }
-    gauges = {"limited_jobs": 1, "leader": 1, "jobs": 2, "pods": 4, "held_nodes": 3, "workqueue_depth": 5}
+    gauges = {"limited_jobs": 1, "leader": 1, "jobs": 2, "pods": 4, "workqueue_depth": 5}
     gauges |= {"list_age_seconds": 40, "clock_skew_seconds": -2}
     found |= {name(f"heterotrain_operator_{key}", pod="a"): constant(value) for key, value in gauges.items()}
     found |= {name(f"heterotrain_operator_{key}", pod="b"): constant(0) for key in gauges}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from contextlib import suppress
 
 import pytest
@@ -44,22 +43,6 @@ async def test_a_released_lease_is_taken_within_a_second() -> None:
     assert second.leads
     assert not first.leads
     await waiting
-
-
-async def test_a_leader_leaves_notes_for_the_next_one() -> None:
-    """They are those of the last renewal, and other annotations stay."""
-    kube = FakeKube()
-    first, second = an_elector(kube, "first"), an_elector(kube, "second")
-    number = itertools.count()
-    first.notes = lambda: {"heterotrain.dev/note": str(next(number))}
-    await first.acquire()
-    assert first.inherited == {}
-    keeping = asyncio.create_task(first.keep())
-    await asyncio.sleep(10)
-    keeping.cancel()
-    await first.release()
-    await second.acquire()
-    assert second.inherited == {"heterotrain.dev/note": str(next(number) - 1)}
 
 
 @pytest.mark.parametrize("hanging", [False, True])

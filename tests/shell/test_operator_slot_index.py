@@ -20,7 +20,7 @@ def a_shape(pool: str, cpu: float) -> Shape:
 
 def test_the_index_agrees_with_a_look_at_all_nodes_after_any_change() -> None:
     rng = random.Random(1)  # noqa: S311  # a seeded history
-    store, version = Store(lambda: 10.0 * version), 1
+    store, version = Store(), 1
     index = SlotIndex(store)
     pods = list(FakeCluster().with_nodes("a", "b", "c").start().pods.values())
     shapes = [a_shape(name, cpu) for name in "ab" for cpu in (1.0, 3.0, 9.0)]

@@ -128,7 +128,7 @@ class FakeCluster:
         self.moved_tags: dict[str, str] = {}
         self.deleted_job = False
         self.events: list[str] = []
-        self.node_kind = NodeKind(Sequence(), lambda: self.now_s, NodeChanges())
+        self.node_kind = NodeKind(Sequence(), NodeChanges())
         self._version = 1
         self._job_read: tuple[str, JobView | None] = ("", None)
         self._plan_read: tuple[str, PlanObject | None] = ("", None)
@@ -170,7 +170,6 @@ class FakeCluster:
         for body in self.nodes.values():
             body["metadata"]["resourceVersion"] = str(self._version)
             self.node_kind.put(parse_node(body))
-        self.node_kind.release()
         return dict(self.node_kind.all())
 
     @property
@@ -222,7 +221,6 @@ class FakeCluster:
             pods=self.pod_views,
             nodes=nodes,
             slots_of=lambda shape: free_slots(shape, nodes.values(), self.used()),
-            held=dict(self.node_kind.held),
             used=self.used,
             plan=self.plan_view,
             telemetry=self.telemetry,

@@ -30,7 +30,6 @@ ANNOTATION_PEER_PORT: Final = f"{GROUP}/peer-port"
 
 # On the plan's ConfigMap: members of the plan before whose loss the job's status may not count yet.
 ANNOTATION_DEPARTED: Final = f"{GROUP}/departed"
-ANNOTATION_NODE_LOSSES: Final = f"{GROUP}/node-losses"  # on the Lease: which nodes flap, for the next leader
 
 # On a job: another value asks for a checkpoint now; without it nothing is asked for.
 ANNOTATION_CHECKPOINT: Final = f"{GROUP}/checkpoint-request"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from heterotrain_operator.cluster_state.flapping import FlapHistory
 from heterotrain_operator.cluster_state.node_changes import NodeChanges
 from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeReadiness, NodeView, PlanObject, PodView
@@ -196,32 +195,22 @@ class PodKind(ObjectTable[tuple[str, str], PodView]):
 
 
 class NodeKind(ObjectTable[str, NodeView]):
-    """Nodes, with a hold on those that flap.
+    """Nodes, with the devices that plugins count on them."""
 
-    Attributes:
-        held: by name, the nodes that are not used now.
-    """
-
-    def __init__(self, sequence: Sequence, wall: Callable[[], float], changes: NodeChanges) -> None:
+    def __init__(self, sequence: Sequence, changes: NodeChanges) -> None:
         super().__init__(lambda node: node.name, sequence)
         self._changes = changes
-        self._wall = wall
-        self._history = FlapHistory()
         self._devices: Mapping[str, Mapping[str, float]] = {}
-        self.held: dict[str, NodeView] = {}
 
     def put(self, view: NodeView) -> bool:
         """Store a state of a node; see ``ObjectTable.put``."""
         if self.is_stored(view.name, view.resource_version):
             return False
         self._changes.note((view.name,))
-        return super().put(self._with_hold(self._with_devices(view)))
+        return super().put(self._with_devices(view))
 
     def discard(self, key: str) -> None:
         """Remove a deleted node; one of the same name may come back."""
-        if key in self.all():
-            self._history.note(key, ready=False, nodes=len(self.all()), now_s=self._wall())
-        self.held.pop(key, None)
         self._changes.note((key,))
         super().discard(key)
 
@@ -230,9 +219,7 @@ class NodeKind(ObjectTable[str, NodeView]):
         changed = super().replace(views, since=since)
         for name in changed:
             if (known := self.get(name)) is not None:
-                self._views[name] = self._with_hold(self._with_devices(known))
-            else:
-                self.held.pop(name, None)
+                self._views[name] = self._with_devices(known)
         self._changes.note(changed)
         return changed
 
@@ -249,8 +236,6 @@ class NodeKind(ObjectTable[str, NodeView]):
             old = before.get(name, {})
             own = {resource: amount for resource, amount in known.allocatable.items() if resource not in old}
             self._views[name] = replace(known, allocatable={**own, **found.get(name, {})})
-            if name in self.held:
-                self.held[name] = self._views[name]
         self._changes.note(names)
         return names
 
@@ -261,56 +246,22 @@ class NodeKind(ObjectTable[str, NodeView]):
             for name, node in self._views.items()
         )
 
-    def losses(self) -> str:
-        """Return the losses of nodes for the operator that comes after this one; see ``FlapHistory.to_text``."""
-        return self._history.to_text(now_s=self._wall())
-
-    def inherit(self, losses: str) -> tuple[str, ...]:
-        """Take the losses that the operator before this one noted; return the nodes that are not used because of it."""
-        names = self._history.restore(losses, nodes=len(self.all()), now_s=self._wall())
-        for name in names:
-            if (known := self.get(name)) is not None:
-                self._views[name] = self._with_hold(known)
-        self._changes.note(names)
-        return names
-
-    def release(self) -> tuple[str, ...]:
-        """End the holds that are over; return the nodes that may be used again."""
-        names = self._history.expired(self.all(), now_s=self._wall())
-        for name in names:
-            self.held.pop(name, None)
-            if (known := self.get(name)) is not None:
-                self._views[name] = replace(known, hold=None)
-        self._changes.note(names)
-        return names
-
     def _with_devices(self, view: NodeView) -> NodeView:
         devices = self._devices.get(view.name)
         return replace(view, allocatable={**view.allocatable, **devices}) if devices else view
-
-    def _with_hold(self, view: NodeView) -> NodeView:
-        ready = view.readiness is NodeReadiness.TRUE
-        hold = self._history.note(view.name, ready=ready, nodes=len(self.all()), now_s=self._wall())
-        found = replace(view, hold=hold)
-        if hold is not None:
-            self.held[view.name] = found
-        else:
-            self.held.pop(view.name, None)
-        return found
 
 
 class Store:
     """Jobs, their pods and plans, the nodes, and the requests of foreign pods on each node."""
 
-    def __init__(self, wall: Callable[[], float] = lambda: 0.0, defaults: WorkerDefaults | None = None) -> None:
-        """Make an empty store; ``wall`` returns the time of day, in seconds since the epoch, for nodes that flap."""
+    def __init__(self, defaults: WorkerDefaults | None = None) -> None:
         self.defaults = defaults or WorkerDefaults()
         """What the template of each job gets besides."""
         sequence = Sequence()
         self.jobs: ObjectTable[JobKey, JobView] = ObjectTable(lambda job: job.key, sequence)
         self.node_changes = NodeChanges()
         self.pods = PodKind(sequence, self.node_changes)
-        self.nodes = NodeKind(sequence, wall, self.node_changes)
+        self.nodes = NodeKind(sequence, self.node_changes)
         self.plans: ObjectTable[JobKey, PlanObject] = ObjectTable(lambda plan: plan.key, sequence)
         self._foreign_requests: Mapping[str, Mapping[str, float]] = {}
         self._foreign_devices: Mapping[str, Mapping[str, float]] = {}

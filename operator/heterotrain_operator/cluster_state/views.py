@@ -16,7 +16,6 @@ from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.cluster_state.flapping import Hold
 
 
 class JobKey(NamedTuple):
@@ -208,7 +207,6 @@ class NodeView:
 
     Attributes:
         announced: what announces its end; empty without an announcement.
-        hold: set while it is not used because it was lost again and again.
     """
 
     name: str
@@ -219,7 +217,6 @@ class NodeView:
     readiness: NodeReadiness
     cordoned: bool
     announced: str = ""
-    hold: Hold | None = None
 
 
 class Departed(NamedTuple):

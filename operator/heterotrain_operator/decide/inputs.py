@@ -37,7 +37,6 @@ class JobInputs:
         model: what is learned from the job's telemetry.
         gather_s: longest time for which a ready worker waits for starting ones.
         grant: what the job may use of nodes that other jobs want, too.
-        held: by name, the nodes that are held down now.
         keep_plan: whether no plan is to be written, because the previous one was just refused.
         keep_pods: whether no pod is to be created, because one was just refused.
         taken_indices: worker indices whose names foreign pods have.
@@ -66,7 +65,6 @@ class JobInputs:
     taken_indices: frozenset[int] = frozenset()
     saved: SavedCheckpoint | None = None
     admitted: Mapping[str, AdmittedPod] = field(default_factory=dict)
-    held: Mapping[str, NodeView] = field(default_factory=dict)
     cover_of: CoverOf = lambda _: None
 
 

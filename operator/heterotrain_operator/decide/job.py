@@ -16,7 +16,7 @@ from heterotrain_operator.api.v1alpha1 import CleanPodPolicy
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.quantity import pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
-from heterotrain_operator.decide.avoided_nodes import nodes_to_avoid, nodes_to_blame, workers_to_remove
+from heterotrain_operator.decide.avoided_nodes import nodes_to_blame
 from heterotrain_operator.decide.decision import Decision
 from heterotrain_operator.decide.ended_pods import cooling_s, is_deleted, sidecar_wait_s, unneeded_ended_pods
 from heterotrain_operator.decide.faults import Faults
@@ -115,38 +115,34 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     planned = shares_of_next_plan(inputs, derived, job, members, faults)
     plan = planned.plan or in_force
     # 3. Replicas: how many workers each pool should have.
-    workers = _decide_workers(inputs, derived, job, plan, faults)
+    workers = _decide_workers(inputs, derived, job, faults)
     # 4. Pods: create what is missing.
     workers = _with_pods(inputs, derived, job, plan, workers)
     # 5. Status, events and everything to write.
     return _build_active(inputs, derived, job, faults, members=members, planned=planned, workers=workers)
 
 
-def _decide_workers(
-    inputs: JobInputs, derived: DerivedState, job: ValidJob, plan: Plan | None, faults: Faults
-) -> _Workers:
-    """Return how many workers each pool should have, and who leaves; ``plan`` is the one after this pass."""
+def _decide_workers(inputs: JobInputs, derived: DerivedState, job: ValidJob, faults: Faults) -> _Workers:
+    """Return how many workers each pool should have, and who leaves."""
     spec, workers, in_force, now_s = job.spec, derived.workers, derived.in_force.plan, inputs.now_s
-    blamed = nodes_to_blame(inputs, derived, job)
-    avoid = nodes_to_avoid(inputs, job, blamed)
+    avoid = nodes_to_blame(inputs, derived, job)
     # A pod's affinity can't be changed, so one that still waits and excludes other nodes is made again.
     outdated = [w for w in workers if _waits(w) and set(w.pod.avoids) != set(avoid.get(w.pod.pool, ()))]
     sources, accepted = pod_sources(job, workers), inputs.acceptance.known and inputs.acceptance.ok
     stale = [w for w in corrected(job, workers, sources) if accepted and w not in outdated]
     outdated_uids = {worker.pod.uid for worker in (*outdated, *stale)}
     current = [worker for worker in workers if worker.pod.uid not in outdated_uids]
-    free_slots_of = partial(_free_slots, inputs, job, blamed)
+    free_slots_of = partial(_free_slots, inputs, job, avoid)
     replicas = faults.guard(
         "the number of workers",
         lambda: decide_replicas(spec, current, grant=inputs.grant, free_slots_of=free_slots_of, now_s=now_s),
         lambda: same_replicas(spec, current),
         instead="the job keeps the workers that it has",
     )
-    stranded = workers_to_remove(inputs, workers, in_force, plan)
     remade = (*((w, "other nodes are to be avoided") for w in outdated), *((w, CORRECTED) for w in stale))
     creating = bool(replicas.create or inputs.refusal) or not accepted
     renewal = decide_renewal(job, current, sources, in_force, creating=creating)
-    leaving = {worker.pod.uid for worker, _ in (*replicas.remove, *stranded)}
+    leaving = {worker.pod.uid for worker, _ in replicas.remove}
     renewed = tuple((worker, why) for worker, why in renewal.remove if worker.pod.uid not in leaving)
     delays_s = (
         restart_delay_s(derived.accounts, now_s=now_s),
@@ -155,7 +151,7 @@ def _decide_workers(
         mismatch_delay_s(workers, now_s=now_s),
     )
     return _Workers(
-        replicas=replace(replicas, remove=(*replicas.remove, *remade, *stranded, *renewed)),
+        replicas=replace(replicas, remove=(*replicas.remove, *remade, *renewed)),
         avoid=avoid,
         sources=sources,
         renewal=renewal,

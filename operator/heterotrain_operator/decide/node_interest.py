@@ -43,4 +43,4 @@ def changes_decisions(before: NodeView, after: NodeView, jobs: Iterable[JobView]
 
 def _without_labels(node: NodeView) -> tuple[object, ...]:
     """Return what decisions depend on, besides labels."""
-    return (node.taints, node.announced, node.readiness, node.cordoned, node.allocatable, node.hold)
+    return (node.taints, node.announced, node.readiness, node.cordoned, node.allocatable)

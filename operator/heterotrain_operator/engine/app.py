@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
-from heterotrain_core.contract import keys
 
 from heterotrain_operator.cluster_state.parse import (
     rfc3339_micro,
@@ -47,7 +46,6 @@ from heterotrain_operator.settings import Settings, announcements, egress_rules,
 from heterotrain_operator.threads import Threads
 
 LIST_RETRY_S = 2.0
-RELEASE_S = 5.0
 """Pause between two looks for nodes that may be used again."""
 STUCK_S = 900.0
 """A pass that takes longer hangs: each of its calls has a time limit of its own."""
@@ -71,7 +69,7 @@ class App:
         self._clocks = clocks
         self._announcements = announcements(settings.node_announcements)
         self.metrics = OperatorMetrics()
-        self.store = Store(clocks.wall, worker_defaults(settings.worker_defaults))
+        self.store = Store(worker_defaults(settings.worker_defaults))
         self.queue: Queue[JobKey] = Queue(
             jitter=lambda: random.uniform(0.8, 1.2),  # noqa: S311  # spreads retries
             waited=self.metrics.note_queued,
@@ -85,7 +83,6 @@ class App:
         if settings.leader_election:
             now = lambda: rfc3339_micro(clocks.wall())  # noqa: E731  # a clock
             self.elector = Elector(kube, _lease(settings), wall_clock=now, clock=clocks.monotonic)
-            self.elector.notes = lambda: {keys.ANNOTATION_NODE_LOSSES: self.store.nodes.losses()}
         self.events = WatchEvents(
             self.store,
             self.queue,
@@ -188,11 +185,9 @@ class App:
                 tasks.create_task(keep_responsive(), name="responsiveness")
                 tasks.create_task(watch_delay(self.metrics.loop_delay_seconds.observe), name="loop-delay")
                 tasks.create_task(self._list_foreign_pods(), name="foreign-pods")
-                tasks.create_task(_every(RELEASE_S, self.events.release_nodes), name="held-nodes")
                 await self._synced.wait()
                 if self.elector is not None:
                     await self.elector.acquire()
-                    self.events.inherit_losses(self.elector.inherited)
                     tasks.create_task(self.elector.keep(), name="lease")
                 self.metrics.leader.set(1)
                 log.info("leading", identity=self.settings.identity)

@@ -64,9 +64,6 @@ class OperatorMetrics:
         self.leader = make.gauge("leader", "1 while this replica leads.")
         self.jobs = make.gauge("jobs", "Known jobs.")
         self.pods = make.gauge("pods", "Known worker pods.")
-        self.held_nodes = make.gauge(
-            "held_nodes", "Nodes that are not used for a while because they were lost again and again."
-        )
         self.listed_age = make.gauge("list_age_seconds", "Seconds since the last full list.")
         self.clock_skew = make.gauge(
             "clock_skew_seconds",

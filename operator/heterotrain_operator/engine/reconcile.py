@@ -310,7 +310,6 @@ class Reconciler:
                 job=job,
                 pods=memory.start_problems.added_to(self._store.pods.of_job(job.key)),
                 nodes=self._store.nodes.all(),
-                held=self._store.nodes.held,
                 used=self._store.used,
                 plan=self._store.plans.get(job.key),
                 telemetry=telemetry,

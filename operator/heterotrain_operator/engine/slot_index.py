@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 from heterotrain_operator.cluster_state.store import Store
-from heterotrain_operator.decide.workers.capacity import FreeSlots, Shape, held_nodes, slots_on
+from heterotrain_operator.decide.workers.capacity import FreeSlots, Shape, slots_on
 
 MOST_SHAPES = 64
 """Shapes that are kept, the ones used last: each keeps a number for each of its nodes."""
@@ -56,9 +56,4 @@ class SlotIndex:
             node = self._store.nodes.get(name)
             entry.put(name, slots_on(shape, node, used.get(name, {})) if node is not None else None)
         entry.seen = self._store.node_changes.count
-        return FreeSlots(
-            slots=entry.slots,
-            matching_nodes=len(entry.on),
-            possible=entry.possible > 0,
-            held=held_nodes(shape, self._store.nodes.held.values()),
-        )
+        return FreeSlots(slots=entry.slots, matching_nodes=len(entry.on), possible=entry.possible > 0)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import structlog
-from heterotrain_core.contract import keys
 
 from heterotrain_operator.cluster_state.parse import key_of, parse_job, parse_node, parse_plan_object, parse_pod
 from heterotrain_operator.cluster_state.store import Store
@@ -129,10 +128,9 @@ class WatchEvents:
             self._store.nodes.discard(view.name)
         else:
             self._store.nodes.put(view)
-        stored = self._store.nodes.get(view.name) or view  # with its hold, if it flaps
+        stored = self._store.nodes.get(view.name) or view  # with its devices
         if deleted or before is None or changes_decisions(before, stored, self._store.jobs.all().values()):
             self.nodes_changed([each for each in (before, stored) if each is not None])
-        self._metrics.held_nodes.set(len(self._store.nodes.held))
 
     def nodes_changed(self, nodes: Collection[NodeView]) -> None:
         """Look at jobs with workers on these nodes, and then at those that miss workers which these nodes may take.
@@ -147,19 +145,6 @@ class WatchEvents:
             key for key, job in self._store.jobs.all().items() if wants_one_of(job, nodes, placed=placed(key))
         )
         self._allocator.changed()
-
-    def inherit_losses(self, notes: Mapping[str, str]) -> None:
-        """Leave the nodes out that the leader before this one left out because they flap."""
-        if names := self._store.nodes.inherit(notes.get(keys.ANNOTATION_NODE_LOSSES, "")):
-            log.info("nodes are not used, as before", nodes=sorted(names))
-        self._metrics.held_nodes.set(len(self._store.nodes.held))
-
-    async def release_nodes(self) -> None:
-        """Use nodes again that no longer flap."""
-        if names := self._store.nodes.release():
-            log.info("nodes are used again", nodes=sorted(names))
-            self.nodes_changed([node for name in names if (node := self._store.nodes.get(name)) is not None])
-        self._metrics.held_nodes.set(len(self._store.nodes.held))
 
 
 def _demand(job: JobView) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +62,6 @@ class Elector:
         self._wall_clock = wall_clock
         self._clock = clock
         self._sleep = sleep
-        self.notes: Callable[[], Mapping[str, str]] = dict
-        """Returns annotations that the Lease carries for the next leader; they travel with each renewal."""
-        self.inherited: Mapping[str, str] = {}
-        """Annotations of the leader before this one."""
         self._observed: tuple[str, str] = ("", "")
         self._observed_s = clock()
         self._lease: Body | None = None
@@ -148,7 +144,6 @@ class Elector:
         expired = self._clock() - self._observed_s > float(spec.get("leaseDurationSeconds") or 0)
         if holder and holder != settings.identity and not expired:
             return False
-        self.inherited = dict(lease["metadata"].get("annotations") or {})
         lease["spec"] = self._spec(transitions=int(spec.get("leaseTransitions") or 0) + 1)
         return await self._write(self._kube.replace(LEASES, lease))
 
@@ -164,9 +159,6 @@ class Elector:
     async def _renew(self) -> None:
         assert self._lease is not None  # noqa: S101  # keep() follows acquire()
         self._lease["spec"]["renewTime"] = self._wall_clock()
-        annotations = {**(self._lease["metadata"].get("annotations") or {}), **self.notes()}
-        if annotations:
-            self._lease["metadata"]["annotations"] = annotations
         self._lease = await self._kube.replace(LEASES, self._lease)
 
     def _spec(self, *, transitions: int) -> dict[str, Any]:

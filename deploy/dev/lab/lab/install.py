@@ -15,7 +15,6 @@ from lab.cluster import REPOSITORY, Cluster, ClusterError, commands, wait_for
 OPERATOR_NAMESPACE = "heterotrain-system"
 PROMETHEUS_URL = "http://prometheus.monitoring.svc:9090"
 PROMETHEUS_MANIFEST = REPOSITORY / "deploy/monitoring/prometheus.yaml"
-LEASE = "heterotrain-operator"
 LOCAL_PROMETHEUS_IMAGE = "heterotrain/prometheus:local"
 """The same version of Prometheus, under the name by which the cluster's own launcher loads it into the nodes."""
 
@@ -46,7 +45,6 @@ def this_cluster(namespace: str = "default") -> Cluster:
 def install(cluster: Cluster) -> None:
     """Install Prometheus and the operator's chart and wait until both are ready; safe to repeat."""
     chart = str(REPOSITORY / "helm/heterotrain")
-    _forget_losses(cluster)
     _adopt_definition(cluster)
     cluster.run("kubectl", "apply", "-f", "-", stdin=local_prometheus(PROMETHEUS_MANIFEST.read_text()))
     commands(
@@ -74,24 +72,6 @@ def local_prometheus(manifest: str) -> str:
     if images != 1:
         raise ClusterError(f"{PROMETHEUS_MANIFEST} names {images} images, but must name 1")
     return local
-
-
-def _forget_losses(cluster: Cluster) -> None:
-    """Uninstall an operator that has noted losses of nodes, together with its notes.
-
-    Tests and demos take nodes away on purpose. The operator would hold such a node down in the next run, too, because
-    the notes outlive it in its Lease. Jobs are kept: the chart leaves its CRD in place.
-    """
-    losses = cluster.run(
-        "kubectl", "-n", OPERATOR_NAMESPACE, "get", "lease", LEASE, "--ignore-not-found",
-        "-o", f"jsonpath={{.metadata.annotations['{keys.ANNOTATION_NODE_LOSSES.replace('.', chr(92) + '.')}']}}",
-    )  # fmt: skip
-    if losses:
-        cluster.run(
-            "helm", "uninstall", "heterotrain", "--namespace", OPERATOR_NAMESPACE, "--ignore-not-found", "--wait",
-            timeout_s=300,
-        )  # fmt: skip
-        cluster.run("kubectl", "-n", OPERATOR_NAMESPACE, "delete", "lease", LEASE, "--ignore-not-found")
 
 
 def _adopt_definition(cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from heterotrain_operator.cluster_state.quantity import PODS, pod_requests
 from heterotrain_operator.cluster_state.views import NodeView, Taint
 from heterotrain_operator.decide.workers.node_affinity import Terms, allows, required_terms
-from heterotrain_operator.decide.workers.node_state import NodeState, assess_node, describe_hold
+from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 _ROUNDING = 1e-9
@@ -50,13 +50,11 @@ class FreeSlots:
         slots: workers that fit now.
         matching_nodes: nodes that take such workers.
         possible: whether at least one matching node is large enough when it is empty.
-        held: nodes that would match but are held down, each with the reason.
     """
 
     slots: int
     matching_nodes: int
     possible: bool
-    held: tuple[str, ...] = ()
 
 
 def shape_of(pod: Mapping[str, Any], requests: Mapping[str, float]) -> Shape:
@@ -92,13 +90,11 @@ def free_slots(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mappi
         nodes: all nodes of the cluster.
         used: by node, the sum of the requests of running pods.
     """
-    nodes = tuple(nodes)
     found = [each for node in nodes if (each := slots_on(shape, node, used.get(node.name, {}))) is not None]
     return FreeSlots(
         slots=sum(slots for slots, _ in found),
         matching_nodes=len(found),
         possible=any(possible for _, possible in found),
-        held=held_nodes(shape, nodes),
     )
 
 
@@ -116,11 +112,6 @@ def less_slots(
     theirs = [slots for node in without if (slots := slots_on(shape, node, used.get(node.name, {}))) is not None]
     taken = sum(slots for slots, _ in theirs)
     return replace(found, slots=max(0, found.slots - taken), matching_nodes=max(0, found.matching_nodes - len(theirs)))
-
-
-def held_nodes(shape: Shape, nodes: Iterable[NodeView]) -> tuple[str, ...]:
-    """Return the nodes that would take such workers but are held, each with the reason, in order."""
-    return tuple(sorted(describe_hold(node) for node in nodes if node.hold is not None and admits(shape, node)))
 
 
 def slots_on(shape: Shape, node: NodeView, taken: Mapping[str, float]) -> tuple[int, bool] | None:

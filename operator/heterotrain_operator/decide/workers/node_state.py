@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.views import NodeReadiness, NodeView
 
 _LOST_TAINTS: Final = {
@@ -29,8 +28,6 @@ class NodeAssessment:
 
     state: NodeState
     reason: str
-    held: bool = False
-    """Whether the node is held down: its workers leave, but it did not end them."""
 
 
 _STAYS: Final = NodeAssessment(state=NodeState.STAYS, reason="")
@@ -50,13 +47,4 @@ def assess_node(node: NodeView | None, name: str) -> NodeAssessment:
         return NodeAssessment(state=NodeState.LEAVING, reason=f"{node.announced} ({name})")
     if node.readiness is NodeReadiness.FALSE:
         return NodeAssessment(state=NodeState.LEAVING, reason=f"node {name} reports that it is not ready")
-    if node.hold is not None:
-        return NodeAssessment(state=NodeState.LEAVING, reason=describe_hold(node), held=True)
     return _STAYS
-
-
-def describe_hold(node: NodeView) -> str:
-    """Return why a node is not used now; empty when it is."""
-    if node.hold is None:
-        return ""
-    return f"node {node.name} was lost {node.hold.flaps} times and is not used until {rfc3339(node.hold.until_s)}"

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
-from heterotrain_operator.api.text import listed
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import PodView
 from heterotrain_operator.decide.grant import UNLIMITED, JobGrant
@@ -31,7 +30,6 @@ WAITING_PER_POOL = 1
 MOST_WAITING = 64
 ARRIVED_S = 600.0
 """A node that came for a waiting worker counts for so long."""
-_MOST_HELD = 3
 UNSCHEDULABLE_S = 10.0
 """A surplus waiting worker is removed only after this long: the scheduler may be about to place it."""
 CANNOT_START_S = 60.0
@@ -363,9 +361,7 @@ class _Shortage:
 
 
 def _impossible(pool: WorkerPool, free: FreeSlots) -> str:
-    """Return why waiting alone will not help, or until when a node is not used; empty when neither is known."""
-    if free.held:
-        return f"pool {pool.name}: {listed(free.held, most=_MOST_HELD, separator='; ')}"
+    """Return why waiting alone will not help; empty when that is not known."""
     if free.matching_nodes == 0:
         return f"pool {pool.name} has no matching node that is ready: check its nodeSelector, or add a node"
     if not free.possible:

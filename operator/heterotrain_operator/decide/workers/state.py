@@ -169,7 +169,7 @@ def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
         return "its pod was deleted"
     if pod.node:
         node = assess_node(nodes.get(pod.node), pod.node)
-        if node.state is not NodeState.STAYS and not node.held:
+        if node.state is not NodeState.STAYS:
             return node.reason
     return ""
 
