@@ -18,7 +18,6 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from heterotrain_core.contract.consistency import problems
 from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan
-from heterotrain_core.contract.schema2 import Plan2, upgraded
 
 MAX_VERSION = 2**52
 """Limit of generations and revisions: no job reaches it, and a number written by hand must allow newer plans."""
@@ -55,12 +54,12 @@ def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) 
     if not isinstance(raw, dict):
         return Refused(reason="the plan is not a JSON object")
     schema = raw.pop("schema", None)
-    if type(schema) is not int or schema not in (2, SCHEMA_VERSION):
+    if type(schema) is not int or schema != SCHEMA_VERSION:
         return Refused(
-            reason=f"the plan has schema {schema!r}, this image reads 2 and {SCHEMA_VERSION}: use matching versions"
+            reason=f"the plan has schema {schema!r}, this image reads {SCHEMA_VERSION}: use matching versions"
         )
     try:
-        plan = _read(Plan, raw, "plan") if schema == SCHEMA_VERSION else upgraded(_read(Plan2, raw, "plan"))
+        plan = _read(Plan, raw, "plan")
     except (TypeError, ValueError) as error:
         return Refused(reason=str(error))
     if plan.job_uid != job_uid:

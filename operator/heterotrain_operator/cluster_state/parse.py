@@ -213,7 +213,6 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         requests={**pod_requests(spec), **more_requests(annotations.get(MORE_REQUESTS, ""))},
         priority=int(spec.get("priority") or 0),
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
-        has_secret=_has_secret(spec),
         fatal_probes=containers.fatal_probes,
         all_ended=containers.all_ended,
         image=str(containers.main.get("image") or ""),
@@ -233,12 +232,6 @@ def _scheduling(condition: Mapping[str, Any]) -> dict[str, Any]:
         "unschedulable_since_s": since_s if refused else 0.0,
         "scheduled_s": since_s if condition.get("status") == "True" else 0.0,
     }
-
-
-def _has_secret(spec: Mapping[str, Any]) -> bool:
-    """Return whether the job's secret is mounted beside the plan."""
-    plans = (each for each in spec.get("volumes") or () if each.get("name") == keys.CONTAINER_PLAN_VOLUME)
-    return all("projected" in volume for volume in plans)
 
 
 def _noted(marks: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

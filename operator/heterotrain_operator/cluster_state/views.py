@@ -106,7 +106,7 @@ class PodView:
         image: of its training container.
         image_digest: of the image that its training container runs; empty while that is not known.
         avoids: nodes that the operator has excluded for the pod.
-        template: digest of what the user had written about it; empty in pods of older operators.
+        template: digest of what the user had written about it.
         restart: the job's request for a restart that it was made for; empty without one.
         main_started: whether its training container has run.
         all_started: whether each of its containers has run; init containers do not count.
@@ -119,7 +119,6 @@ class PodView:
         plan_version: version of the plan in the pod's annotation.
         requests: resources that the scheduler reserves for the pod.
         priority: of its PriorityClass; 0 without one.
-        has_secret: whether the job's secret is mounted in it; pods of older operators have none.
         address: at which other workers reach it, the pod's first one; empty while it has none.
         peer_port: where its first rank listens for other workers.
         fatal_probes: probes whose failure makes the kubelet end the training container.
@@ -171,7 +170,6 @@ class PodView:
     requests: Mapping[str, float] = field(default_factory=dict)
     priority: int = 0
     plan_version: str = ""
-    has_secret: bool = True
     fatal_probes: tuple[str, ...] = ()
     all_ended: bool = False
     conditions: tuple[tuple[str, str], ...] = ()

@@ -24,7 +24,6 @@ class Decision:
         plan: ConfigMap to write: a replacement for its ``resourceVersion`` or, without one, only if there is none yet.
         plan_version: version that the pods in ``touch`` have to name.
         touch: pods whose annotation gets ``plan_version``, so that the kubelet refreshes their mounted plan at once.
-        secret: whether ``create`` needs the job's Secret.
         create: pods to create.
         status: status to write; ``None`` leaves it as it is.
         remove: pods to delete, only after the status is written, because their ends are counted there.
@@ -43,7 +42,6 @@ class Decision:
     plan: dict[str, Any] | None = None
     plan_version: str = ""
     touch: tuple[PodView, ...] = ()
-    secret: bool = False
     create: tuple[dict[str, Any], ...] = ()
     status: HeteroTrainJobStatus | None = None
     remove: tuple[PodView, ...] = ()

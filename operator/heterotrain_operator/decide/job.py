@@ -93,7 +93,6 @@ class _Workers:
         renewal: workers that are renewed, or wait for it.
         delay_s: seconds for which no pod may be created because workers failed or were killed.
         create: manifests of the pods to create now.
-        with_secret: whether they mount the job's Secret.
     """
 
     replicas: ReplicaDecision
@@ -102,7 +101,6 @@ class _Workers:
     renewal: Renewal
     delay_s: float
     create: tuple[dict[str, Any], ...] = ()
-    with_secret: bool = False
 
 
 def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faults: Faults) -> Decision:
@@ -189,8 +187,6 @@ def _with_pods(
     if inputs.refusal:
         creating = creating[:1]  # a single pod shows whether the quota or the policy still refuses
     indices = next_indices(inputs.pods, len(creating), taken=inputs.taken_indices)
-    # Ranks with a secret and ranks without one refuse each other: a job that an older operator began goes on without.
-    with_secret = all(worker.pod.has_secret for worker in workers if not worker.ended)
     create = tuple(
         build_pod(
             job,
@@ -198,13 +194,12 @@ def _with_pods(
             index,
             plan_version=version_text(plan) if plan else "",
             avoid=decided.avoid.get(pool.name, ()),
-            with_secret=with_secret,
             source=decided.sources.by_pool[pool.name],
             requests=admitted.shape.requests if (admitted := inputs.admitted.get(pool.name)) is not None else {},
         )
         for pool, index in zip(creating, indices, strict=True)
     )
-    return replace(decided, replicas=replicas, create=create, with_secret=with_secret)
+    return replace(decided, replicas=replicas, create=create)
 
 
 def _waits(worker: Worker) -> bool:
@@ -255,7 +250,6 @@ def _build_active(
         plan=planned.body,
         plan_version=version,
         touch=pods_to_touch(derived.workers, plan, job.spec.runtime),
-        secret=workers.with_secret and bool(workers.create),
         create=workers.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),

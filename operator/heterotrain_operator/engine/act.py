@@ -98,7 +98,7 @@ class Actor:
         objects = [partial(self._apply, job, body, memory) for body in bodies]
         objects += [partial(self._release, job, body, memory) for body in decision.release]
         plan = [partial(self._write_plan, job, decision.plan)] if decision.plan is not None else []
-        made = [partial(self._make_secret, job, memory)] if decision.secret else []
+        made = [partial(self._make_secret, job, memory)] if decision.create else []
         answers = await asyncio.gather(
             self._try("objects", memory, objects),
             self._try("plan", memory, plan) if plan else _nothing_to_do(),

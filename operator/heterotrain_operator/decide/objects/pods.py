@@ -162,7 +162,6 @@ def build_pod(
     *,
     plan_version: str,
     avoid: Sequence[str] = (),
-    with_secret: bool = True,
     requests: Mapping[str, float] | None = None,
     source: PodSource | None = None,
 ) -> dict[str, Any]:
@@ -174,7 +173,6 @@ def build_pod(
         index: the worker's number.
         plan_version: version of the newest plan.
         avoid: names of nodes that it must not be placed on.
-        with_secret: whether it gets the job's secret.
         requests: its requests as admitted, where that is known.
         source: what it is made from; ``None`` for the job's spec as it is now.
     """
@@ -189,10 +187,9 @@ def build_pod(
     _set_pod(spec, pool, name=name, avoid=avoid, scheduler_name=more.scheduler_name)
     settings = source.settings or settings_text(job, grace_s=grace_s_of(spec))
     own = _environment(job, ranks=ranks, settings=settings, main=main)
-    if with_secret:
-        own.append({"name": env.SECRET_DIR, "value": env.DEFAULT_PLAN_DIR})
+    own.append({"name": env.SECRET_DIR, "value": env.DEFAULT_PLAN_DIR})
     _set_main(main, spec, job.spec.network, resources=_resources(main, pool), environment=own, ranks=ranks)
-    _mount(main, spec, _plan_and_secret(job, with_secret=with_secret))
+    _mount(main, spec, _plan_and_secret(job))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -268,7 +265,7 @@ def _set_main(
 
 
 def _mount(main: dict[str, Any], spec: dict[str, Any], plan: Mapping[str, Any]) -> None:
-    """Mount the plan, with the secret if there is one, and shared memory where the template has none."""
+    """Mount the plan with the secret, and shared memory where the template has none."""
     mounts = main["volumeMounts"] = [*(main.get("volumeMounts") or [])]
     volumes = spec["volumes"] = [*(spec.get("volumes") or [])]
     volumes.append({"name": keys.CONTAINER_PLAN_VOLUME, **plan})
@@ -330,11 +327,9 @@ def _avoiding(affinity: Mapping[str, Any], avoid: Sequence[str]) -> dict[str, An
     return {**affinity, "nodeAffinity": {**node, REQUIRED: {**required, "nodeSelectorTerms": terms}}}
 
 
-def _plan_and_secret(job: ValidJob, *, with_secret: bool) -> dict[str, Any]:
+def _plan_and_secret(job: ValidJob) -> dict[str, Any]:
     """Return the source of the volume with the plan, and with the job's secret beside it."""
     plan = {"name": keys.plan_name(job.key.name)}
-    if not with_secret:
-        return {"configMap": plan}
     entry = {"key": keys.SECRET_KEY, "path": keys.SECRET_KEY}
     secret = {"name": keys.secret_name(job.key.name), "items": [entry]}
     return {"projected": {"sources": [{"configMap": plan}, {"secret": secret}]}}

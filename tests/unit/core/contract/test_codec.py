@@ -146,7 +146,7 @@ def edited(plan: Plan, **changes: Any) -> str:
         ("[]", "not a JSON object"),
         (edited(a_plan(), schema=99), "schema 99"),
         (edited(a_plan(), schema=True), "schema True"),
-        (edited(a_plan(), schema=2), "unknown fields ['ranks']"),
+        (edited(a_plan(), schema=2), "schema 2"),
         (edited(a_plan(), members=[{**MEMBER, "layout": {"kind": "Sharded", "shards": 10**18}}]), "has 1 ranks"),
         (edited(a_plan(), surprise=1), "unknown fields ['surprise']"),
         (edited(a_plan(), generation="2"), "plan.generation has to be int"),
@@ -282,41 +282,8 @@ def test_replicas_are_members_on_pods_of_their_own() -> None:
     assert one_pod.replicas([0]) == 1
 
 
-def test_a_plan_of_schema_2_is_read_as_one_member_for_each_rank() -> None:
-    """As an operator of the release before wrote it."""
-    compute = {"per_sample_s": 0.5, "fixed_s": 0.1, "backward_per_sample_s": 1.0, "backward_fixed_s": 0.0}
-    common = {"worker": "job-w0", "worker_uid": "u0", "address": "10.0.0.9", "pool": "a100", "on_demand": True}
-    first = {"rank": 0, "local_rank": 0, "peer_port": 29400, "share_samples": 5, "compute": compute, "cap_samples": 9}
-    second = {"rank": 1, "local_rank": 1, "peer_port": 29401, "share_samples": 3, "micro_batch_samples": 2}
-    old = {
-        "schema": 2, "job_uid": "uid-1", "generation": 4, "revision": 7, "global_batch_samples": 8,
-        "members": [common | first, common | second], "probe": [[4, 4], [6, 2]], "probe_steps": 2, "min_replicas": 1,
-        "drain": ["job-w0"], "reason": "why", "boundary": {"kind": "Steps", "every_steps": 5},
-    }  # fmt: skip
-    plan = decode_plan(json.dumps(old), job_uid="uid-1")
-    assert isinstance(plan, Plan)
-    assert (plan.version, plan.shares, plan.probe, plan.probe_steps) == ((4, 7), (5, 3), ((4, 4), (6, 2)), 2)
-    assert (plan.drain, plan.reason, plan.boundary.every_steps, plan.spares) == (("job-w0",), "why", 5, ())
-    assert [(rank.rank, rank.member, rank.local_rank, rank.peer_port) for rank in plan.ranks] == [
-        (0, 0, 0, 29400),
-        (1, 1, 1, 29401),
-    ]
-    assert {(plan.pool_of(rank), rank.worker_uid, rank.address, rank.on_demand) for rank in plan.ranks} == {
-        ("a100", "u0", "10.0.0.9", True)
-    }
-    first_member, second_member = plan.members
-    assert (first_member.cap_samples, first_member.compute) == (9, ComputeTime(**compute))
-    assert (second_member.micro_batch_samples, second_member.layout) == (2, Layout())
-    assert json.loads(encode_plan(plan))["schema"] == 3
-    assert decode_plan(encode_plan(plan), job_uid="uid-1") == plan
-    swapped = old | {"members": [common | second, common | first]}
-    answer = decode_plan(json.dumps(swapped), job_uid="uid-1")
-    assert isinstance(answer, Refused)
-    assert "not listed" in answer.reason
-
-
 def test_a_plan_of_a_thousand_ranks_fits_a_config_map_several_times() -> None:
-    """Bytes for each rank, with a learned model, two probes and a prediction. Schema 2 took 460."""
+    """Bytes for each rank, with a learned model, two probes and a prediction."""
     count = 1024
     plan = plan_of([65_536 // count] * count, job_uid="0" * 36)
     compute = ComputeTime(

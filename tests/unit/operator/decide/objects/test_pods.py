@@ -156,19 +156,6 @@ def test_a_folder_for_the_plan_and_memory_for_shm() -> None:
     assert all("subPath" not in each for each in main_of(pod)["volumeMounts"]), "a subPath is never refreshed"
 
 
-def test_a_job_that_began_without_a_secret_goes_on_without() -> None:
-    """A pod without it is as an older operator makes it, and is recognised as such."""
-    job = parse_job(job_body(pool("a")))
-    assert isinstance(job, ValidJob)
-    old = build_pod(job, job.spec.worker_pools[0], 3, plan_version="", with_secret=False)
-    assert {"name": keys.CONTAINER_PLAN_VOLUME, "configMap": {"name": "job-plan"}} in old["spec"]["volumes"]
-    assert all(each["name"] != env.SECRET_DIR for each in main_of(old)["env"])
-    for pod, expected in ((old, False), (built(), True)):
-        view = parse_pod({**pod, "metadata": {**pod["metadata"], "uid": "u", "resourceVersion": "1"}})
-        assert view is not None
-        assert view.has_secret is expected
-
-
 def test_the_user_s_own_shm_mount_stays() -> None:
     template = a_template(volumes=[{"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}])
     template["spec"]["containers"][0]["volumeMounts"] = [{"name": "mine", "mountPath": "/dev/shm"}]
