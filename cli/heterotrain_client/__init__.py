@@ -8,8 +8,8 @@
     job = client.train("train.py", pools={"a100": 2, "t4": 6}, image=IMAGE, global_batch_size=512, epochs=20)
     job.wait()
 
-It uses kubectl's configuration and the user's own rights. ``AsyncHeteroTrainClient`` is the same for asyncio. Mistakes
-are ``InputError``, missing answers of the cluster ``UnavailableError``: each is one sentence.
+It uses kubectl's configuration and the user's own rights. Mistakes are ``InputError``, missing answers of the cluster
+``UnavailableError``: each is one sentence.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     from heterotrain_cli.errors import InputError, UnavailableError
 
     from heterotrain_client.client import HeteroTrainClient
-    from heterotrain_client.for_asyncio import AsyncHeteroTrainClient, AsyncTrainingJob
     from heterotrain_client.job import JobFailedError, TrainingJob
 
 __all__ = [
-    "AsyncHeteroTrainClient",
-    "AsyncTrainingJob",
     "HeteroTrainClient",
     "InputError",
     "JobFailedError",
@@ -39,8 +36,6 @@ __all__ = [
 ]
 
 _HOME = {
-    "AsyncHeteroTrainClient": "heterotrain_client.for_asyncio",
-    "AsyncTrainingJob": "heterotrain_client.for_asyncio",
     "HeteroTrainClient": "heterotrain_client.client",
     "InputError": "heterotrain_cli.errors",
     "JobFailedError": "heterotrain_client.job",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import runpy
 import threading
@@ -18,8 +16,6 @@ from heterotrain_cli.cluster.plot import with_throughput
 from heterotrain_cli.completion import SHELLS
 from heterotrain_cli.main import main
 from heterotrain_client import (
-    AsyncHeteroTrainClient,
-    AsyncTrainingJob,
     HeteroTrainClient,
     InputError,
     JobFailedError,
@@ -444,37 +440,3 @@ def test_the_shell_gets_the_commands_that_begin_like_the_word() -> None:
     asked = {"_HETEROTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": "heterotrain su", "COMP_CWORD": "1"}
     result = CliRunner().invoke(main, env=asked, prog_name="heterotrain")
     assert set(result.stdout.split()) == {"plain,submit", "plain,suspend"}
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [(HeteroTrainClient, AsyncHeteroTrainClient), (TrainingJob, AsyncTrainingJob)]
-)
-def test_asyncio_has_everything(one: type, other: type) -> None:
-    public = {name for name in vars(one) if not name.startswith("_")}
-    assert public == {name for name in vars(other) if not name.startswith("_")}
-    for name in public:
-        if callable(getattr(one, name)):
-            assert inspect.iscoroutinefunction(getattr(other, name)) or inspect.isasyncgenfunction(getattr(other, name))
-
-
-def test_the_same_for_asyncio(stub: ApiStub, script: Path) -> None:
-    async def train() -> list[str]:
-        client = AsyncHeteroTrainClient()
-        job = await client.train(script, pools={"a100": 2}, image="x", global_batch_size=64)
-        name = "my-training-w0"
-        stub.lists[PODS].append({"metadata": {"name": name, "uid": name}, "spec": {"containers": [{"name": "t"}]},
-                                 "status": {"phase": "Running"}})  # fmt: skip
-        stub.logs[name] = "one\ntwo\n"
-        await job.suspend()
-        assert client.namespace == job.namespace == "ml"
-        assert (await job.body())["metadata"]["name"] == "my-training"
-        stub.lists[EVENTS] = [{"metadata": {}, "reason": "PlanChanged"}]
-        assert [each["reason"] for each in await job.events()] == ["PlanChanged"]
-        assert (await client.job("my-training")).name == job.name
-        statuses(stub, "my-training", DONE)
-        assert (await job.wait()).state == "Succeeded"
-        assert (await job.metrics())["step"].tolist() == [20]
-        return [line.text async for line in job.logs()]
-
-    assert asyncio.run(train()) == ["one", "two"]
-    assert stub.objects[f"{JOBS}/my-training"]["spec"]["suspend"] is True
