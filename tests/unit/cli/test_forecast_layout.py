@@ -63,6 +63,15 @@ def test_a_model_that_fits_each_device_is_replicated(tmp_path: Path) -> None:
     assert found["pricePerHour"] == 7.2
 
 
+def test_the_update_takes_its_time_for_each_gib_of_parameters(tmp_path: Path) -> None:
+    document = model(fast=(1, 10.0))
+    without_s = answer(tmp_path, document, "--batch", "8")["stepSeconds"]
+    document["devices"][0]["updateSecondsPerGib"] = 1000.0
+    assert answer(tmp_path, document, "--batch", "8")["stepSeconds"] == pytest.approx(
+        without_s + 1000.0 * 12 * 100 * MB / GIB
+    )
+
+
 def test_more_layouts_are_never_slower_and_ties_go_to_the_simplest(tmp_path: Path) -> None:
     """With slow links, the planner's choice among sharded members alone would be slower than whole models."""
     slow = {"defaultLink": {"gbitPerSecond": 10, "latencySeconds": 0.0001}, "leastMembers": 2}

@@ -7,11 +7,9 @@ that it may use.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,30 +117,3 @@ def _measured(
         if ended.wall_s >= end_s:
             break
     return forward, backward, tuple(tensor.detach() for tensor in passed)
-
-
-def write(path: Path, profiles: Sequence[UnitProfile], *, memory_bytes: Mapping[str, int]) -> None:
-    """Write a model file of ``heterotrain forecast --model``, with one device of each kind.
-
-    Args:
-        path: of the file.
-        profiles: of all units.
-        memory_bytes: usable memory of one device, by kind.
-    """
-    units = [
-        {
-            "name": unit.name, "parameterBytes": unit.parameter_bytes, "activationBytes": unit.activation_bytes,
-            "boundaryBytes": unit.boundary_bytes,
-            "seconds": {kind: [_written(point) for point in points] for kind, points in unit.seconds.items()},
-        }
-        for unit in profiles
-    ]  # fmt: skip
-    devices = [{"name": kind, "count": 1, "memoryGib": size / 2**30} for kind, size in memory_bytes.items()]
-    path.write_text(json.dumps({"units": units, "devices": devices}, indent=1) + "\n")
-
-
-def _written(point: UnitSeconds) -> dict[str, float]:
-    return {
-        "microBatchSamples": point.micro_batch_samples, "forwardSeconds": point.forward_s,
-        "backwardSeconds": point.backward_s,
-    }  # fmt: skip

@@ -1,21 +1,17 @@
-"""Measured units: what the planner gets, and the file that it reads."""
+"""Measured units: what the planner gets."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Collection
-from pathlib import Path
 
 import pytest
 import torch
-from heterotrain.parts.planned.unit_profile import profile, write
+from heterotrain.parts.planned.unit_profile import profile
 from heterotrain.parts.units.initial_weights import InitialValues, built
 from heterotrain.parts.units.units import Units, units_of
-from heterotrain_cli.main import main
 from heterotrain_core.units import UnitProfile
-from support.cli_runner import CliRunner
 
 CPU = torch.device("cpu")
 RUNS: list[tuple[str, int]] = []
@@ -74,18 +70,3 @@ def test_a_limit_of_processors_counts_as_if_it_were_used_up(processors: float, s
     """A container's whole time for a period is there at once, so a single short pass does not wait for it."""
     for unit in measured(1000.0, processors=processors):
         assert all(point.forward_s == point.backward_s == seconds for point in unit.seconds["cpu"])
-
-
-def test_the_planner_reads_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    write(path, measured(1000.0), memory_bytes={"cpu": 2**30})
-    assert json.loads(path.read_text())["devices"] == [{"name": "cpu", "count": 1, "memoryGib": 1.0}]
-    result = CliRunner().invoke(main, ["forecast", "--model", str(path), "--batch", "8", "-o", "json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["stepSeconds"] == pytest.approx(2 * 3 * 2.0)  # two micro-batches of four samples
-    document = json.loads(path.read_text())
-    document["devices"][0]["updateSecondsPerGib"] = 1e6
-    path.write_text(json.dumps(document))
-    result = CliRunner().invoke(main, ["forecast", "--model", str(path), "--batch", "8", "-o", "json"])
-    held = sum(unit["parameterBytes"] for unit in document["units"])
-    assert json.loads(result.stdout)["stepSeconds"] == pytest.approx(2 * 3 * 2.0 + 1e6 * held / 2**30)
