@@ -6,8 +6,7 @@
               │              │         ├─▶ services         command lines and configuration of a node's programs
               │              │         └─▶ network, cgroups
               │              ├─▶ pki                        certificates
-              │              ├─▶ toolchain                  system packages, Go, programs: downloaded or compiled
-              │              │   └─▶ releases ─▶ download   pinned files of upstream, if hosts answer
+              │              ├─▶ toolchain                  system packages, Go, and programs compiled by it
               │              └─▶ template ─▶ images         the images of a node's pods
               │                   └──▶ oci ◀── assembly, dockerfiles   written from what is there, or by buildah
               ├─▶ kind                                      the same commands where a Docker engine runs

@@ -1,19 +1,16 @@
-"""The cluster's programs: system packages by apt; releases of upstream, or the same compiled from Go modules, once."""
+"""The cluster's programs: system packages by apt, and upstream's programs, compiled once from Go modules."""
 
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
-from local_cluster import paths, releases
-from local_cluster.download import MEGABYTE, Downloads, Limits, patient, sizes
+from local_cluster import paths
 from local_cluster.process import Problem, follow, niced, run, say, step
 
 PACKAGES = {
@@ -45,14 +42,6 @@ OPTIONS = (
     f"-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}",
 )
 PROGRESS_PACKAGES = 500
-
-
-class Source(StrEnum):
-    """Where programs come from: releases where their hosts answer, or always the one or the other."""
-
-    EITHER = ""
-    DOWNLOAD = "download"
-    COMPILE = "compile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,103 +118,22 @@ def install_packages(wanted: Mapping[str, str] = PACKAGES) -> None:
         run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, environment=quiet, timeout_s=900)
 
 
-def build_programs(*also: Program, base: tuple[Program, ...] | None = None, limits: Limits | None = None) -> None:
-    """Download or compile what has changed since it was built last; a second run does nothing.
+def build_programs(*also: Program, base: tuple[Program, ...] | None = None) -> None:
+    """Compile what has changed since it was built last; a second run does nothing.
 
     A ``base`` takes the place of all that a cluster runs.
 
     Raises:
-        Problem: a module could not be fetched, something does not compile, or ``BINARIES=download`` asks for a release
-            that cannot be had.
+        Problem: a module could not be fetched, or something does not compile.
     """
-    held = releases.known()
-    missing = outdated((*(PROGRAMS if base is None else base), *also), held)
-    if not missing:
-        return
-    paths.programs().mkdir(parents=True, exist_ok=True)
-    left = _download(missing, held, limits or Limits())
-    for module in dict.fromkeys(program.module for program in left):
-        together = [program for program in left if program.module == module]
+    missing = [program for program in (*(PROGRAMS if base is None else base), *also) if not _is_current(program)]
+    for module in dict.fromkeys(program.module for program in missing):
+        paths.programs().mkdir(parents=True, exist_ok=True)
+        together = [program for program in missing if program.module == module]
         with step(f"compiling {', '.join(program.name for program in together)}"):
             _compile(module, together)
         for program in together:
-            _write_mark(program.name, _inputs(program))
-
-
-def source() -> Source:
-    """Return the choice in the variable ``BINARIES``.
-
-    Raises:
-        Problem: it has another value.
-    """
-    value = os.environ.get("BINARIES", "")
-    try:
-        return Source(value)
-    except ValueError as error:
-        raise Problem(f"BINARIES is {value!r}, but it can be download, compile, or nothing for either") from error
-
-
-def outdated(programs: Iterable[Program], held: Iterable[releases.Release]) -> list[Program]:
-    """Return the programs that are missing, or built from something else than what is chosen and pinned now.
-
-    Raises:
-        Problem: ``BINARIES`` has a value that is none.
-    """
-    choice, downloadable = source(), {name: release.mark for release in held for name in release.replaces}
-
-    def is_current(program: Program) -> bool:
-        accepted = {_inputs(program)} if choice is not Source.DOWNLOAD or program.name not in downloadable else set()
-        if choice is not Source.COMPILE and program.name in downloadable:
-            accepted.add(downloadable[program.name])
-        return _mark(program) in accepted and all((paths.programs() / name).exists() for name in program.files)
-
-    return [program for program in programs if not is_current(program)]
-
-
-def wanted_releases(missing: Iterable[Program], held: Iterable[releases.Release]) -> list[releases.Release]:
-    """Return the releases that hold missing programs and, unless downloads are forced, no program that is there."""
-    if source() is Source.COMPILE:
-        return []
-    names, known = {program.name for program in missing}, {program.name for program in PROGRAMS}
-    return [
-        release
-        for release in held
-        if names & {*release.replaces} and (source() is Source.DOWNLOAD or names >= known & {*release.replaces})
-    ]
-
-
-def _download(missing: list[Program], held: Iterable[releases.Release], limits: Limits) -> list[Program]:
-    """Download the releases that their hosts have, and return the programs that are left to compile."""
-    wanted, must = wanted_releases(missing, held), source() is Source.DOWNLOAD
-    if must and not held:
-        raise Problem(f"BINARIES=download, but no release is known for {platform.machine()}: allow compiling")
-    limits = patient(limits) if must else limits
-    found = sizes([file.url for release in wanted for file in release.files], limits) if wanted else {}
-    answered = []
-    for release in wanted:
-        absent = [file.url for file in release.files if file.url not in found]
-        if not absent:
-            answered.append(release)
-        elif must:
-            raise Problem(f"BINARIES=download, but no host answers for {absent[0]}: allow compiling, or try again")
-    if not answered:
-        return missing
-    total_bytes = sum(found[file.url] for release in answered for file in release.files)
-    done: set[str] = set()
-    with step(f"downloading {', '.join(release.name for release in answered)} ({total_bytes / MEGABYTE:.0f} MB)"):
-        downloads = Downloads(total_bytes, limits)
-        for release in answered:
-            try:
-                releases.install(release, paths.programs(), downloads)
-            except Problem as problem:
-                if must:
-                    raise
-                say(f"    {problem}: {release.name} is compiled instead")
-                continue
-            done |= {*release.replaces}
-            for name in release.replaces:
-                _write_mark(name, release.mark)
-    return [program for program in missing if program.name not in done]
+            _mark(program).write_text(_inputs(program))
 
 
 def sources(program: Program) -> Path:
@@ -260,13 +168,15 @@ def _inputs(program: Program) -> str:
     return paths.digest([program.module / "go.mod", program.module / "go.sum", *own], program.package, *OPTIONS)
 
 
-def _mark(program: Program) -> str:
-    path = paths.programs() / f".{program.name}.inputs"
-    return path.read_text() if path.exists() else ""
+def _mark(program: Program) -> Path:
+    """Return the path of the note from what a program was compiled."""
+    return paths.programs() / f".{program.name}.inputs"
 
 
-def _write_mark(name: str, inputs: str) -> None:
-    (paths.programs() / f".{name}.inputs").write_text(inputs)
+def _is_current(program: Program) -> bool:
+    mark = _mark(program)
+    names = (mark.name, *program.files)
+    return all((paths.programs() / name).exists() for name in names) and mark.read_text() == _inputs(program)
 
 
 def _compile(module: Path, programs: Sequence[Program]) -> None:
