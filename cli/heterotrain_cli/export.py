@@ -19,15 +19,14 @@ WEIGHTS: Final = (".safetensors", ".pt", ".pth")
 @click.argument("checkpoint")
 @click.argument("out", metavar="OUT", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--step", type=click.IntRange(0), help="Committed steps of the checkpoint  [default: the newest]")
-@click.option("--overwrite", is_flag=True, help="Replace OUT and its card if they exist.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--model", metavar="SCRIPT.PY:FUNCTION", help="For .pt2 and .onnx: the function that builds the model.")
 @click.option("--arguments", metavar="JSON", default="{}", show_default=True, help="Its arguments, by name.")
 @click.option("--input", "inputs", multiple=True, metavar="TYPE[SHAPE]",
               help="For .pt2 and .onnx: an example input, such as float32[2,1,16,16]; may be repeated.")  # fmt: skip
-@click.option("--card", is_flag=True, help="Also write a model card, OUT.md: versions, seed, data, plans.")
 def export(
     checkpoint: str, out: Path, *, step: int | None, overwrite: bool, model: str | None, arguments: str,
-    inputs: tuple[str, ...], card: bool,
+    inputs: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Write the model of a checkpoint for other programs, by the name of OUT.
 
@@ -39,15 +38,14 @@ def export(
 
     \b
     Examples:
-      heterotrain export checkpoints weights.safetensors --card
+      heterotrain export checkpoints weights.safetensors
       heterotrain export s3://bucket/digits/default-digits-7c1e weights.safetensors --step 1200
       heterotrain export checkpoints digits.onnx --model train.py:network --arguments '{"width": 44}' \\
         --input 'float32[2,1,16,16]'
 
     Exit status: 0 when the file is written; 2 for a checkpoint or an option that cannot be used.
     """  # noqa: D301  # click reads the character \b
-    about = out.with_name(f"{out.name}.md")
-    _check_writable(out, *([about] if card else []), overwrite=overwrite)
+    _check_writable(out, overwrite=overwrite)
     is_program = out.suffix in PROGRAMS
     if is_program != bool(model and inputs):
         both = "--model and --input" if is_program else "neither --model nor --input"
@@ -60,12 +58,13 @@ def export(
             f"heterotrain export needs the package {error.name}: pip install 'heterotrain[cli,export]'"
         ) from error
     try:
-        checked = ""
         if is_program:
             weights = trainer.read_weights(checkpoint, step=step)
             difference = _program(weights, out, model or "", arguments, inputs)
-            checked = f"Its outputs differ from the script's model by at most {difference:.1e} of the largest one."
-            click.echo(f"{out}: step {weights.step}, epoch {weights.epoch}. {checked}")
+            click.echo(
+                f"{out}: step {weights.step}, epoch {weights.epoch}. Its outputs differ from the script's model by at "
+                f"most {difference:.1e} of the largest one."
+            )
         else:
             found = trainer.export_weights(checkpoint, out, step=step)
             left_out = f", {len(found.tied)} further names of tied weights are in its metadata" if found.tied else ""
@@ -73,24 +72,18 @@ def export(
                 f"{out}: step {found.step}, epoch {found.epoch}; {found.tensors} tensors, "
                 f"{found.size_bytes / 1e6:.1f} MB{left_out}"
             )
-        if card:
-            weights = trainer.read_weights(checkpoint, step=step)
-            cards = import_module("heterotrain.checkpoints.model_card")
-            about.write_text(cards.model_card(weights, file=out.name, source=checkpoint, checked=checked), "utf-8")
-            click.echo(f"{about}: the model card")
     except errors.UsageError as error:
         raise InputError(str(error)) from error
 
 
-def _check_writable(out: Path, *more: Path, overwrite: bool) -> None:
-    """Check that the files can be written.
+def _check_writable(out: Path, *, overwrite: bool) -> None:
+    """Check that the file can be written.
 
     Raises:
-        InputError: one of them exists, their folder does not, or the first has an unknown format.
+        InputError: it exists, its folder does not, or it has an unknown format.
     """
-    for file in (out, *more):
-        if file.exists() and not overwrite:
-            raise InputError(f"{file} exists: choose another name, or add --overwrite")
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists: choose another name, or add --overwrite")
     if out.suffix not in (*WEIGHTS, *PROGRAMS):
         raise InputError(f"{out} has no known format: end it with one of {', '.join((*WEIGHTS, *PROGRAMS))}")
     if not out.parent.is_dir():

@@ -259,13 +259,13 @@ def check_dashboard(namespace: Cluster, job: TrainingJob, *, start_s: float) -> 
 
 
 def export(namespace: Cluster, job: TrainingJob, folder: Path) -> None:
-    """Write the newest checkpoint of the bucket as a safetensors file with a model card."""
+    """Write the newest checkpoint of the bucket as a safetensors file."""
     uri = f"{BUCKET}/language-model/{namespace.namespace}-{job.name}-{job.body()['metadata']['uid']}"
     command = "from heterotrain_cli.entry import main; main()"
     with forwarded(namespace) as address:
         environment = os.environ | variables(address) | {"PYTHONPATH": str(PACKAGES)}
         subprocess.run(
-            [sys.executable, "-c", command, "export", uri, str(folder / "model.safetensors"), "--card"],
+            [sys.executable, "-c", command, "export", uri, str(folder / "model.safetensors")],
             env=environment, check=True, timeout=600,
         )  # fmt: skip
     header = (folder / "model.safetensors").read_bytes()

@@ -151,9 +151,9 @@ def test_the_language_model_trains_on_shards_in_s3(tmp_path: Path) -> None:
         checkpoints = f"s3://{bucket}/checkpoints"
         run(script, *small, "--write-shards", f"s3://{bucket}/text")
         run(script, *small, "--shards", f"s3://{bucket}/text", "--checkpoints", checkpoints)
-        heterotrain("export", checkpoints, str(tmp_path / "model.safetensors"), "--card")
+        heterotrain("export", checkpoints, str(tmp_path / "model.safetensors"))
     assert len(list(cache.glob("*.bin"))) == 8
-    assert "## Plans" in (tmp_path / "model.safetensors.md").read_text()
+    assert (tmp_path / "model.safetensors").stat().st_size > 0
 
 
 @pytest.mark.timeout(900)  # ten processes load PyTorch, one after the other

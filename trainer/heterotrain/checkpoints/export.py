@@ -13,11 +13,10 @@ import torch
 from heterotrain_core.uris import redacted
 from safetensors.torch import save_file
 
-from heterotrain.checkpoints.checkpoint import RECORD, CheckpointFolder
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.errors import UsageError
 from heterotrain.state.groups import COMPILED
 
-MOST_RECORD_BYTES = 16 * 1024 * 1024
 PICKLED = (".pt", ".pth")
 """Endings of files that ``torch.load`` reads."""
 
@@ -50,14 +49,12 @@ class Weights:
         epoch: the epoch that it belongs to, from 0.
         tensors: by their first name.
         tied: further names of the same tensors, by that first name.
-        record: the record of the run, as JSON; empty without one.
     """
 
     step: int
     epoch: int
     tensors: dict[str, torch.Tensor]
     tied: dict[str, str]
-    record: bytes
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
@@ -93,11 +90,7 @@ def read_weights(uri: str, *, step: int | None = None) -> Weights:
             f"{which} in {folder.storage.shown} cannot be read ({why}): it is damaged or incomplete. Choose another "
             "one by its step"
         ) from error
-    try:
-        record = folder.storage.get(RECORD, most_bytes=MOST_RECORD_BYTES)
-    except Exception:  # noqa: BLE001  # any error of a store's library: the weights do not need it
-        record = b""
-    return Weights(step=manifest.step, epoch=epoch, tensors=tensors, tied=tied, record=record)
+    return Weights(step=manifest.step, epoch=epoch, tensors=tensors, tied=tied)
 
 
 def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
