@@ -46,12 +46,6 @@ class SimulatedMembers:
         self._scraped: dict[CounterKey, Counters] = {}
         self._scrapes = 0
 
-    def go_on_from(self, before: SimulatedMembers) -> None:
-        """Count on: a member of both keeps its process, whose counters never fall."""
-        own = {self.name(rank) for rank in range(len(self.truth))}
-        self._sums = {key: sums for key, sums in before._sums.items() if key.member in own}
-        self._exchange, self.steps_run = before._exchange, before.steps_run
-
     def name(self, rank: int) -> str:
         """Return a member's name."""
         return f"w{rank}/0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from local_cluster import kind, network, paths, record, services, topology
+from local_cluster import kind, network, paths, record, topology
 from local_cluster import node as local_node
 
 
@@ -66,20 +66,6 @@ def inside(node: str, *command: str, stdin: str | None = None) -> str:
     if kind.is_running():
         return kind.inside(node, *command, stdin=stdin)
     return local_node.inside(_plan().node(node), *command, stdin=stdin)
-
-
-def forget_pod_network(node: str) -> None:
-    """Hide the node's configuration of the pods' network: its kubelet reports the node as not ready, pods run on."""
-    inside(node, "sh", "-c", f'for f in {_cni()}/*.conflist; do mv "$f" "$f.hidden"; done')
-
-
-def recall_pod_network(node: str) -> None:
-    """Undo ``forget_pod_network``; nothing happens if it is undone already."""
-    inside(node, "sh", "-c", f'for f in {_cni()}/*.hidden; do [ ! -e "$f" ] || mv "$f" "${{f%.hidden}}"; done')
-
-
-def _cni() -> str:
-    return "/etc/cni/net.d" if kind.is_running() else services.CNI_CONFIGURATION
 
 
 def name_image(node: str, image: str, other: str) -> None:
