@@ -11,8 +11,6 @@ from heterotrain_core.version import __version__
 
 _PLUGIN = "kubectl-htj"
 """Name of the program as kubectl finds it; people write it as two words."""
-_COMPLETER, _COMPLETE = "kubectl_complete-htj", "__complete"
-"""Program that kubectl runs to complete words after `kubectl htj`, and the word that does the same in this program."""
 _BARE_HELP = f"""heterotrain {__version__}: one PyTorch training job on mixed GPUs
 
 This installation has no extra, so it has none of the commands. Install what you need:
@@ -42,11 +40,5 @@ def main() -> None:
                 print(f"heterotrain, version {__version__}")
             case _:
                 sys.exit(sentence)
-        return
-    if sys.argv[1:2] == [_COMPLETE] or Path(sys.argv[0]).name == _COMPLETER:
-        from heterotrain_cli.completion import candidates  # noqa: PLC0415  # needs what was imported above
-
-        given = sys.argv[2:] if sys.argv[1:2] == [_COMPLETE] else sys.argv[1:]
-        print("\n".join(candidates(command, given)))
         return
     command(prog_name="kubectl htj" if Path(sys.argv[0]).name == _PLUGIN else "heterotrain")

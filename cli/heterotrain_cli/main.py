@@ -33,7 +33,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "preflight": ("preflight", "Check GPUs, store, network and more before a training."),
     "export": ("export", "Write the model of a checkpoint for other programs."),
     "plot": ("cluster.plot", "Draw loss, throughput and batch of a job over time."),
-    "completion": ("completion", "Print the script that completes commands in a shell."),
 }
 """The module of each command, loaded when it is used, and its line in the help of the program; in the help's order."""
 

@@ -39,15 +39,12 @@ COMMANDS = {
     "cli": [
         ["heterotrain", "forecast", "--profile", "profile.yaml", "--batch", "64"],
         ["kubectl-htj", "--help"],
-        ["kubectl_complete-htj", "ge"],
         ["-c", "import heterotrain_client"],
     ],
     "operator": [["heterotrain-operator", "--help"], ["-m", "heterotrain_operator.api.crd"]],
     "trainer": [["train.py"], ["heterotrain-run", "train.py"], ["-m", "heterotrain.preflight"]],
     "cli,export": [["heterotrain", "export", "checkpoints", "weights.safetensors"]],
-    "cli,onnx": [
-        ["heterotrain", "export", "checkpoints", "m.onnx", "--model", "model.py:network", "--input", "[2,2]", "--card"]
-    ],
+    "cli,onnx": [["heterotrain", "export", "checkpoints", "m.onnx", "--model", "model.py:network", "--input", "[2,2]"]],
     "trainer,tensorboard": [["train.py"]],
 }
 """What has to work with each extra; names of programs, or arguments of Python."""

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from heterotrain_cli.cluster.plot import with_throughput
-from heterotrain_cli.completion import SHELLS
 from heterotrain_cli.main import main
 from heterotrain_client import (
     HeteroTrainClient,
@@ -426,13 +425,6 @@ def test_plot_draws_what_prometheus_has(stub: ApiStub, tmp_path: Path) -> None:
             file = "digits.txt" if series else str(tmp_path / "other.png")
             result = CliRunner().invoke(main, ["plot", "digits", "-o", file, "--prometheus", where])
             assert (result.exit_code, sentence in result.stderr) == (2, True), result.stderr
-
-
-@pytest.mark.parametrize("shell", [each for each in SHELLS if each != "kubectl"])
-def test_completion_prints_a_script_that_asks_the_command(shell: str) -> None:
-    result = CliRunner().invoke(main, ["completion", shell])
-    assert result.exit_code == 0
-    assert f"_HETEROTRAIN_COMPLETE={shell}_complete" in result.stdout
 
 
 def test_the_shell_gets_the_commands_that_begin_like_the_word() -> None:

@@ -1,9 +1,7 @@
-"""Completion in shells and for kubectl: commands, options, and names from the API server."""
+"""Completion in shells: commands, options, and names from the API server."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,9 @@ from typing import Any
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from heterotrain_cli import entry
 from heterotrain_cli.cluster import names
-from heterotrain_cli.completion import SHELLS, candidates
 from heterotrain_cli.main import COMMANDS, main
 from support.api_stub import ApiStub
-from support.cli_runner import CliRunner
 
 ML = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
 OTHER = "/apis/heterotrain.dev/v1alpha1/namespaces/other/heterotrainjobs"
@@ -115,40 +110,6 @@ def test_the_wait_for_names_is_short(stub: ApiStub, monkeypatch: pytest.MonkeyPa
     finally:
         given_up.set()
     assert asked == [{"timeout_s": names.LIMIT_S, "read_tries": 1}]
-
-
-def test_kubectl_gets_a_candidate_on_each_line_and_a_number(stub: ApiStub) -> None:
-    assert candidates(main, ["get", "di"]) == ["digits\tRunning", "diffusion\tRunning", ":4"]
-    assert candidates(main, ["descr"]) == ["describe", ":4"]
-    assert candidates(main, []) == [*COMMANDS, ":4"]
-    assert candidates(main, ["bench", ""]) == [":0"], "a file"
-
-
-@pytest.mark.parametrize("argv", [["kubectl_complete-htj", "des"], ["heterotrain", "__complete", "des"]])
-def test_the_program_of_kubectl_and_the_word_behind_it(
-    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", argv)
-    entry.main()
-    assert capsys.readouterr().out == "describe\n:4\n"
-
-
-def test_the_script_for_krew_asks_the_plugin(tmp_path: Path) -> None:
-    script = tmp_path / "kubectl_complete-htj"
-    script.write_text(CliRunner().invoke(main, ["completion", "kubectl"]).output)
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n')
-    for program in (script, kubectl):
-        program.chmod(0o755)
-    done = subprocess.run([script, "get", ""], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["<htj>", "<__complete>", "<get>", "<>"]
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_scripts_of_shells(shell: str) -> None:
-    result = CliRunner().invoke(main, ["completion", shell])
-    assert result.exit_code == 0
-    assert ("_HETEROTRAIN_COMPLETE" in result.output) == (shell != "kubectl")
 
 
 def test_every_argument_that_is_a_job_is_completed() -> None:

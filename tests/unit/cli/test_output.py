@@ -174,7 +174,7 @@ def test_rows_of_a_bench() -> None:
     assert promised("bench") == {"settings", "environment", "rows", "profile", "profileReason"}
 
 
-@pytest.mark.parametrize("name", [each for each in COMMANDS if each not in ("plot", "export", "init", "completion")])
+@pytest.mark.parametrize("name", [each for each in COMMANDS if each not in ("plot", "export", "init")])
 def test_the_option_is_the_same_everywhere(name: str) -> None:
     command = main.get_command(click.Context(main), name)
     assert command is not None

@@ -38,7 +38,6 @@ RUN = (
     "heterotrain init --example",
     "heterotrain validate job.yaml",
     "heterotrain submit job.yaml --wait",
-    "heterotrain completion kubectl > ~/.krew/bin/kubectl_complete-htj && chmod +x ~/.krew/bin/kubectl_complete-htj",
     "heterotrain forecast --profile bench/profile.yaml --batch 448",
     "heterotrain forecast --profile gpus.yaml --batch 512",
     "heterotrain forecast job.yaml --profile pools.yaml --samples-per-epoch 50000",
