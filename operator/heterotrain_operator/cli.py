@@ -127,7 +127,7 @@ def check(**options: Any) -> None:
 
 async def _run(settings: Settings) -> list[BaseException]:
     use_small_tls_buffers()
-    kube = KubeClient(await load_configuration(settings.kubeconfig), requests_per_s=settings.api_rate)
+    kube = KubeClient(await load_configuration(settings.kubeconfig))
     await _reachable(kube)
     source, threads = settings.prometheus, Threads.few()
     prom = None

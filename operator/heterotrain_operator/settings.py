@@ -130,10 +130,6 @@ class Settings:
     lease_duration_s: float = field(
         default=12.0, metadata=_about("Seconds after which a silent leader is replaced.", at_least=5.0, at_most=300.0)
     )
-    api_rate: float = field(
-        default=0.0,
-        metadata=_about("Most requests a second to the API server, besides those for the Lease; 0: any.", at_least=0.0),
-    )
     prometheus: PrometheusSettings = PrometheusSettings()
 
     @property

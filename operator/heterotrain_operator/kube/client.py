@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from asyncio import sslproto
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Final
 from urllib.request import getproxies
 
@@ -21,30 +20,9 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
-from heterotrain_operator.kube.resources import LEASES, Resource
+from heterotrain_operator.kube.resources import Resource
 from heterotrain_operator.kube.server_clock import ServerClock, retry_after_s
 from heterotrain_operator.kube.verbs import Body, Kube
-
-Sleep = Callable[[float], Awaitable[None]]
-
-
-class RequestRate:
-    """Lets so many requests pass each second, 0 for any number; those of one second may pass at once."""
-
-    def __init__(
-        self, per_s: float, *, clock: Callable[[], float] = time.monotonic, sleep: Sleep = asyncio.sleep
-    ) -> None:
-        self._gap_s = 1 / per_s if per_s else 0.0
-        self._clock, self._sleep = clock, sleep
-        self._turn_s = clock()
-
-    async def turn(self) -> None:
-        """Wait for the turn of one request."""
-        now_s = self._clock()
-        self._turn_s = max(self._turn_s, now_s - 1.0) + self._gap_s
-        if self._turn_s > now_s:
-            await self._sleep(self._turn_s - now_s)
-
 
 TIMEOUT_S: Final = 30.0
 LIST_TIMEOUT_S: Final = 120.0
@@ -71,11 +49,8 @@ class KubeClient(Kube):
         clock: the API server's time, as its answers tell it.
     """
 
-    def __init__(
-        self, configuration: Configuration, *, clock: ServerClock | None = None, requests_per_s: float = 0.0
-    ) -> None:
+    def __init__(self, configuration: Configuration, *, clock: ServerClock | None = None) -> None:
         self.clock = clock or ServerClock()
-        self._rate = RequestRate(requests_per_s)
         # With trust_env, aiohttp looks for a .netrc before every request; only proxies need trust_env.
         configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._client = ApiClient(configuration)
@@ -151,8 +126,6 @@ class KubeClient(Kube):
             body=body,
             auth_settings=["BearerToken"],
         )
-        if f"/{LEASES.plural}" not in path:  # a late renewal would cost the leadership
-            await self._rate.turn()
         sent_s = self.clock.begin()
         try:
             async with asyncio.timeout(timeout_s):

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
 from heterotrain_core.contract import keys
-from heterotrain_operator.kube.client import KubeClient, RequestRate
+from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.server_clock import ServerClock
 
 from support.chaos.api_server import ApiServer, Body, Refused
@@ -222,7 +222,6 @@ class ChaosClient(KubeClient):
 
     def __init__(self, link: Link, clock: ServerClock) -> None:
         self.clock = clock
-        self._rate = RequestRate(0.0)
         self._client = link  # type: ignore[assignment]  # a double with the three methods that are called
 
 
