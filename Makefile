@@ -176,7 +176,7 @@ gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in nine minutes, one ta
 images: setup ## build the images of operator and trainer
 	@$(CLUSTER) images build
 
-cluster: setup ## start the cluster and load the images
+cluster: setup ## start the cluster and load the images; BINARIES=download or compile forces one for its programs
 	@$(CLUSTER) up
 	@$(CLUSTER) images load
 
@@ -195,6 +195,9 @@ operator-reload: setup-operator ## rebuild the operator's image, load it into th
 	@$(LAB) -m lab.own_operator roll-out
 
 ##@ Benchmarks (docs/benchmarks.md)
+
+bench: cluster-running ## figures of the demo job on the cluster, each with its alternative
+	@$(LAB) -m lab.bench
 
 bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated nodes; about ten minutes, no root
 	@$(LAB) -m lab.scale
@@ -222,4 +225,4 @@ bench-simulated: setup ## the tables of research/README.md; hours on one core
 
 .PHONY: help demo check test test-all setup-core setup-operator setup lock lint format generate release docs chaos histories \
   guides-packages stores-packages oldest-torch gpu images cluster cluster-running \
-  cluster-down operator-local operator-reload bench-scale bench-mathematics bench-trainer bench-simulated research pictures
+  cluster-down operator-local operator-reload bench bench-scale bench-mathematics bench-trainer bench-simulated research pictures

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.history import Arrays, from_prometheus, shares_of
+from heterotrain_cli.cluster.layout_picture import draw_layout, layout_of
 from heterotrain_cli.cluster.names import job_argument
 from heterotrain_cli.cluster.target import Target, target_options
 from heterotrain_cli.cluster.view import view_of
@@ -33,14 +34,17 @@ _NOT_DRAWN = frozenset({"time_s", "epoch", "step", "samples", "noise_scale_sampl
               help="NAMESPACE/SERVICE:PORT, reached through the API server, or a URL.")  # fmt: skip
 @click.option("--every", type=click.FloatRange(1, 86_400), default=15.0, show_default=True, metavar="SECONDS",
               help="Time between two points.")  # fmt: skip
+@click.option("--layout", is_flag=True,
+              help="Draw the stages of members instead: units over workers, time of each pass, bubbles.")  # fmt: skip
 @target_options
-def plot(*, name: str, output: str, prometheus: str, every: float, **target: Any) -> None:
-    """Draw loss, throughput, batch, shares and the script's own metrics of a job over time.
+def plot(*, name: str, output: str, prometheus: str, every: float, layout: bool, **target: Any) -> None:
+    """Draw loss, throughput, batch, shares and the script's own metrics of a job over time, or its layout.
 
     \b
     Examples:
       heterotrain plot digits -o digits.png
       heterotrain plot digits -o digits.svg --prometheus http://localhost:9090
+      heterotrain plot gpt -o stages.png --layout
 
     Exit status: 0 with a picture; 1 without an answer from the cluster or Prometheus; 2 for a job that does not exist
     or has no measurements.
@@ -48,6 +52,10 @@ def plot(*, name: str, output: str, prometheus: str, every: float, **target: Any
     if Path(output).suffix not in FORMATS:
         raise InputError(f"{output} has no known format: end it with one of {', '.join(FORMATS)}")
     cluster = Cluster(Target(**target))
+    if layout:
+        drawn = draw_layout(layout_of(cluster, prometheus, name), Path(output))
+        click.echo(f"{output}: {drawn}")
+        return
     view = view_of(cluster.job(name))
     arrays = from_prometheus(cluster, prometheus, view, every_s=every)
     if not arrays or not len(arrays["time_s"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,11 +119,12 @@ def start(
     cluster: Cluster,
     name: str,
     training: Mapping[str, object],
+    arguments: Sequence[str] = (),
     spec: Mapping[str, object] | None = None,
 ) -> Job:
-    """Apply the example under another name, with other fields, and return the job."""
+    """Apply the example under another name, with other fields and arguments, and return the job."""
     fresh_folder(name)  # otherwise the job would resume from an earlier demo's checkpoint
-    manifest = example(name, training=training, spec=spec)
+    manifest = example(name, training=training, arguments=arguments, spec=spec)
     cluster.apply(manifest)
     return Job(cluster, name)
 
