@@ -188,11 +188,11 @@ cluster-down: setup ## stop the cluster; leaves no process, mount or interface b
 	@$(CLUSTER) down
 
 operator-local: setup-operator ## run the operator from the sources in place of the installed one, until Ctrl-C
-	@$(LAB) -m lab.own_operator run $(ARGS)
+	@PYTHONPATH=deploy/dev/lab:deploy/dev/cluster deploy/dev/operator-local.sh $(PY) $(ARGS)
 
 operator-reload: setup-operator ## rebuild the operator's image, load it into the nodes and roll it out
 	@$(CLUSTER) images load
-	@$(LAB) -m lab.own_operator roll-out
+	@$(LAB) -m lab.install
 
 ##@ Benchmarks (docs/benchmarks.md)
 

@@ -91,3 +91,10 @@ def rollout(cluster: Cluster, namespace: str, name: str) -> None:
         return "successfully" in status
 
     wait_for(is_ready, f"deployment {namespace}/{name}", timeout_s=240)
+
+
+if __name__ == "__main__":
+    try:
+        install(this_cluster())
+    except ClusterError as error:
+        sys.exit(f"install: {error}")
