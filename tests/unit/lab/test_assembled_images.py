@@ -11,14 +11,13 @@ import marshal
 import re
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import pytest
 from lab.cluster import REPOSITORY
-from local_cluster import assembly, dockerfiles, images, oci, paths
+from local_cluster import assembly, images, oci, paths
 from local_cluster.process import Problem
 
 PACKAGES = ("packaging", "pluggy", "typer")
@@ -31,9 +30,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and no choice."""
+    """An empty cache."""
     monkeypatch.setenv("HETEROTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("IMAGES", raising=False)
     return tmp_path / "cache"
 
 
@@ -191,55 +189,28 @@ def test_a_package_that_has_lost_a_file_does_not_serve(tmp_path: Path, monkeypat
     assert not assembly.serves(image(tmp_path))
 
 
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Builds write the way that they were made by into the returned list, and a manifest of nothing."""
-    ways: list[str] = []
+def test_an_image_is_built_again_where_an_input_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
 
-    def by(way: str) -> Callable[..., str]:
-        def build(*_: object) -> str:
-            ways.append(way)
-            return oci.write_manifest([], {"User": str(len(ways))})
+    def build(*_: object) -> str:
+        built.append("built")
+        return oci.write_manifest([], {"User": str(len(built))})
 
-        return build
-
-    monkeypatch.setattr(assembly, "build", by("environment"))
-    monkeypatch.setattr(dockerfiles, "build", by("dockerfile"))
-    return ways
-
-
-def test_an_image_goes_on_as_it_was_begun(tmp_path: Path, built: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "build", build)
     small = image(tmp_path)
     assert images.build(small) == images.build(small)
-    assert built == ["environment"], "nothing has changed"
-    monkeypatch.setenv("IMAGES", "dockerfile")
-    images.build(small)
-    monkeypatch.setenv("IMAGES", "")
-    images.build(small)
-    assert built == ["environment", "dockerfile"]
+    assert len(built) == 1, "nothing has changed"
     with (tmp_path / "lock.txt").open("a") as lock:
         lock.write("# changed\n")
     images.build(small)
-    assert built == ["environment", "dockerfile", "dockerfile"], "its large layers are there"
-    monkeypatch.setenv("IMAGES", "environment")
-    images.build(small)
-    assert built[3:] == ["environment"]
+    assert len(built) == 2
     left = {f"sha256:{path.name}" for path in oci.blob("sha256:x").parent.iterdir()}
     assert left == {*oci.blobs_of(images.build(small))}, "blobs of older versions are gone"
 
 
-def test_an_environment_that_does_not_serve_leaves_it_to_the_dockerfile(
-    tmp_path: Path, built: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poor = image(tmp_path, "no-such-package==1.0 \\")
-    images.build(poor)
-    assert built == ["dockerfile"]
-    monkeypatch.setenv("IMAGES", "environment")
-    with pytest.raises(Problem, match=r"IMAGES=environment, but this Python is not 3\.11 or lacks packages of"):
-        images.build(poor)
-    monkeypatch.setenv("IMAGES", "docker")
-    with pytest.raises(Problem, match="IMAGES is 'docker', but it can be environment, dockerfile"):
-        images.build(poor)
+def test_an_environment_that_does_not_serve_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match=r"this Python is not 3\.11 or lacks packages of"):
+        images.build(image(tmp_path, "no-such-package==1.0 \\"))
 
 
 @pytest.mark.parametrize("name", ["operator", "trainer"])

@@ -8,7 +8,7 @@
               │              ├─▶ pki                        certificates
               │              ├─▶ toolchain                  system packages, Go, and programs compiled by it
               │              └─▶ template ─▶ images         the images of a node's pods
-              │                   └──▶ oci ◀── assembly, dockerfiles   written from what is there, or by buildah
+              │                   └──▶ oci ◀── assembly                written from what is there
               ├─▶ kind                                      the same commands where a Docker engine runs
               └─▶ control ─▶ kind, node, network            power and network for tests, on either of the two
     lab.scale ──▶ bare ─▶ services, pki                     a control plane without nodes

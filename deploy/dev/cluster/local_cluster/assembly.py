@@ -75,9 +75,7 @@ def settings(dockerfile: str) -> Settings:
             case "ARG" | "RUN":
                 pass
             case _:
-                raise Problem(
-                    f"a Dockerfile's {instruction} is not known to the cluster's images: use IMAGES=dockerfile"
-                )
+                raise Problem(f"a Dockerfile's {instruction} is not known to the cluster's images")
     return Settings(config=config, copies=tuple(copies), is_empty=instructions[stages[-1]].split()[1] == "scratch")
 
 

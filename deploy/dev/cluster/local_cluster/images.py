@@ -1,4 +1,4 @@
-"""The images that the cluster's pods run, and how each is built: assembled from what is there, or by its Dockerfile.
+"""The images that the cluster's pods run, each assembled from what is there.
 
 An image with unchanged inputs is not rebuilt.
 """
@@ -6,29 +6,19 @@ An image with unchanged inputs is not rebuilt.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from local_cluster import assembly, dockerfiles, oci, paths
+from local_cluster import assembly, oci, paths
 from local_cluster.process import Problem, niced, run, step
 
 NOT_IN_PODS = (
     "heterotrain_planner", "heterotrain_operator", "heterotrain_cli", "heterotrain_client",
 )  # fmt: skip
 """Packages of the wheel that no training script imports; trainer/Dockerfile leaves out the same."""
-
-
-class Way(StrEnum):
-    """How images are built: by what is there already, or always the one or the other."""
-
-    EITHER = ""
-    ENVIRONMENT = "environment"
-    DOCKERFILE = "dockerfile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,22 +108,21 @@ def build(image: Image) -> str:
     """Build the image if one of its inputs has changed, and return its manifest's digest.
 
     Raises:
-        Problem: it cannot be built, or ``IMAGES`` has a value that is none.
+        Problem: the environment has not what the image needs.
     """
-    mark, chosen = oci.mark(image.name), _chosen()
+    mark = oci.mark(image.name)
     known: dict[str, str] = json.loads(mark.read_text()) if mark.exists() else {}
     inputs = paths.digest(image.inputs, json.dumps(dict(image.arguments), sort_keys=True), *image.without)
-    begun = Way(known.get("way", Way.DOCKERFILE)) if known else Way.EITHER
-    if known.get("inputs") == inputs and chosen in (Way.EITHER, begun):
+    if known.get("inputs") == inputs:
         return known["manifest"]
-    # An image goes on as it was begun: its large layers are there.
-    way = chosen or begun
-    if way is not Way.DOCKERFILE:
-        way = _if_served(image, must=chosen is Way.ENVIRONMENT)
+    if not assembly.serves(image):
+        raise Problem(
+            f"this Python is not 3.11 or lacks packages of {image.lock}: `make setup PYTHON=python3.11`, or start a "
+            "Docker engine and install kind"
+        )
     with step(f"image heterotrain/{image.name}"):
-        make = assembly.build if way is Way.ENVIRONMENT else dockerfiles.build
-        manifest = make(image, base)
-    mark.write_text(json.dumps({"inputs": inputs, "manifest": manifest, "way": way}))
+        manifest = assembly.build(image, base)
+    mark.write_text(json.dumps({"inputs": inputs, "manifest": manifest}))
     oci.prune(json.loads(path.read_text())["manifest"] for path in oci.layout().glob("*.json"))
     return manifest
 
@@ -151,21 +140,3 @@ def base() -> oci.Blob:
                 return oci.write_blob(lambda blob: shutil.copyfileobj(file, blob, oci.COPY_BYTES))
 
     return oci.kept("base", make)
-
-
-def _chosen() -> Way:
-    value = os.environ.get("IMAGES", "")
-    try:
-        return Way(value)
-    except ValueError as error:
-        raise Problem(f"IMAGES is {value!r}, but it can be environment, dockerfile, or nothing for either") from error
-
-
-def _if_served(image: Image, *, must: bool) -> Way:
-    if assembly.serves(image):
-        return Way.ENVIRONMENT
-    if must:
-        raise Problem(
-            f"IMAGES=environment, but this Python is not 3.11 or lacks packages of {image.lock}: `make setup`"
-        )
-    return Way.DOCKERFILE

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,13 +101,13 @@ COSCHEDULING = Program(package="./coscheduling", module=paths.LOCAL / "coschedul
 """Schedules the pods of a PodGroup together or not at all; built only for the tests with it."""
 
 
-def install_packages(wanted: Mapping[str, str] = PACKAGES) -> None:
-    """Install missing system packages, given the package of each program.
+def install_packages() -> None:
+    """Install missing system packages.
 
     Raises:
         Problem: a package is missing, and the system is not a Debian or Ubuntu, or the user is not root.
     """
-    missing = sorted({package for program, package in wanted.items() if _found(program) is None})
+    missing = sorted({package for program, package in PACKAGES.items() if _found(program) is None})
     if not missing:
         return
     if shutil.which("apt-get") is None or os.geteuid() != 0:
