@@ -93,8 +93,7 @@ TELEMETRY_SECONDS: Final = "heterotrain_telemetry_seconds_total"
 
 # Gauges with identity labels.
 PLAN_SCHEMA: Final = "heterotrain_plan_schema"
-"""Newest schema of plans that the image reads; absent in images that read at most ``UNREPORTED_PLAN_SCHEMA``."""
-UNREPORTED_PLAN_SCHEMA: Final = 3
+"""Newest schema of plans that the image reads."""
 WAITING_SECONDS: Final = "heterotrain_waiting_seconds"
 """Seconds for which the rank has waited for others in one exchange up to now; 0 while it runs code of its own, absent
 while it has no formation. The rank that everyone waits for is the one that does not wait."""

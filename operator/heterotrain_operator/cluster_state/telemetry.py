@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from heterotrain_core.contract.metrics import UNREPORTED_PLAN_SCHEMA
+from heterotrain_core.contract.plan import SCHEMA_VERSION
 from heterotrain_planner.perf.counters import Observation
 
 from heterotrain_operator.cluster_state.links import MeasuredLink
@@ -89,7 +89,7 @@ class MemberGauges:
     non_finite_step: int | None = None
     last_finite_loss: float | None = None
     waiting_s: float | None = None
-    plan_schema: int = UNREPORTED_PLAN_SCHEMA
+    plan_schema: int = SCHEMA_VERSION
     pause_s: float = 0.0
     pauses: int = 0
     user_metrics: Mapping[str, float] = field(default_factory=dict)

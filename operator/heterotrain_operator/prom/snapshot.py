@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from heterotrain_core.contract import metrics
+from heterotrain_core.contract.plan import SCHEMA_VERSION
 from heterotrain_planner.perf.counters import CounterKey, Counters
 
 from heterotrain_operator.cluster_state.links import MeasuredLink
@@ -96,7 +97,7 @@ def gauges_of(worker: str, values: Mapping[str, float], special: Special) -> Mem
         divergences=whole(metrics.DIVERGENCES) or 0,
         non_finite_step=whole(metrics.NON_FINITE_STEP),
         last_finite_loss=values.get(metrics.LAST_FINITE_LOSS),
-        plan_schema=whole(metrics.PLAN_SCHEMA) or metrics.UNREPORTED_PLAN_SCHEMA,
+        plan_schema=whole(metrics.PLAN_SCHEMA) or SCHEMA_VERSION,
         waiting_s=values.get(metrics.WAITING_SECONDS),
         pause_s=values.get(metrics.PAUSE_SECONDS, 0.0),
         pauses=whole(metrics.MEMBERSHIP_CHANGES) or 0,

@@ -221,11 +221,9 @@ def test_an_image_that_cannot_read_the_plan_is_named(reads: int, reason: str) ->
     )
 
 
-def test_an_image_that_reports_no_schema_is_older_than_the_report() -> None:
-    labels = {"worker": "w", "worker_uid": "u", "local_rank": "0"}
-    (silent,) = parse_everything([VectorSample({"__name__": metrics.STEP, **labels}, 1)]).gauges.values()
-    assert silent.plan_schema == metrics.UNREPORTED_PLAN_SCHEMA
-    (telling,) = parse_everything([VectorSample({"__name__": metrics.PLAN_SCHEMA, **labels}, 7)]).gauges.values()
+def test_the_schema_that_an_image_reads_is_taken_from_its_metrics() -> None:
+    labels = {"__name__": metrics.PLAN_SCHEMA, "worker": "w", "worker_uid": "u", "local_rank": "0"}
+    (telling,) = parse_everything([VectorSample(labels, 7)]).gauges.values()
     assert telling.plan_schema == 7
 
 
