@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
@@ -246,7 +245,12 @@ class App:
 
     async def _list_foreign_pods(self) -> None:
         await self._synced.wait()
-        await _every(self.settings.foreign_pods_s, self._look_at_others)
+        while True:
+            await asyncio.sleep(self.settings.foreign_pods_s)
+            try:
+                await self._look_at_others()
+            except KubeError as error:
+                log.warning("listing other pods failed", error=str(error))
 
     async def _look_at_others(self) -> None:
         await list_foreign(self.kube, self.store, self.settings.watched)
@@ -267,15 +271,6 @@ class App:
             *(each.busy.seconds for each in (self.poller, self.learner, self.allocator)),
         )
         return not self.synced or (listed and longest_s < STUCK_S)
-
-
-async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(pause_s)
-        try:
-            await call()
-        except KubeError as error:
-            log.warning("listing other pods failed", error=str(error))
 
 
 def _lease(settings: Settings) -> LeaseSettings:
