@@ -19,7 +19,7 @@ from heterotrain_core.split.member import SplitMember
 
 from heterotrain_planner.layout.costs import Ints
 from heterotrain_planner.layout.equal_members import equal_members
-from heterotrain_planner.layout.exchange import exchange_seconds
+from heterotrain_planner.layout.exchange import shortest_exchange
 from heterotrain_planner.layout.level import FINE, Search, TemplateOptions, template_options
 from heterotrain_planner.layout.problem import Problem
 from heterotrain_planner.layout.result import Cover, DeviceLayout, NoLayout, Template
@@ -122,7 +122,6 @@ def _worked_out(templates: TemplateTable, left: Sequence[int], rough: RoughCover
     if isinstance(divided, NoLayout):
         return divided
     kept, micro_batches, padding = divided
-    choices = _exchanging_less(templates.problem, choices, kept, micro_batches)
     groups = owner_groups([choices[column].layout.planned for column in kept])
     if groups > MOST_OWNER_GROUPS:
         return NoLayout(
@@ -131,29 +130,6 @@ def _worked_out(templates: TemplateTable, left: Sequence[int], rough: RoughCover
         )
     taken = [(choices[column], count) for column, count in zip(kept, micro_batches, strict=True)]
     return result_of(templates, left, taken, padding)
-
-
-def _exchanging_less(
-    problem: Problem, choices: Mapping[int, WorkedOut], columns: Sequence[int], micro_batches: Sequence[int]
-) -> dict[int, WorkedOut]:
-    """Return the templates with other cuts where these save more of the exchange than they cost of a share."""
-
-    def parts_s(of: Mapping[int, WorkedOut]) -> tuple[float, float]:
-        shares = {
-            (column, count): of[column].seconds(count) for column, count in zip(columns, micro_batches, strict=True)
-        }
-        return max(shares.values()), exchange_seconds(problem, [of[column].layout for column in columns])
-
-    best = dict(choices)
-    share_s, exchange_s = parts_s(best)
-    if exchange_s <= NOTICED_EXCHANGE * (share_s + exchange_s):
-        return best
-    for column, choice in choices.items():
-        for layout in choice.others:
-            tried = {**best, column: choice.with_layout(problem, layout)}
-            if sum(parts := parts_s(tried)) < share_s + exchange_s:
-                best, (share_s, exchange_s) = tried, parts
-    return best
 
 
 def _too_few(
@@ -228,8 +204,10 @@ def divide(
 def result_of(
     templates: TemplateTable, left: Sequence[int], taken: Sequence[tuple[WorkedOut, int]], padding: int
 ) -> Cover:
-    """Return the cover of members with these templates and numbers of micro-batches."""
+    """Return the cover of members with these templates and numbers of micro-batches, in the best order for rings."""
     problem = templates.problem
+    exchange_s, order = shortest_exchange(problem, [choice.layout for choice, _ in taken])
+    taken = [taken[index] for index in order]
     padded = max(range(len(taken)), key=lambda i: (taken[i][0].micro_batch_samples, taken[i][1]))
     seconds = {(id(choice), count): choice.seconds(count) for choice, count in taken}
     members = tuple(
@@ -243,7 +221,6 @@ def result_of(
         for index, (choice, count) in enumerate(taken)
     )
     layouts = tuple(choice.layout for choice, _ in taken)
-    exchange_s = exchange_seconds(problem, layouts)
     step_s = max(seconds.values()) + exchange_s
     bindings = tuple(_binding(choice, count, seconds[id(choice), count]) for choice, count in taken)
     used = sum((Counter(layout.devices) for layout in layouts), Counter[str]())

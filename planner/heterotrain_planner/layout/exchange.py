@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from heterotrain_planner.layout.problem import Link, Problem
 from heterotrain_planner.layout.result import DeviceLayout, HeldUnits
+from heterotrain_planner.layout.ring_order import Rings
 
 _ROUNDING = 1e-9
 """Parts of the state whose edges differ by less begin at the same element."""
@@ -37,23 +38,34 @@ def owner_bytes(problem: Problem, layouts: Sequence[DeviceLayout]) -> dict[tuple
 
 def exchange_seconds(problem: Problem, layouts: Sequence[DeviceLayout]) -> float:
     """Return the seconds of the exchange between members in this order, none of it hidden."""
-    members = len(layouts)
-    if members <= 1:
-        return 0.0
-    busy_s: dict[tuple[int, int], float] = defaultdict(float)
-    kinds = [layout.kinds for layout in layouts]
-    for owners, size in owner_bytes(problem, layouts).items():
-        names = [own[place] for own, place in zip(kinds, owners, strict=True)]
-        pairs = set(zip(names, [*names[1:], names[0]], strict=True))
-        ring_s = ring_seconds([problem.link(*pair) for pair in pairs], members, size)
-        for device in enumerate(owners):
-            busy_s[device] += ring_s
-    return max(busy_s.values())
+    rings, order = _rings(problem, layouts)
+    return rings.seconds(order)
 
 
-def ring_seconds(links: Iterable[Link], members: int, size_bytes: float) -> float:
-    """Return the seconds in which a ring of owners over these links adds up a piece of so many bytes."""
-    return 2 * (members - 1) * max(link.seconds(size_bytes / members) for link in links) if size_bytes else 0.0
+def shortest_exchange(problem: Problem, layouts: Sequence[DeviceLayout]) -> tuple[float, tuple[int, ...]]:
+    """Return the least seconds of the exchange over all orders of the members, as far as they are tried, and an order.
+
+    The order is theirs by index; the given one where it is as good.
+    """
+    rings, types = _rings(problem, layouts)
+    seconds, order = rings.shortest(types)
+    if order == types:
+        return seconds, tuple(range(len(layouts)))
+    members = defaultdict(list)
+    for index in reversed(range(len(layouts))):
+        members[types[index]].append(index)
+    return seconds, tuple(members[each].pop() for each in order)
+
+
+def _rings(problem: Problem, layouts: Sequence[DeviceLayout]) -> tuple[Rings, tuple[int, ...]]:
+    """Return the rings of these members, and the type of each: some hold the same on the same kinds of devices."""
+    units = len(problem.units)
+    found = {id(each): (each.kinds, each.held(units)) for each in layouts}
+    firsts = {found[id(each)]: each for each in layouts}
+    number = {held: index for index, held in enumerate(firsts)}
+    types = tuple(number[found[id(each)]] for each in layouts)
+    counts = [types.count(each) for each in number.values()]
+    return Rings(problem, [kinds for kinds, _ in firsts], owner_bytes(problem, list(firsts.values())), counts), types
 
 
 def least_exchange(problem: Problem) -> float:
@@ -62,14 +74,16 @@ def least_exchange(problem: Problem) -> float:
     held = sum(unit.parameter_bytes for unit in problem.units) / max(problem.most_stages, devices)
     links = (problem.default_link, *problem.links.values())
     fastest = Link(bytes_per_s=max(link.bytes_per_s for link in links), latency_s=min(link.latency_s for link in links))
-    return ring_seconds([fastest], problem.least_members, held)
+    members = problem.least_members
+    return 2 * (members - 1) * fastest.seconds(held / members) if held else 0.0
 
 
 def rough_exchange(problem: Problem, members: Mapping[tuple[int, ...], int]) -> float:
     """Return about the seconds of the exchange between members whose devices hold equal parts of the model.
 
     Devices of a kind are next to each other in each member, kinds in one order for all, so that owners of a piece are
-    of the same kind where that is possible: that is what the choice of cuts comes to where links differ.
+    of the same kind where that is possible: that is what the choice of cuts comes to where links differ. Members are in
+    the best order.
 
     Args:
         problem: sound.
@@ -81,17 +95,15 @@ def rough_exchange(problem: Problem, members: Mapping[tuple[int, ...], int]) -> 
     size = float(sum(unit.parameter_bytes for unit in problem.units))
     groups = [(devices, count) for devices, count in sorted(members.items()) if count]
     held = [_held(devices, groups) for devices, _ in groups]
-    busy_s: dict[tuple[int, int], float] = defaultdict(float)
+    pieces: dict[tuple[int, ...], float] = defaultdict(float)
     for start, end in itertools.pairwise(_distinct(edge for own in held for _, edge in own)):
         middle = (start + end) / 2
-        owners = [next(place for place, (_, edge) in enumerate(own) if middle < edge) for own in held]
-        names = [problem.kinds[own[place][0]].name for own, place in zip(held, owners, strict=True)]
-        pairs = set(zip(names, [*names[1:], names[0]], strict=True)) if len(groups) > 1 else set()
-        pairs |= {(name, name) for name, (_, count) in zip(names, groups, strict=True) if count > 1}
-        ring_s = ring_seconds([problem.link(*pair) for pair in pairs], number, size * (end - start))
-        for device in enumerate(owners):
-            busy_s[device] += ring_s
-    return max(busy_s.values())
+        owners = tuple(next(place for place, (_, edge) in enumerate(own) if middle < edge) for own in held)
+        pieces[owners] += size * (end - start)
+    kinds = [[problem.kinds[kind].name for kind, _ in own] for own in held]
+    counts = [count for _, count in groups]
+    order = [group for group, count in enumerate(counts) for _ in range(count)]
+    return Rings(problem, kinds, pieces, counts).shortest(order)[0]
 
 
 def _held(devices: tuple[int, ...], groups: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[int, float]]:

@@ -39,7 +39,7 @@ def known_step_seconds(problem: Problem, members: Sequence[Member], kinds: Seque
         return None
     kept, micro_batches, _ = divided
     slowest_s = max(choices[index].seconds(count) for index, count in zip(kept, micro_batches, strict=True))
-    return slowest_s + exchange_seconds(problem, [choices[index].layout for index in kept])
+    return slowest_s + exchange_seconds(problem, [choices[index].layout for index in sorted(kept)])
 
 
 def _worked_out(problem: Problem, member: Member, kinds: Sequence[str]) -> WorkedOut | None:

@@ -186,8 +186,6 @@ class LocalSearch:
         yield from self._resized(members)
         yield from self._exchanged(members)
         yield from self._moved(members)
-        for index in range(len(members) - 1):  # their order in the rings
-            yield (*members[:index], members[index + 1], members[index], *members[index + 2 :])
 
     def _resized(self, members: Members) -> Iterator[Members]:
         for index, member in enumerate(members):

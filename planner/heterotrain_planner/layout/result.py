@@ -172,7 +172,6 @@ class Template:
         micro_batch_samples: samples that the member processes at a time; shares are multiples of it.
         first_s: seconds of a share of one micro-batch; the fill of a pipeline.
         next_s: seconds of each further one; the slowest stage of a pipeline.
-        exchange_bytes: gradient bytes of the device that has most.
         layout: what each device holds.
     """
 
@@ -180,7 +179,6 @@ class Template:
     micro_batch_samples: int
     first_s: float
     next_s: float
-    exchange_bytes: int
     layout: DeviceLayout
 
 

@@ -104,13 +104,11 @@ def sharded_template(
     found = _best(search, micro_batch_samples)
     if found is None:
         return None
-    whole = sum(unit.parameter_bytes for unit in problem.units)
     return Template(
         devices=tuple(devices),
         micro_batch_samples=micro_batch_samples,
         first_s=found.seconds,
         next_s=found.seconds,
-        exchange_bytes=round(max(found.ratios) * whole),
         layout=_layout(search, found, micro_batch_samples),
     )
 

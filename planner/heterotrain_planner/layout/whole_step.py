@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from heterotrain_planner.layout.costs import Costs
 from heterotrain_planner.layout.cut import layout_of
-from heterotrain_planner.layout.exchange import exchange_seconds
+from heterotrain_planner.layout.exchange import shortest_exchange
 from heterotrain_planner.layout.result import DeviceLayout, Template
 from heterotrain_planner.layout.schedule import Passes, passes, share_seconds
 from heterotrain_planner.layout.template_table import TemplateTable
@@ -98,7 +99,7 @@ class WholeStep:
         self.problem = templates.problem
         self.costs: tuple[Costs, ...] = templates.costs[: len(templates.problem.micro_batches)]
         self._timed: dict[Choice, TimedMember | None] = {}
-        self._exchange_s: dict[tuple[Choice, ...], float] = {}
+        self._exchange_s: dict[frozenset[tuple[Choice, int]], float] = {}
 
     def timed(self, choice: Choice) -> TimedMember | None:
         """Return a member with its times; ``None`` where memory permits not even one micro-batch."""
@@ -118,7 +119,7 @@ class WholeStep:
         low_s, high_s = max(each.seconds(1) for each in timed), shorter_than_s
         if low_s >= high_s or sum(each.at_most(high_s) * each.samples for each in timed) < batch:
             return math.inf, ()
-        exchange_s = self._exchange(tuple(members))
+        exchange_s = self._exchange(members)
         high_s = high_s - exchange_s if high_s < math.inf else max(each.seconds(each.most) for each in timed)
         if low_s >= high_s * (1 + 1e-12) or sum(each.at_most(high_s) * each.samples for each in timed) < batch:
             return math.inf, ()
@@ -146,11 +147,13 @@ class WholeStep:
             if counts[index] < timed[index].most:
                 heapq.heappush(queue, (timed[index].seconds(counts[index] + 1), index))
 
-    def _exchange(self, members: tuple[Choice, ...]) -> float:
-        if members not in self._exchange_s:
+    def _exchange(self, members: Sequence[Choice]) -> float:
+        """Return the seconds of the exchange with the best order of the members in their rings."""
+        key = frozenset(Counter(members).items())
+        if key not in self._exchange_s:
             layouts = [found.layout for member in members if (found := self.timed(member)) is not None]
-            self._exchange_s[members] = exchange_seconds(self.problem, layouts)
-        return self._exchange_s[members]
+            self._exchange_s[key], _ = shortest_exchange(self.problem, layouts)
+        return self._exchange_s[key]
 
     def _cut(self, choice: Pipeline) -> TimedMember | None:
         costs = self.costs[choice.size]

@@ -76,7 +76,7 @@ def links_are_of(plan: Plan, telemetry: Telemetry) -> bool:
 def worth_a_change(
     problem: Problem, found: Cover, workers: Sequence[Worker], plan: Plan, telemetry: Telemetry
 ) -> tuple[Transition, MoveVerdict] | None:
-    """Return the change from the plan's members to others of the same workers, if anything moves and that pays."""
+    """Return the change from the plan's members to others, or another order, of the same workers if that pays."""
     before_s = step_in_force_s(problem, plan)
 
     def verdict(pause_s: float) -> MoveVerdict:
@@ -86,6 +86,6 @@ def worth_a_change(
     if before_s is None or not verdict(0.0).pays:
         return None
     change = change_of(problem, found, workers, plan, telemetry)
-    if isinstance(change, NoLayout) or not change.moved_bytes or not verdict(change.pause_s).pays:
+    if isinstance(change, NoLayout) or not verdict(change.pause_s).pays:
         return None
     return change, verdict(change.pause_s)

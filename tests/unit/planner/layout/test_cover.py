@@ -344,9 +344,7 @@ def test_a_sharded_member_takes_part_where_it_is_faster() -> None:
     ]
     layout = DeviceLayout(kind=LayoutKind.SHARDED, shards=tuple(halves))
     for seconds, expected in ((1e-3, True), (1e6, False)):
-        template = Template(
-            devices=counts, micro_batch_samples=8, first_s=seconds, next_s=seconds, exchange_bytes=1, layout=layout
-        )
+        template = Template(devices=counts, micro_batch_samples=8, first_s=seconds, next_s=seconds, layout=layout)
         found = cover(templates, further=(template,))
         assert isinstance(found, Cover)
         assert any(member.layout.kind is LayoutKind.SHARDED for member in found.members) == expected

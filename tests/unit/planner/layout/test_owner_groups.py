@@ -71,9 +71,7 @@ def test_two_members_of_too_many_shards_are_refused_with_the_number() -> None:
     problem = replace(problem, kinds=kinds, least_members=2)
     templates = template_table(problem)
     assert isinstance(templates, TemplateTable)
-    template = Template(
-        devices=(shards, 0), micro_batch_samples=8, first_s=1e-3, next_s=1e-3, exchange_bytes=1, layout=layout
-    )
+    template = Template(devices=(shards, 0), micro_batch_samples=8, first_s=1e-3, next_s=1e-3, layout=layout)
     answer = cover(templates, further=(template,))
     assert isinstance(answer, NoLayout)
     assert f"{shards} different groups of owners" in answer.reason

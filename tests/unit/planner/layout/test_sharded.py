@@ -192,8 +192,6 @@ def test_a_template_takes_its_shares_in_passes() -> None:
     found = solved(problem, 64)
     assert found.devices == (4, 4, 4, 4)
     assert found.first_s == found.next_s
-    largest = max(shard.state_ratio for shard in found.layout.shards)
-    assert found.exchange_bytes == round(largest * 12 * 50 * MIB)
 
 
 def test_members_of_eight_four_and_one_device_train_side_by_side() -> None:

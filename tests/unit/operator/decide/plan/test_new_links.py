@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from heterotrain_operator.cluster_state.links import MeasuredLink, settled
 from heterotrain_operator.cluster_state.telemetry import Rates, Sustained, Telemetry
 from heterotrain_operator.decide.plan.changes import DWELL_S
 from support.fake_cluster import FakeCluster
-from unit.operator.decide.plan.test_planned_shards import MIB, MIXED, a_cluster, plan_of
+from unit.operator.decide.plan.test_planned_shards import MIB, MIXED, a_cluster, plan_of, profile
 
 PAIRS = [("a", "b"), ("a", "c"), ("b", "c")]
 TALKATIVE = {
@@ -69,6 +70,29 @@ def test_faster_links_bring_a_spare_back() -> None:
     trained(cluster, dict.fromkeys(PAIRS, MeasuredLink(1.25e9, 0.0)), DWELL_S)
     cluster.settle()
     assert len(plan_of(cluster).ranks) == 3
+
+
+def test_ranks_are_numbered_again_around_slow_links() -> None:
+    """Every worker keeps the whole model: only the order changes, in which gradients go round."""
+    alike = {name: profile(name, memory_units=12, slowness=1) for name in "abcd"}
+    cluster = a_cluster({"mode": "Pipeline", "linkMbitPerSecond": 10_000}, alike).start()
+    first = plan_of(cluster)
+    rates = Rates(sustained=Sustained(first.generation, 10.0, DWELL_S))
+    stated = dict.fromkeys(itertools.combinations("abcd", 2), MeasuredLink(1.25e9, 0.0))
+    neighbours = [(first.ranks[i].worker[-1], first.ranks[i + 1].worker[-1]) for i in (0, 2)]
+    slow = {tuple(sorted("abcd"[int(number)] for number in pair)): MeasuredLink(2.0**25, 0.0) for pair in neighbours}
+    cluster.telemetry = Telemetry(profiles=alike, links=stated | slow, rates=rates)
+    cluster.settle()
+    second = plan_of(cluster)
+    assert second.generation == first.generation + 1
+    order = [rank.worker[-1] for rank in second.ranks]
+    around = {frozenset(pair) for pair in itertools.pairwise([*order, order[0]])}
+    assert len(order) == 4
+    assert not around & {frozenset(pair) for pair in neighbours}
+    trained = Rates(sustained=Sustained(second.generation, 10.0, DWELL_S))
+    cluster.telemetry = replace(cluster.telemetry, rates=trained)
+    cluster.settle()
+    assert plan_of(cluster).version == second.version
 
 
 def test_new_cuts_wait_while_a_worker_leaves() -> None:
