@@ -28,6 +28,13 @@ def failed(samples: int) -> MemoryPeak:
         ([seen(8, 6.0)], None, 16.0, None, "no limit"),
         ([seen(8, 6.0), seen(16, 8.0)], None, None, None, "no limit"),
         ([seen(8, 6.0), seen(16, 8.0)], None, 16.0, 16 + math.floor((16 * USABLE_PART - 8) / 0.25), "each further"),
+        (
+            [seen(8, 6.0), seen(16, 8.0), seen(16, 7.0)],
+            None,
+            16.0,
+            16 + math.floor((16 * USABLE_PART - 8) / 0.25),
+            "8 GiB",
+        ),
         ([seen(8, 6.0), seen(16, 8.0), failed(32)], None, 80.0, 16, "half"),
         ([failed(32), failed(48)], None, None, 16, "half"),
         ([failed(1)], None, None, 1, "half"),
