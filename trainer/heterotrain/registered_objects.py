@@ -11,7 +11,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.keywords import known_keywords
 from heterotrain.model_setup import ModelSetup, WrapOptions
-from heterotrain.numerics.fused import prefer_fused
+from heterotrain.numerics.fused import lay_out, prefer_fused
 from heterotrain.numerics.method import Numerics
 from heterotrain.parts.interface import Wrapped
 from heterotrain.state import admission
@@ -103,8 +103,8 @@ class RegisteredObjects:
     ) -> torch.optim.Optimizer:
         """Return the optimizer; from now on its state is sent to joining ranks and saved in checkpoints.
 
-        SGD, Adam and AdamW of torch get ``fused=True`` on CUDA where the script chooses neither ``fused`` nor
-        ``foreach`` and every parameter allows it: the GPU then need not wait for the host before the update.
+        SGD, Adam and AdamW of torch get ``fused=True`` where the script chooses neither ``fused`` nor ``foreach`` and
+        every parameter allows it: a CPU reads its memory once, and a GPU need not wait for the host before the update.
 
         Args:
             optimizer: the optimizer, or a function that makes it from the parameters that this rank holds.
@@ -123,6 +123,7 @@ class RegisteredObjects:
         if (part := self._wrapped.known) is not None:
             part.follow(optimizer)
         prefer_fused(optimizer)
+        optimizer.register_load_state_dict_post_hook(lay_out)
         optimizer.register_step_pre_hook(self._loop.resources.check_update)
         return optimizer
 

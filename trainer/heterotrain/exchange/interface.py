@@ -35,14 +35,12 @@ class Bucket:
         owners: the ranks, ascending, that add it up, this one included; ``None`` for all ranks.
         missing: parameters without a gradient so far in the current backward pass.
         is_complete: whether it holds all gradients of the current backward pass.
-        is_finite: whether every element of the sum is finite; ``None`` until that is known.
     """
 
     flat: torch.Tensor
     owners: tuple[int, ...] | None = None
     missing: int = 0
     is_complete: bool = False
-    is_finite: bool | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -279,6 +277,9 @@ class Gradients(ABC):
 
     def gate(self) -> Gate | None:
         return None
+
+    def lay_out(self) -> None:
+        return
 
     @abstractmethod
     def first_non_finite(self) -> str | None: ...

@@ -10,7 +10,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from heterotrain.exchange.gate import Gate
 from heterotrain.numerics.learning_rate import step_scaled
-from heterotrain.state.strides import is_dense
+from heterotrain.state.strides import is_dense, laid_out_like
 
 CHOSEN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers that get fused kernels where the script has left it open."""
@@ -19,7 +19,7 @@ GATED = (*CHOSEN, torch.optim.Adagrad)
 
 
 def prefer_fused(optimizer: torch.optim.Optimizer) -> None:
-    """Choose fused kernels on CUDA, where the script has left the choice open and every parameter allows it."""
+    """Choose fused kernels where the script has left the choice open and every parameter allows it."""
     groups = optimizer.param_groups
     if type(optimizer) not in CHOSEN or not all(_is_open(group) and _allows(group["params"]) for group in groups):
         return
@@ -39,7 +39,18 @@ def _is_open(group: dict[str, Any]) -> bool:
 
 
 def _allows(parameters: Sequence[torch.Tensor]) -> bool:
-    return all(type(p.data) is torch.Tensor and p.is_cuda and p.is_floating_point() and is_dense(p) for p in parameters)
+    return all(
+        type(p.data) is torch.Tensor and (p.is_cuda or p.is_cpu) and p.is_floating_point() and is_dense(p)
+        for p in parameters
+    )
+
+
+def lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Give state that belongs to a parameter the parameter's strides: fused kernels pair elements by their places."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items() if isinstance(parameter, torch.Tensor) and isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor):
+                state[name] = laid_out_like(value, parameter)
 
 
 def take_step(optimizer: torch.optim.Optimizer, factor: float, gate: Gate | None = None) -> None:
@@ -59,6 +70,13 @@ def take_step(optimizer: torch.optim.Optimizer, factor: float, gate: Gate | None
 
 def _start_momenta(optimizer: torch.optim.Optimizer) -> None:
     """Give parameters that get their first gradient late a momentum of zero; else torch's fused SGD fails on them."""
+    parameters = 0
+    for group in optimizer.param_groups:
+        parameters += len(group["params"])
+    for state in optimizer.state.values():  # a parameter as a key is hashed by a call
+        parameters -= state.get("momentum_buffer") is not None
+    if parameters <= 0:
+        return
     for group in optimizer.param_groups:
         if group.get("fused") and group["momentum"] and not group["dampening"]:
             graded = [p for p in group["params"] if p.grad is not None]

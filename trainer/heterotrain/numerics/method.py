@@ -140,6 +140,8 @@ class Numerics:
             check_model(model)
             self.layers_changed(model)
             check_belongs(model, self._training.optimizers, earlier=self._known)
+            for optimizer in self._training.optimizers:
+                fused.lay_out(optimizer)
             self._known |= {id(parameter) for parameter in model.parameters()}
 
     @property

@@ -85,7 +85,7 @@ class Measurement:
             squared: this norm, where it is being computed already.
         """
         began_s = time.perf_counter()
-        self._totals[0] = squared_norm(self._reducer.flats) if squared is None else squared
+        self._totals[0] = self._reducer.squared_norm() if squared is None else squared
         if self._preconditioner is not None:
             self._totals[1] = sum(sum(self._preconditioned(bucket)) for bucket in self._reducer.buckets)
         self.spent_s += time.perf_counter() - began_s

@@ -21,7 +21,7 @@ class GradientNorm:
 
     def __init__(self, reducer: Gradients, *, norm: float | None = None, gate: Gate | None = None) -> None:
         """Keep the norm or its gate, else the buckets, which hold the gradient until the next step overwrites it."""
-        self._norm, self._gate = norm, gate
+        self._norm, self._gate, self._reducer = norm, gate, reducer
         self._flats = [] if norm is not None or gate is not None else reducer.flats
         self._versions = list(map(_VERSION, self._flats))
 
@@ -39,7 +39,9 @@ class GradientNorm:
                     "the gradient of this step has been overwritten, so its norm is not known any more: read "
                     "result.gradient_norm right after step.apply, before the next step begins"
                 )
-            self._norm, self._flats = math.sqrt(float(squared_norm(self._flats))), []
+            flats, self._flats = self._flats, []
+            is_current = flats is self._reducer.flats  # else the next step has other buckets
+            self._norm = math.sqrt(float(self._reducer.squared_norm() if is_current else squared_norm(flats)))
         return self._norm
 
 

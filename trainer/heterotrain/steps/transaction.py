@@ -282,6 +282,7 @@ def _apply(step: StepPasses, updates: Updates, sums: SummedGradient) -> tuple[Gr
         norm = clip(step.reducer, sums.squared, updates.limits)
         if step.more:
             step.attempts.weights.keep_optimizers(updates.optimizers)
+        step.reducer.lay_out()
         step.transaction = Transaction(StepState.APPLIED)
         rates = numerics.update(updates.optimizers, global_batch_samples=samples)
     step.clock.spent(Phase.UPDATE, began)
@@ -299,6 +300,7 @@ def _queue(gate: Gate, step: StepPasses, updates: Updates) -> QueuedUpdate | Non
     step.transaction = Transaction(StepState.APPLIED)
     if clip_norm is not None:
         gate.clip(clip_norm)
+    exchange.lay_out()
     samples = step.task.global_batch_samples
     rates = step.numerics.update(updates.optimizers, global_batch_samples=samples, gate=gate)
     step.clock.spent(Phase.UPDATE, began)

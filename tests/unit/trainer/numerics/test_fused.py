@@ -147,7 +147,45 @@ def test_a_parameter_that_joins_late_trains_as_without_fused_kernels() -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_kernels_on_a_cpu_are_the_script_s_choice() -> None:
-    optimizer = torch.optim.AdamW(model_of().parameters())
+def own_class(parameters: Any) -> torch.optim.Optimizer:
+    return type("Own", (torch.optim.SGD,), {})(parameters)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (torch.optim.SGD, True),
+        (torch.optim.AdamW, True),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), True),
+        (lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.5), None),
+        (lambda p: torch.optim.SGD(p, foreach=False), None),
+        (lambda p: torch.optim.AdamW(p, fused=False), False),
+        (lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1)), None),
+        (lambda p: torch.optim.SGD([*p, torch.zeros(4, 6)[:, ::2].requires_grad_()]), None),
+        (lambda p: torch.optim.SGD([*p, torch.zeros(2, dtype=torch.complex64, requires_grad=True)]), None),
+        (own_class, None),
+    ],
+)  # fmt: skip
+def test_kernels_are_fused_where_the_script_leaves_it_open_and_parameters_allow_it(
+    make: Callable[[Any], torch.optim.Optimizer], expected: bool | None
+) -> None:
+    optimizer = make(model_of().parameters())
     prefer_fused(optimizer)
-    assert optimizer.param_groups[0]["fused"] is None
+    assert [group["fused"] for group in optimizer.param_groups] == [expected]
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.AdamW])
+def test_kernels_that_become_fused_go_on_from_the_state_of_others(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    found = []
+    for fuses in (True, False):
+        model = model_of()
+        optimizer = make([*model.parameters(), torch.zeros(0, requires_grad=True)])
+        for number in range(4):
+            if fuses and number == 2:
+                prefer_fused(optimizer)
+            compute(model, number)
+            optimizer.param_groups[0]["params"][-1].grad = torch.zeros(0)
+            take_step(optimizer, 1.0)
+        found.append(copy.deepcopy(list(model.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)

@@ -95,6 +95,43 @@ def test_a_fused_optimizer_goes_on_from_a_checkpoint(tmp_path: Path, kind: str) 
     assert found == pytest.approx(plain(*arguments, epochs=2), abs=1e-10)
 
 
+@pytest.mark.parametrize("place", ["before the step", "in the loop", "after the loop", "a loaded state"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_format_that_changes_while_training_changes_no_weight(kind: str, place: str) -> None:
+    """Torch's own kernels would pair the wrong elements, as moments and gradients keep the old format."""
+    x, y = data(torch.float64).tensors
+    job = heterotrain.init(epochs=2, batch_samples=BATCH)
+    model = job.wrap(net(torch.contiguous_format, torch.float64))
+    optimizer = job.optimizer(KINDS[kind](model.parameters(), fused=True))
+    for step in job.steps(torch.utils.data.TensorDataset(x, y), shuffle=False):
+
+        def change(here: str, at: int = step.number) -> None:
+            if (here, at) == (place, 3):
+                model.to(memory_format=torch.channels_last)
+
+        change("before the step")
+        if place == "a loaded state" and step.number == 3:
+            rows = optimizer.state_dict()
+            model.to(memory_format=torch.channels_last)
+            optimizer.load_state_dict(rows)
+        with step:
+            for inputs, targets in step.micro_batches():
+                change("in the loop")
+                step.backward(torch.nn.functional.cross_entropy(model(inputs), targets))
+            change("after the loop")
+            step.apply(optimizer, clip_norm=0.5)
+    reference = net(torch.contiguous_format, torch.float64)
+    own = KINDS[kind](reference.parameters(), foreach=False)
+    for at in [*range(0, SAMPLES, BATCH)] * 2:
+        own.zero_grad()
+        torch.nn.functional.cross_entropy(reference(x[at : at + BATCH]), y[at : at + BATCH]).backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in reference.parameters() if p.grad is not None])
+        for parameter in reference.parameters() if norm > 0.5 else ():
+            parameter.grad *= 0.5 / norm  # torch's own clipping adds 1e-6 to the norm
+        own.step()
+    assert weights(model) == pytest.approx(weights(reference), abs=1e-10)
+
+
 @pytest.mark.parametrize(
     ("shape", "permutation"), [((4, 3, 2, 5), (0, 2, 3, 1)), ((4, 3, 1, 1), (0, 2, 3, 1)), ((2, 3), (1, 0)), ((), ())]
 )

@@ -19,7 +19,7 @@ from support.one_process import DATA, squared_error
 KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
-    "not fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "not fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=False),
 }
 
 

@@ -5,6 +5,7 @@ Legend: a flat buffer has one dimension; a view into it has its parameter's shap
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import torch
 
 from heterotrain.errors import UsageError
 from heterotrain.exchange.interface import Bucket
+from heterotrain.state.finite import is_finite, largest
 from heterotrain.state.strides import order_of, view_like
 
 MIB = 1024 * 1024
@@ -29,12 +31,15 @@ class WholeBucket(Bucket):
         views: views into the buffer, each with its parameter's shape and strides.
         version: torch's count of the buffer's changes when it was last known to be in order.
         unused: places of the parameters that got no gradient in the current step on this rank.
+        is_finite: whether every element of the sum is finite; ``None`` until that is known.
     """
 
     parameters: list[torch.nn.Parameter]
     views: list[torch.Tensor]
     version: int = 0
     unused: list[int] = field(default_factory=list)
+    is_finite: bool | None = None
+    _squared: tuple[float, int] = (math.nan, -1)
 
     def take(self) -> bool:
         """Copy gradients outside the buffer into it in one operation, and make the views the parameters' gradients.
@@ -57,6 +62,27 @@ class WholeBucket(Bucket):
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
         return True
+
+    def look(self) -> bool:
+        """Read the sum once, for whether every element is finite and for its squared norm; return the former."""
+        flat = self.flat
+        if flat.dtype in (torch.float32, torch.float64):
+            squared = torch.dot(flat, flat).item()  # may overflow where every element is finite
+            self._squared = squared, flat._version  # noqa: SLF001  # torch's own count of changes
+            self.is_finite = math.isfinite(squared) or math.isfinite(largest(flat))
+        else:
+            self.is_finite = is_finite(flat) if flat.is_floating_point() else True
+        return self.is_finite
+
+    @property
+    def squared(self) -> float | None:
+        """The squared norm as ``look`` has found it; ``None`` if that is not known, or the buffer has changed since."""
+        squared, version = self._squared
+        return squared if version == self.flat._version else None  # noqa: SLF001  # as above
+
+    def scaled(self, squared: float, factor: float) -> None:
+        """Take note that the buffer, whose squared norm was known, has been multiplied."""
+        self._squared = squared * factor * factor, self.flat._version  # noqa: SLF001  # as above
 
     def complete(self) -> None:
         """Copy gradients outside the buffer into it, and zeros for parameters without a gradient (``unused``)."""

@@ -28,8 +28,9 @@ from heterotrain.exchange.refusals import CHANGED, CLEARED, THAWED, TWICE
 from heterotrain.exchange.script_hooks import ScriptHooks
 from heterotrain.exchange.timeline import timeline_of
 from heterotrain.network.group import Group
-from heterotrain.state.finite import all_finite, is_finite
+from heterotrain.state.finite import all_finite
 from heterotrain.state.layers import Layers
+from heterotrain.state.strides import laid_out_like
 
 
 class Reducer(Gradients):
@@ -64,6 +65,7 @@ class Reducer(Gradients):
         self.script_hooks = ScriptHooks()
         self._order = BucketOrder(model)
         self._view_of: dict[int, torch.Tensor] = {}
+        self._strides: list[tuple[torch.nn.Parameter, tuple[int, ...]]] = []
         self._layers = Layers(model)
         self._trainable: list[int] | None = None
         self._hooks = self._new_hooks()
@@ -90,6 +92,9 @@ class Reducer(Gradients):
         """
         self.abandon()
         trainable = self._layers.trainable_ids()
+        for parameter, stride in self._strides:
+            if parameter.stride() != stride:  # as after model.to(memory_format=…)
+                self._trainable = None
         if trainable != self._trainable:
             self._build()
             self._trainable = trainable
@@ -243,8 +248,8 @@ class Reducer(Gradients):
             PeerLost: the group is broken.
         """
         for bucket in self.exchange.finish():
-            if bucket.flat.is_cpu:  # while later buckets travel
-                bucket.is_finite = is_finite(bucket.flat)
+            if isinstance(bucket, WholeBucket) and bucket.flat.is_cpu:  # while later buckets travel
+                bucket.look()
 
     def abandon(self) -> None:
         """Drop a failed step; waits until its operations have released the buffers (cut the group first)."""
@@ -259,10 +264,22 @@ class Reducer(Gradients):
             return all_finite(self.flats)
         found = True
         for bucket in self.buckets:
-            if bucket.is_finite is None:
-                bucket.is_finite = is_finite(bucket.flat) if bucket.flat.is_floating_point() else True
-            found = found and bucket.is_finite
+            found = (bucket.look() if bucket.is_finite is None else bucket.is_finite) and found
         return found
+
+    def lay_out(self) -> None:
+        """Adapt gradients and optimizer state to parameters that the script has laid out anew since the step began."""
+        for parameter, stride in self._strides:
+            if parameter.stride() != stride:
+                break
+        else:
+            return
+        for parameter, _ in self._strides:
+            if parameter.grad is not None:
+                parameter.grad = laid_out_like(parameter.grad, parameter)
+        self._trainable = None  # the next step builds the buckets again
+        if self.on_change is not None:
+            self.on_change()
 
     def gate(self) -> gate.Gate | None:
         """Queue a gate behind the sums and return it; ``None`` where the sums are known, and on several devices."""
@@ -279,7 +296,26 @@ class Reducer(Gradients):
 
     def squared_norm(self) -> torch.Tensor | float:
         """Return the squared norm over all gradients in float64."""
-        return squared_norm(self.flats)
+        known = self.known()
+        return squared_norm(self.flats) if known is None else known
+
+    def known(self) -> float | None:
+        """The squared norm, where the test for finite elements has found it and nothing has changed since."""
+        total = 0.0
+        for bucket in self.buckets:
+            squared = bucket.squared
+            if squared is None:
+                return None
+            total += squared
+        return total
+
+    def scale(self, factor: float) -> None:
+        """Multiply every gradient, in place."""
+        known = [(bucket, bucket.squared) for bucket in self.buckets]
+        super().scale(factor)
+        for bucket, squared in known:
+            if squared is not None:
+                bucket.scaled(squared, factor)
 
     def agree_on_order(self, group: Group) -> None:
         """Take over the order in which gradients have arrived on the lowest rank that has a share, from the next step.
@@ -329,6 +365,7 @@ class Reducer(Gradients):
             id(p): view for bucket in self.buckets for p, view in zip(bucket.parameters, bucket.views, strict=True)
         }
         self._hooks = self._new_hooks()
+        self._strides = [(p, p.stride()) for bucket in self.buckets for p in bucket.parameters if p.dim() > 1]
         self.parameters, self.elements = len(self._view_of), sum(flat.numel() for flat in self.flats)
         self._is_late = gate.runs_behind(self.flats)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}

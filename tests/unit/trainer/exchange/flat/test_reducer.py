@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import product
 from types import SimpleNamespace
@@ -48,6 +49,42 @@ def test_buckets_equal_those_of_ddp(sizes: list[int], enough: int) -> None:
     assert [[id(p) for p in bucket.parameters] for bucket in ours] == [
         [id(parameters[-1 - index]) for index in bucket] for bucket in indices
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_norm_of_the_gradient_is_known_as_long_as_nothing_changes_it(dtype: torch.dtype) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)).to(dtype)
+    reducer = Reducer(model, bucket_bytes=64)
+
+    def norm() -> float:
+        return math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None))
+
+    reducer.begin()
+    reducer.arm(None)
+    model(torch.randn(3, 8, dtype=dtype)).sum().backward()
+    reducer.flush()
+    assert reducer.known() is None
+    reducer.wait()
+    assert reducer.is_finite()
+    assert (reducer.known() is None) is (dtype is torch.bfloat16), "half formats would overflow"
+    for factor in (1.0, 0.37):
+        reducer.scale(factor)
+        assert math.sqrt(reducer.squared_norm()) == pytest.approx(norm(), rel=1e-6 if dtype.itemsize > 2 else 1e-2)
+    model[0].weight.grad[0] *= 100.0
+    assert reducer.known() is None
+    assert math.sqrt(reducer.squared_norm()) == pytest.approx(norm(), rel=1e-6 if dtype.itemsize > 2 else 1e-2)
+
+
+@pytest.mark.parametrize(("value", "finite"), [(3e38, True), (math.inf, False), (math.nan, False)])
+def test_a_norm_that_overflows_is_no_gradient_that_is_not_finite(value: float, finite: bool) -> None:
+    model = torch.nn.Linear(2, 1)
+    reducer = Reducer(model, bucket_bytes=1)
+    reducer.begin()
+    reducer.arm(None)
+    model(torch.tensor([[value, 1.0]])).sum().backward()
+    reducer.flush()
+    reducer.wait()
+    assert reducer.is_finite() is finite
 
 
 @pytest.mark.parametrize("unused", [True, False])
