@@ -6,6 +6,8 @@ they pair the wrong elements on a CPU, and fail on a GPU. DistributedDataParalle
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 
@@ -44,3 +46,17 @@ def laid_out_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         return value
     found = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype, device=value.device)
     return found.copy_(value)
+
+
+class Strides:
+    """The strides of parameters, as they were at one time; those of one dimension have no others."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._of = [(parameter, parameter.stride()) for parameter in parameters if parameter.dim() > 1]
+
+    def have_changed(self) -> bool:
+        """Return whether some have changed, as by ``model.to(memory_format=…)``."""
+        for parameter, stride in self._of:  # noqa: SIM110  # a comprehension is a call, up to Python 3.11
+            if parameter.stride() != stride:
+                return True
+        return False

@@ -80,9 +80,10 @@ class WholeBucket(Bucket):
         squared, version = self._squared
         return squared if version == self.flat._version else None  # noqa: SLF001  # as above
 
-    def scaled(self, squared: float, factor: float) -> None:
-        """Take note that the buffer, whose squared norm was known, has been multiplied."""
-        self._squared = squared * factor * factor, self.flat._version  # noqa: SLF001  # as above
+    def scaled(self, squared: float | None, factor: float) -> None:
+        """Take note that the buffer has been multiplied; ``squared`` was its squared norm, if that was known."""
+        if squared is not None:
+            self._squared = squared * factor * factor, self.flat._version  # noqa: SLF001  # as above
 
     def complete(self) -> None:
         """Copy gradients outside the buffer into it, and zeros for parameters without a gradient (``unused``)."""

@@ -30,7 +30,7 @@ from heterotrain.exchange.timeline import timeline_of
 from heterotrain.network.group import Group
 from heterotrain.state.finite import all_finite
 from heterotrain.state.layers import Layers
-from heterotrain.state.strides import laid_out_like
+from heterotrain.state.strides import Strides, laid_out_like
 
 
 class Reducer(Gradients):
@@ -65,7 +65,7 @@ class Reducer(Gradients):
         self.script_hooks = ScriptHooks()
         self._order = BucketOrder(model)
         self._view_of: dict[int, torch.Tensor] = {}
-        self._strides: list[tuple[torch.nn.Parameter, tuple[int, ...]]] = []
+        self._strides = Strides(())
         self._layers = Layers(model)
         self._trainable: list[int] | None = None
         self._hooks = self._new_hooks()
@@ -92,10 +92,7 @@ class Reducer(Gradients):
         """
         self.abandon()
         trainable = self._layers.trainable_ids()
-        for parameter, stride in self._strides:
-            if parameter.stride() != stride:  # as after model.to(memory_format=…)
-                self._trainable = None
-        if trainable != self._trainable:
+        if trainable != self._trainable or self._strides.have_changed():
             self._build()
             self._trainable = trainable
             if self.on_change is not None:
@@ -269,14 +266,12 @@ class Reducer(Gradients):
 
     def lay_out(self) -> None:
         """Adapt gradients and optimizer state to parameters that the script has laid out anew since the step began."""
-        for parameter, stride in self._strides:
-            if parameter.stride() != stride:
-                break
-        else:
+        if not self._strides.have_changed():
             return
-        for parameter, _ in self._strides:
-            if parameter.grad is not None:
-                parameter.grad = laid_out_like(parameter.grad, parameter)
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                if parameter.grad is not None:
+                    parameter.grad = laid_out_like(parameter.grad, parameter)
         self._trainable = None  # the next step builds the buckets again
         if self.on_change is not None:
             self.on_change()
@@ -296,26 +291,15 @@ class Reducer(Gradients):
 
     def squared_norm(self) -> torch.Tensor | float:
         """Return the squared norm over all gradients in float64."""
-        known = self.known()
-        return squared_norm(self.flats) if known is None else known
-
-    def known(self) -> float | None:
-        """The squared norm, where the test for finite elements has found it and nothing has changed since."""
-        total = 0.0
-        for bucket in self.buckets:
-            squared = bucket.squared
-            if squared is None:
-                return None
-            total += squared
-        return total
+        known = [bucket.squared for bucket in self.buckets]
+        return squared_norm(self.flats) if None in known else sum(filter(None, known))
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient, in place."""
-        known = [(bucket, bucket.squared) for bucket in self.buckets]
+        known = [bucket.squared for bucket in self.buckets]
         super().scale(factor)
-        for bucket, squared in known:
-            if squared is not None:
-                bucket.scaled(squared, factor)
+        for bucket, squared in zip(self.buckets, known, strict=True):
+            bucket.scaled(squared, factor)
 
     def agree_on_order(self, group: Group) -> None:
         """Take over the order in which gradients have arrived on the lowest rank that has a share, from the next step.
@@ -365,7 +349,7 @@ class Reducer(Gradients):
             id(p): view for bucket in self.buckets for p, view in zip(bucket.parameters, bucket.views, strict=True)
         }
         self._hooks = self._new_hooks()
-        self._strides = [(p, p.stride()) for bucket in self.buckets for p in bucket.parameters if p.dim() > 1]
+        self._strides = Strides(trainable)
         self.parameters, self.elements = len(self._view_of), sum(flat.numel() for flat in self.flats)
         self._is_late = gate.runs_behind(self.flats)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
