@@ -41,6 +41,7 @@ class Watch:
         self.looks = looks
         self.changed: dict[str, torch.Tensor] = {}
         self._copies = copies
+        self._kept: dict[str, torch.Tensor] = {}
         self._began: list[tuple[torch.Tensor, int]] = []
         self._may_copy = sum(entry.tensor.nbytes for entry in entries if entry.is_frozen) <= most_bytes
 
@@ -53,14 +54,23 @@ class Watch:
         """Begin a pass."""
         self.changed.clear()
         self._began = [(tensor := entry.place[entry.key], tensor._version) for entry in self.entries]  # noqa: SLF001  # torch's own count of changes
+        self._kept = self._copies.values if self.entries else {}
+        for entry, (tensor, _) in zip(self.entries, self._began, strict=True):
+            before = self._kept.get(entry.name)
+            if before is None:
+                continue
+            # The script or an earlier pass of the step may have changed it since: a network that is trained, then
+            # frozen, or a temperature.
+            is_older = not self._copies.is_of(entry.name, tensor)
+            if is_older or (self.looks and tensor.nbytes <= SMALL_BYTES and not _is_equal(tensor, before)):
+                self._kept[entry.name] = tensor.detach().clone()
 
     def look(self, *, is_first: bool) -> None:
         """Look at the tensors after a micro-batch; ``is_first``: it is the batch's first one."""
         if not (self.looks and self.entries):
             return
-        kept = self._copies.values
         for entry, is_touched in self._touched():
-            before = kept.get(entry.name)
+            before = self._kept.get(entry.name)
             # Torch counts no writes to .data, so small buffers are compared as well.
             is_small = before is not None and entry.tensor.nbytes <= SMALL_BYTES
             if is_touched or (is_small and not _is_equal(entry.tensor, before)):
@@ -70,10 +80,9 @@ class Watch:
         """Let the next micro-batch start from the values before the pass."""
         if not self.changed:
             return
-        kept = self._copies.values
         for entry in self.entries:
-            if entry.name in self.changed and entry.name in kept:
-                write([entry], [kept[entry.name]])
+            if entry.name in self.changed and entry.name in self._kept:
+                write([entry], [self._kept[entry.name]])
 
     def has_changed(self) -> bool:
         """Return whether a tensor has changed in this pass."""
@@ -85,10 +94,10 @@ class Watch:
 
     def adopt(self, names: Collection[str]) -> list[tuple[ForwardTensor, torch.Tensor, torch.Tensor]]:
         """Return the tensors with these names, their values before the pass and after this rank's first micro-batch."""
-        kept, found = self._copies.values, []
+        found = []
         for entry in self.entries:
             if entry.name in names:
-                before = kept.get(entry.name, entry.tensor).detach().clone()
+                before = self._kept.get(entry.name, entry.tensor).detach().clone()
                 found.append((entry, before, self.changed.get(entry.name, before)))
         return found
 

@@ -35,6 +35,11 @@ class BufferCopies:
         """The copies by the buffers' names."""
         return {name: copied.copy for name, copied in self._of.items()}
 
+    def is_of(self, name: str, buffer: torch.Tensor) -> bool:
+        """Return whether torch has counted no change of a buffer since it was copied."""
+        copied = self._of.get(name)
+        return copied is not None and copied.buffer is buffer and 0 <= copied.version == _version(buffer)
+
     def renew(self, buffers: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy the buffers as they are now.
 

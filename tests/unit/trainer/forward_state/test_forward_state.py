@@ -159,6 +159,39 @@ def test_one_micro_batch_of_one_rank_needs_no_rule(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("kind", ["a buffer", "a network that was trained"])
+def test_what_a_script_changes_before_a_pass_is_no_change_of_the_pass(
+    kind: str, *, large: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A temperature that is set inside a step; a discriminator that is frozen again after its own pass."""
+    model, state, size = a_model(layers.Queue), ForwardState(), 5_000 if large else 3
+    if kind == "a buffer":
+        model.register_buffer("own", torch.zeros(size))
+    else:
+        model.register_parameter("own", nn.Parameter(torch.zeros(size), requires_grad=False))
+        model.register_parameter("other", nn.Parameter(torch.zeros(size)))
+    own: Any = model.get_parameter("own") if kind != "a buffer" else model.get_buffer("own")
+    state.use(model)
+    state.copies.renew([*model.named_buffers(), *state.frozen()])
+    with torch.no_grad():
+        own.add_(1.0)
+    state.find()
+    state.begin()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            model(data(0))
+            state.take(6)
+            assert torch.equal(own, torch.ones(size)), "the next micro-batch sees what the script has set"
+        assert state.has_news
+        state.agree(None)
+        state.start(None)
+        state.finish()
+    assert torch.equal(own, torch.ones(size))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("0.pointer of Queue, 0.rows of Queue changed in a forward pass")
+
+
 def test_a_rank_keeps_what_is_its_own() -> None:
     """It is not put back between micro-batches, and not among the buffers that ranks compare."""
     model = a_model(layers.Tally)
