@@ -97,10 +97,19 @@ def check_optimizer(optimizer: Any) -> None:
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"job.optimizer takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError("SparseAdam needs sparse gradients, and those of a job are dense: use torch.optim.Adam")
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise UsageError(
+            f"{name} does not call the constructor of torch.optim.Optimizer: let it call "
+            "super().__init__(groups, defaults), where a wrapper gives the groups of its optimizer, and keep all its "
+            "tensors in self.state, because that goes to joining ranks and into checkpoints"
+        )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise UsageError(
-            f"{type(optimizer).__name__} runs the model several times in a step, "
+            f"{name} runs the model several times in a step, "
             "so the step cannot be committed by all ranks or none: use an optimizer whose step() needs no closure"
         )
 

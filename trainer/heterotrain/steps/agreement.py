@@ -22,7 +22,7 @@ from heterotrain.parts.interface import SecondPhase
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.steps.attempt import Attempts
 from heterotrain.steps.ballot import StepBallot, Voting
-from heterotrain.steps.columns import BEFORE, CHECKPOINT, ENDS
+from heterotrain.steps.columns import BEFORE, CHECKPOINT, ENDS, SUMMED
 from heterotrain.steps.departure import LEAVING, Departure
 from heterotrain.steps.ending import End
 from heterotrain.steps.formations import Formations
@@ -114,6 +114,8 @@ class Agreement:
             self._formations.agreed(active_group, held)
         if agreed[CHECKPOINT].is_due or agreed[LEAVING].now:
             self._mark = new_mark()
+        if agreed[SUMMED]:
+            step.summed.means.hear(agreed[SUMMED], step=task.number, tells=active_group.rank == 0)
         if agreed[ENDS] or self._end.all_end:
             self._end.voted(decision, more=step.more)
         if decision.committed and agreed[ENDS] != BEFORE:

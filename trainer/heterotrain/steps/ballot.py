@@ -60,5 +60,5 @@ def _step(voting: Voting) -> tuple[Sequence[float], ...]:
     reducer, state, task = step.reducer, step.numerics.forward_state, step.task
     return (
         (reducer.signature,), words(reducer.unused, reducer.parameters), (state.is_active and state.has_news,),
-        (step.more,), (step.summed.code,), (task.batch_samples + LAST * task.ends_epoch,),
+        (step.more,), (step.summed.code_of(task.number),), (task.batch_samples + LAST * task.ends_epoch,),
     )  # fmt: skip

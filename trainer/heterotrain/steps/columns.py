@@ -56,7 +56,7 @@ CHANGED = Column("changed", one(any))
 MORE = Column("more", one(lambda values: len(set(values)) == 1))
 """Whether all ranks make another pass over their micro-batches in this step, or none does."""
 SUMMED = Column("summed", one(lambda values: tuple(values) if any(values) else ()))
-"""What ranks know of a loss that is a sum over samples (``summed_loss.py``); empty if no rank knows of one."""
+"""What ranks know of a loss that is no mean over samples (``summed_loss.py``); empty if no rank knows of one."""
 ENDS = Column("ends", one(max))
 """``BEFORE`` or ``AFTER`` where the script of some rank has ended the training, else 0."""
 SAMPLES = Column("samples", one(_unlike))

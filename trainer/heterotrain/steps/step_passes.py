@@ -247,7 +247,7 @@ class StepPasses:
             before: Any = self.loss_sum  # a number or a tensor: it becomes a copy with the last micro-batch
             self.loss_sum = before + (value * samples if weight is None else value)
         if weight is None and self.summed.looks and samples not in self.summed.seen:
-            self.summed.look(loss, samples, step=self.task.number)
+            self.summed.look(loss, samples, step=self.task.number, is_only=not (self.passes or self.more))
         if last:
             if isinstance(self.loss_sum, torch.Tensor):
                 self.loss_sum = HostCopy(self.loss_sum)

@@ -5,8 +5,8 @@ sizes. Autograd's graph says how a loss was made. If it ends in a sum of as many
 divisor that follows the batch, and that is so for micro-batches of two sizes, on one rank or on two, the loss grows
 with its micro-batch.
 
-Only the first micro-batches of a size are looked at, and none after a loss that is no such sum. Sums in compiled code,
-and sums over products with masks, are not found.
+Only the first micro-batches of a size are looked at. Sums in compiled code, and sums over products with masks, are not
+found. Means are looked at by ``uneven_mean.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from heterotrain.errors import UsageError
+from heterotrain.steps.uneven_mean import ADDED, SAME, UnevenMeans
 
 LOOKS = 2
 """Micro-batches of one size that are looked at."""
@@ -28,15 +29,6 @@ DIVIDED = 4
 SIZE_BITS = 22
 _SUMMED = 2
 """Torch's number of ``reduction="sum"``."""
-_SAME = (
-    "NegBackward0",
-    "ToCopyBackward0",
-    "ViewBackward0",
-    "UnsafeViewBackward0",
-    "SqueezeBackward0",
-    "CloneBackward0",
-)
-_ADDED = ("AddBackward0", "SubBackward0", "RsubBackward1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +53,41 @@ class SummedLosses:
         looks: whether it is still open what they are.
         seen: sizes of micro-batches that need not be looked at any more.
         code: for the vote: the kind of sum and the size of its micro-batch; 0 if none is known.
+        means: what it has seen of those that are no sums.
     """
 
     def __init__(self) -> None:
         self.looks = True
         self.seen = {0}
         self.code = 0.0
+        self.means = UnevenMeans()
+        self._may_be_sum = self._looks_at_means = True
         self._found: SampleSum | None = None
         self._counts: dict[int, int] = {}
 
-    def look(self, loss: torch.Tensor, samples: int, *, step: int) -> None:
-        """Look at the loss of a micro-batch, before its backward pass.
+    def code_of(self, step: int) -> float:
+        """Return what this rank says of the loss in the vote on a step."""
+        return (self.means.code if self.means.step == step else 0.0) or self.code
+
+    def look(self, loss: torch.Tensor, samples: int, *, step: int, is_only: bool = True) -> None:
+        """Look at the loss of a micro-batch, before its backward pass; ``is_only``: the step has one pass.
 
         Raises:
             UsageError: it grows with the micro-batch.
         """
-        found = sample_sum(loss, samples)
+        self._looks_at_means = self._looks_at_means and is_only and self.means.look(loss, samples, step=step)
+        found = sample_sum(loss, samples) if self._may_be_sum else None
         if found is None or (self._found is not None and not _is_same(found, self._found)):
-            self.looks, self.code = False, 0.0
+            self._may_be_sum, self.looks, self.code = False, self._looks_at_means, 0.0
             return
         self._found = found
         self._counts[samples] = self._counts.get(samples, 0) + 1
-        if self._counts[samples] == LOOKS:
+        if self._counts[samples] >= LOOKS and not self._looks_at_means:
             self.seen.add(samples)
         enough = len(self._counts) > 1 and (found.factor == 1.0 or sum(self._counts.values()) >= DIVIDED)
         if enough:
             raise UsageError(_sentence(step, sorted(self._counts)))
-        if found.factor == 1.0 or self._counts[samples] == LOOKS:
+        if found.factor == 1.0 or self._counts[samples] >= LOOKS:
             numbers = "any" if found.factor == 1.0 and found.is_ragged else f"{found.numbers:.9g}"
             kind = zlib.crc32(f"{numbers} {found.factor:.9g}".encode()) >> 2
             self.code = float(((kind + 1) << SIZE_BITS) + min(samples, (1 << SIZE_BITS) - 1))
@@ -99,7 +99,7 @@ def check_alike(codes: Sequence[float], *, step: int) -> None:
     Raises:
         UsageError: the same kind of sum has different sizes.
     """
-    known = [int(code) for code in codes if code]
+    known = [int(code) for code in codes if code > 0]
     sizes = {code & ((1 << SIZE_BITS) - 1) for code in known}
     if len(sizes) > 1 and len({code >> SIZE_BITS for code in known}) == 1:
         raise UsageError(_sentence(step, sorted(sizes)))
@@ -116,9 +116,9 @@ def sample_sum(loss: torch.Tensor, samples: int) -> SampleSum | None:
 def _find(node: Any, samples: int, factor: float) -> SampleSum | None:
     """Walk from a loss towards its sum, past factors and added terms."""
     name, inputs = node.name(), [each for each, _ in node.next_functions]
-    if name in _SAME:
+    if name in SAME:
         return _find(inputs[0], samples, factor)
-    if name in _ADDED:
+    if name in ADDED:
         found = [_find(each, samples, factor) for each in inputs if each is not None]
         return next((each for each in found if each is not None), None)
     if name in ("MulBackward0", "DivBackward0"):

@@ -56,11 +56,20 @@ def test_all_models_that_torch_trains_are_accepted() -> None:
     admission.check_belongs(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Takes the place of another optimizer, as Lookahead does, without the constructor of its class."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.param_groups, self.state, self.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
+
+
 def test_optimizers_and_schedulers_that_need_more_than_a_step() -> None:
     """A closure or a metric, and objects of another type."""
     for made, message in (
         ([], "not a list"),
         (torch.optim.LBFGS(LAYER.parameters()), r"LBFGS runs the model several times"),
+        (torch.optim.SparseAdam(LAYER.parameters()), r"use torch\.optim\.Adam"),
+        (Wrapper(sgd(1)), r"Wrapper does not call the constructor .* super\(\).__init__\(groups, defaults\)"),
     ):
         with pytest.raises(UsageError, match=message):
             admission.check_optimizer(made)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from heterotrain import UsageError
 from heterotrain.steps.summed_loss import SummedLosses, check_alike
+from heterotrain.steps.uneven_mean import UNEVEN
 from support.one_process import DATA, a_job
 from torch.nn import functional
 
@@ -69,6 +70,59 @@ def test_what_does_not_grow_is_left_alone(kind: str, sizes: list[int]) -> None:
     check_alike([sums.code, *(look(OTHERS[kind], [size] * 3).code for size in set(sizes))], step=1)
 
 
+CLASSES = torch.tensor([1.0, 2.0, 5.0])
+UNLIKE: dict[str, Loss] = {
+    "weights of classes": lambda _x, out, y: functional.cross_entropy(out, y.argmax(1), weight=CLASSES),
+    "targets that count": lambda x, out, y: functional.cross_entropy(out, y.argmax(1).masked_fill(x[:, 0] < 0, -100)),
+    "with smoothing": lambda _x, out, y: functional.cross_entropy(
+        out, y.argmax(1), weight=CLASSES, label_smoothing=0.1
+    ),
+    "over tokens": OTHERS["over tokens"],
+    "chosen elements": lambda _x, out, y: out[y > 0].square().mean() / 2,
+    "chosen rows": lambda x, out, y: functional.mse_loss(out[x[:, 0] > 0], y[x[:, 0] > 0]) + out.abs().mean(),
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_a_mean_over_something_else_is_said_once(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where micro-batches of one rank differ, and where those of two ranks do."""
+    one = SummedLosses()
+    for size in (8, 8, 3):
+        x, y = torch.randn(2, size, 4, generator=torch.Generator().manual_seed(size + one.means._looks)).unbind()
+        one.look(UNLIKE[kind](x, x @ W, y[:, :3]), size, step=0)
+    assert one.code_of(0) == UNEVEN
+    assert one.code_of(1) == 0.0
+    ranks = [look(UNLIKE[kind], [size] * 5) for size in (9, 4)]
+    codes = [rank.code_of(4) for rank in ranks]
+    assert max(codes) < 0.0
+    for told in (ranks[0], one):
+        caplog.clear()
+        for _ in range(2):
+            told.means.hear(codes, step=1, tells=True)
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert "step 1: the loss is a mean over something else than samples" in said
+    check_alike([*codes, UNEVEN], step=1)
+
+
+@pytest.mark.parametrize("kind", {*OTHERS} - {*UNLIKE})
+def test_a_mean_over_samples_is_no_other_mean(kind: str) -> None:
+    """Also with smoothing, and with terms that have nothing to do with the samples."""
+    for sizes in ([8, 8, 3, 3, 8], [3, 6], [4] * 9):
+        sums = look(OTHERS[kind], sizes)
+        assert sums.code_of(len(sizes) - 1) >= 0.0
+
+
+def test_texts_of_one_length_in_a_step_fit_together() -> None:
+    """Batches that are sorted by length have other denominators in each step, but the same ratio on all ranks."""
+    ranks = [SummedLosses(), SummedLosses()]
+    for step, length in enumerate([3, 5, 4]):
+        for rank, size in zip(ranks, (8, 2), strict=True):
+            rank.look((torch.randn(size, length, 4) @ W).square().mean(), size, step=step)
+        ranks[0].means.hear([rank.code_of(step) for rank in ranks], step=step, tells=True)
+        assert ranks[0].code_of(step) == (ranks[1].code_of(step) if step else 0.0)
+    assert ranks[0].looks
+
+
 def train(loss: Callable[[Any, torch.Tensor, torch.Tensor], tuple[Any, ...]]) -> None:
     job, model, optimizer = a_job(micro_batch_samples=3)
     for step in job.steps(DATA):
@@ -83,3 +137,16 @@ def test_a_job_refuses_a_sum_in_its_first_step() -> None:
     train(lambda model, x, y: (((model(x) - y) ** 2).sum(), len(x)))
     with pytest.raises(UsageError, match=r"step 0: the loss is a sum over samples"):
         train(lambda model, x, y: (((model(x) - y) ** 2).sum(),))
+
+
+def test_a_job_says_that_a_mean_is_not_that_of_one_process(caplog: pytest.LogCaptureFixture) -> None:
+    """Once; nothing with a sum and its weight, nor for a step of one micro-batch."""
+
+    def masked(model: Any, x: torch.Tensor, _y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = x[:, 0].abs()
+        return (model(x)[:, 0] * weight).sum(), weight.sum()
+
+    train(masked)
+    assert not [record for record in caplog.records if "something else than samples" in record.getMessage()]
+    train(lambda model, x, y: (masked(model, x, y)[0] / masked(model, x, y)[1],))
+    assert len([record for record in caplog.records if "something else than samples" in record.getMessage()]) == 1
