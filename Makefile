@@ -134,7 +134,7 @@ chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=numb
 	@PYTHONPATH=core:planner:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \
 	  --histories $(or $(HISTORIES),300) --seed $(or $(SEED),0)
 
-histories: setup ## seeded histories of real workers: KIND=data, divided, unequal, sharded or layout, HISTORIES=number, SEED=first one
+histories: setup ## seeded histories of real workers: KIND=data, late, divided, unequal, sharded or layout, HISTORIES=number, SEED=first one
 	@kind=$(or $(KIND),layout); first=$(or $(SEED),0); [ "$$kind" = data ] && part= || part=$${kind}_; \
 	  HISTORIES="$$first:$$((first + $(or $(HISTORIES),20)))" $(PYTEST) -n 2 "tests/distributed/test_$${part}histories.py"
 

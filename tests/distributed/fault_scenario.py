@@ -11,12 +11,13 @@ from typing import Any
 
 from distributed.drawn_histories import Draws, note
 from distributed.fault_injectors import FORMING_PLACES, LAST_PLACE, SCRIPT_PLACES, STEP_PLACES
-from distributed.harness import LIMIT_S, Gate, Operator, Worker
+from distributed.harness import LIMIT_S, Gate, Operator, Worker, deliver
+from distributed.queued_updates import LATE_PLACES
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Boundary, BoundaryKind
 from support import patience
 
-STEPS = 18
+STEPS, EPOCH_STEPS = 18, 6
 PLACES = (*STEP_PLACES, *SCRIPT_PLACES, *FORMING_PLACES, LAST_PLACE)
 FAULTS = {
     "asked to leave": "leave",
@@ -140,8 +141,10 @@ class FaultScenario:
         """Schedule a fault, and an event that brings the job to its place."""
         folder, rng = self.operator.folder / f"event-{number}", self.draw("cell", number)
         folder.mkdir()
-        by_step = (*STEP_PLACES, "between collectives", "in forward")
+        by_step = (*STEP_PLACES, *LATE_PLACES, "between collectives", "in forward")
         at = rng.randint(1, STEPS - 3) if place in by_step else 0
+        if place in LATE_PLACES:
+            at = rng.choice([step for step in range(STEPS) if 0 < step % EPOCH_STEPS < EPOCH_STEPS - 1])
         if place in ("building", "built"):
             at = rng.randint(0, 1)
         if at == 1 or place in ("voting", "giving", "receiving"):
@@ -267,6 +270,8 @@ class FaultScenario:
             event.release()
             victim.signal(signal.SIGCONT)
             self.stopped.discard(victim.uid)
+            if victim.uid in self.cut_off and self.running() == [victim] and self.planned == (victim.uid,):
+                deliver(self.operator.newest, victim)  # nobody else is left to tell it
             self.cut_off.discard(victim.uid)
 
     def _start_fault(self, event: ScheduledFault, victim: Worker) -> None:

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +34,9 @@ def table(pytestconfig: pytest.Config) -> Iterator[None]:
     """Print the table at the end, if the number of histories was given."""
     yield
     if ASKED:
-        rows = [[what, *(str(COVERED[what, p]) if possible(what, p) else "" for p in PLACES)] for what in FAULTS]
-        lines = [f"| {' | '.join(row)} |" for row in (["", *PLACES], ["---"] * (len(PLACES) + 1), *rows)]
+        places = dict.fromkeys((*PLACES, *(place for _, place in COVERED)))
+        rows = [[what, *(str(COVERED[what, p]) if possible(what, p) else "" for p in places)] for what in FAULTS]
+        lines = [f"| {' | '.join(row)} |" for row in (["", *places], ["---"] * (len(places) + 1), *rows)]
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             print("", *lines, sep="\n")
 
@@ -55,16 +56,19 @@ def test_a_seed_repeats_its_history(operate: Callable[..., Operator], seed: int)
     assert play(operate, seed, "second") == found
 
 
-def play(operate: Callable[..., Operator], seed: int, name: str, *, late: bool = False) -> list[dict[str, Any]]:
-    """Play a history; return the faults that happened."""
+def play(
+    operate: Callable[..., Operator], seed: int, name: str, *, late: Sequence[tuple[str, str]] = ()
+) -> list[dict[str, Any]]:
+    """Play a history, with one more fault where steps are confirmed ``late``; return the faults that happened."""
     draw = Draws(seed)
     cells = [CELLS[(FAULTS_EACH * seed + number) % len(CELLS)] for number in range(FAULTS_EACH)]
+    cells += late
     operator = in_own_folder(operate(epochs=EPOCHS, peer_timeout_s=0.3, checkpoint_uri=None), name)
     if draw.chance(0.5, "checkpoints"):  # otherwise workers that join after all others have left start from scratch
         operator.config = replace(operator.config, checkpoint_uri=f"file://{operator.folder}/checkpoints")
         if seed % 2:  # otherwise a checkpoint is written only when workers are asked to leave
             operator.config = replace(operator.config, checkpoint_interval_s=0.0)
-    scenario = FaultScenario(draw=draw, operator=operator, cells=cells, late=late)
+    scenario = FaultScenario(draw=draw, operator=operator, cells=cells, late=bool(late))
     scenario.begin()
     scenario.play()
     COVERED.update(cell for cell, event in zip(cells, scenario.scheduled, strict=True) if event.reached.exists())
