@@ -184,7 +184,8 @@ class Observer:
         self.flush()
         self.buckets_s, self.plain, self.preconditioned = (), UNKNOWN, UNKNOWN
         self._skip = True
-        self._pending.clear()
+        with self._flush_lock:  # a scrape may be counting the first of them
+            self._pending.clear()
 
     def formation_began(self) -> None:
         """Start a formation: its members measure often at first, because they have not agreed on an interval yet."""

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import heterotrain
 import pytest
@@ -54,3 +59,27 @@ def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytes
     assert float(found[names.MEASUREMENT_INTERVAL]) == 4
     assert float(found[names.TELEMETRY_SECONDS]) > 0
     assert float(found[names.GRADIENT_SQUARED]) > 0
+
+
+class Pending(deque[Any]):
+    """Steps whose times wait to be counted; a scrape begins while they are dropped."""
+
+    def clear(self) -> None:
+        scrape = threading.Thread(target=lambda: self.flush(wait=False))
+        scrape.start()
+        scrape.join()
+        super().clear()
+
+    flush: Callable[..., None]
+
+
+def test_no_scrape_counts_a_step_while_it_is_dropped() -> None:
+    """It would take the first of them, and find none to remove."""
+    job = heterotrain.init()
+    noted, looks = job._loop._observer, []
+    clock = SimpleNamespace(read=lambda *_read, **_options: looks.append(1))  # the device has not finished the step
+    noted._pending = Pending([(None, clock, None, 1.0, None)])
+    noted._pending.flush = noted.flush
+    noted.forget()
+    assert looks == [1]  # before they are dropped
+    assert not noted._pending
