@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from distributed.drawn_histories import seeds
+import torch
+from distributed import late_scripts
 from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
-from distributed.test_histories import play
+from distributed.scripts import batches, optimizer_of, problem
 from heterotrain_core.contract.outcome import Ending
 from support.lineage import lineage
 from support.repeat import part_of
@@ -80,8 +81,37 @@ def test_a_rank_joins_while_a_step_waits(operate: Operate) -> None:
     finish(operator, [workers[1], joiner])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", seeds(gate=1, every=100))
-def test_history(operate: Operate, seed: int) -> None:
-    """Faults of every kind, as with steps that are confirmed at once."""
-    play(operate, seed, "late", late=True)
+def plainly(steps: int = 6) -> dict[str, torch.Tensor]:
+    """Return what plain torch makes of the script that changes model and optimizer itself."""
+    (x, y), model = problem(96).tensors, late_scripts.Net()
+    optimizer = optimizer_of(model)
+    for number, (_, chosen) in enumerate(batches(epochs=1)):
+        late_scripts.before(model, number)
+        optimizer.zero_grad()
+        ((model(x[chosen]) - y[chosen]) ** 2).mean().backward()
+        optimizer.step()
+        late_scripts.after(model, optimizer)
+    return {name: value.detach() for name, value in model.state_dict().items()} | {"count": torch.tensor(float(steps))}
+
+
+@pytest.mark.parametrize(("first", "counts"), part_of([("reduced", False), ("reduced", True), ("gate", False)], of=3))
+def test_a_script_that_changes_model_and_optimizer_itself(operate: Operate, first: str, counts: bool) -> None:  # a case
+    """All ranks repeat a step, by false alarms. The first has not changed anything after it, and the others have.
+
+    Or it finds its gate closed, as the others do.
+    """
+    operator = operate(epochs=1, peer_timeout_s=0.5)
+    faults = [{"place": "gate", "step": STEP - 1, "do": "mark"} for _ in range(3)]
+    if first != "gate":
+        faults[0] = {"place": first, "step": STEP - 1, "do": "lose"}
+    faults = [fault | {"reached": str(operator.folder / f"reached-{at}")} for at, fault in enumerate(faults)]
+    script: Any = {"script": "distributed.late_scripts:train", "counts": counts}
+    workers = [operator.start(f"w{i}", fault=fault, **script) for i, fault in enumerate(faults)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish(workers)
+    for at, worker in enumerate(workers):
+        assert (operator.folder / f"reached-{at}").exists()
+        assert worker.outcome is not None, operator.evidence()
+        assert worker.outcome.ending is Ending.FINISHED, operator.evidence()
+        assert_same_weights(operator.weights(worker), plainly())

@@ -68,8 +68,7 @@ def fit(
         job.scheduler(scheduler(stepper))
     if evaluate is not None:
         job.on_epoch_end(evaluate(job, model))
-    confirm = "now" if job.has_own_state else "late"
-    for step in job.steps(dataset, collate=collate, shuffle=shuffle, workers=workers, confirm=confirm):
+    for step in job.steps(dataset, collate=collate, shuffle=shuffle, workers=workers, confirm="late"):
         with step:
             for batch in step.micro_batches():
                 value = loss(model, batch)

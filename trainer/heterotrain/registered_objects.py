@@ -25,13 +25,8 @@ _S = TypeVar("_S", bound=Stateful)
 
 
 class RegisteredObjects:
-    """A job's side for what a script registers: the model, what trains it, further state, and hooks.
+    """A job's side for what a script registers: the model, what trains it, further state, and hooks."""
 
-    Attributes:
-        has_own_state: whether the script has registered state of its own, which the body of its loop may change.
-    """
-
-    has_own_state = False
     _training: TrainState
     _numerics: Numerics
     _wrapped: Wrapped
@@ -143,7 +138,7 @@ class RegisteredObjects:
         Raises:
             UsageError: the object has no ``state_dict``, or the name is taken.
         """
-        self.has_own_state = True
+        self._training.has_own = True
         return self._keep(name, stateful)
 
     def _keep(self, name: str, stateful: _S) -> _S:

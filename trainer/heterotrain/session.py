@@ -178,7 +178,7 @@ class Job(RegisteredObjects):
             epochs: of a phase of the training, which this call trains; a later call trains the next phase, with data of
                 its own. The last one may leave it out, and trains the rest.
             steps: the same in a training by steps. The epoch ends with the last one.
-            confirm: a step ``now``, in ``apply``, or ``late``, by the next vote, so that GPUs never wait for the host.
+            confirm: a step ``now``, or ``late``, by the next vote: GPUs never wait, and own variables may change twice.
 
         Raises:
             UsageError: there is nothing to train, or the data cannot be read this way.

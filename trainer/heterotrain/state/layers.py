@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -46,6 +47,15 @@ class Layers:
                 if parameter is not None and parameter.requires_grad:
                     found.append(id(parameter))  # noqa: PERF401  # a comprehension is a call, up to Python 3.11
         return found
+
+    def contents(self) -> tuple[list[torch.nn.Parameter], list[torch.nn.Module]]:
+        """Return parameters whose changes torch counts, and layers, without a look for new ones."""
+        found = [each for own in self._parameters for each in own.values() if each is not None]
+        return [each for each in found if not each.is_inference()], self._layers
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield names and parameters of the model."""
+        return self._model.named_parameters()
 
     def state(self) -> tuple[object, ...]:
         """Return where parameters and buffers are, which of them are trained, and which layers are in training mode."""

@@ -66,6 +66,7 @@ class TrainState:
         confirmed: number and confirmation of the last step of a divided model that this rank has applied.
         before_hooks: the progress before the newest hooks, and what they may have changed, in a divided model until the
             next step is committed.
+        has_own: whether the script has registered objects of its own, which the body of its loop may change.
         joined: committed steps when this rank took the state over from running ranks; -1 if it did not.
         has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
     """
@@ -84,6 +85,7 @@ class TrainState:
     holdings: tuple[Holding | None, ...] = ()
     earlier: HeldState | None = None
     before_hooks: tuple[Progress, BeforeHooks] | None = None
+    has_own: bool = False
     joined: int = -1
     _begin: Callable[[], None] = lambda: None
     _is_past: Callable[[Progress], bool] = lambda _progress: False

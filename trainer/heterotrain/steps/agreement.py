@@ -12,7 +12,7 @@ from typing import NoReturn, cast
 
 from heterotrain.checkpoints.manifest import new_mark
 from heterotrain.data.progress import Progress
-from heterotrain.errors import Diverged, PeerLost
+from heterotrain.errors import Diverged, PeerLost, UsageError
 from heterotrain.exchange.gate import Gate
 from heterotrain.membership.agreement import PLAN
 from heterotrain.membership.interface import ActiveGroup
@@ -189,6 +189,7 @@ class Agreement:
             ordered=step.group is not None and step.reducer.wants_order,
             planned=active_group.agreed.plan is not active_group.roster.plan,
             apart=self._replicas.donor is not None,
+            registered=self._training.has_own,
         )
 
     def queue(self, step: StepPasses, decision: StepDecision, gate: Gate) -> None:
@@ -199,7 +200,19 @@ class Agreement:
         after = loader.advanced(self._training.progress, step.task)
         record = partial(self._records.committed, step, decision, active_group, loader)
         step.timestamps = step.reducer.exchange.timestamps
-        self.late.queued = Queued(step, gate, after, record)
+        settings = self._attempts.settings(self._training.optimizers)
+        self.late.queued = Queued(step, gate, after, record, settings, bool(self._records.schedulers))
+
+    def go_back(self) -> Queued | None:
+        """Return the step that has waited and not happened, and is repeated next; ``None`` if there is none.
+
+        Raises:
+            UsageError: the script has changed parameters since.
+        """
+        dropped = self.late.take_dropped()
+        if dropped is not None and (changed := dropped.changed):
+            self.fail(UsageError(changed))
+        return dropped
 
     def _record(self, step: StepPasses, decision: StepDecision, active_group: ActiveGroup) -> None:
         self._resources.end()

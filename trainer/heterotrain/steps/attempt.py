@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
@@ -13,6 +13,7 @@ from heterotrain.errors import OutOfMemory
 from heterotrain.forward_state.state import ForwardState
 from heterotrain.state.buffer_copies import BufferCopies
 from heterotrain.state.layers import Layers
+from heterotrain.state.script_settings import ScriptSettings
 from heterotrain.state.weight_copies import WeightCopies
 from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import RankMetrics
@@ -62,6 +63,11 @@ class Attempts:
         """Keep the weights, which the script may change before the step ends."""
         if self._model is not None:
             self.weights.keep_weights(self._model)
+
+    def settings(self, optimizers: Sequence[torch.optim.Optimizer]) -> ScriptSettings:
+        """Note the settings of model and optimizers, which the script may change while a step waits."""
+        layers = self._layers or Layers(torch.nn.Module())
+        return ScriptSettings(layers, optimizers, self._forward_state.frozen)
 
     @property
     def kept(self) -> dict[str, torch.Tensor]:

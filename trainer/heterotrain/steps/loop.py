@@ -327,16 +327,15 @@ class Loop:
 
     def _undo(self, step: StepPasses | None, lost: PeerLost | None) -> None:
         """Undo an attempt, if there is one, and the step before it, if that waited behind a gate that was closed."""
-        late = self.agreement.late
         if lost is not None:
-            late.end(lost)
-        if (dropped := late.take_dropped()) is not None:
+            self.agreement.late.end(lost)
+        if (dropped := self.agreement.go_back()) is not None:
             step = dropped.step
-        if step is None:
-            return
-        if self._training.prepared is None:  # else it may still be finished, by the next formation's members
+        if (
+            step is not None and self._training.prepared is None
+        ):  # else it may still be finished, by the next formation's members
             self._attempts.undo(dropped)
-        if lost is not None:
+        if step is not None and lost is not None:
             self.agreement.uncommitted, self._end.all_end = step, False
 
     def _leave_broken(self, lost: Exception) -> None:
@@ -384,6 +383,9 @@ class Loop:
         if self._identity.mode is Mode.OPERATED or self._end.is_over:
             return
         if (dropped := self.agreement.late.leave()) is not None:
+            if changed := dropped.changed:
+                _log.error("no checkpoint is written: %s", changed)
+                return
             self._attempts.undo(dropped)
         if self._identity.rank or self._first_steps in (None, self._training.progress.steps):
             return  # a script that fails at once would find the checkpoint of a model that is not the corrected one

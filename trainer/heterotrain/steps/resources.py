@@ -50,6 +50,7 @@ class StepResources:
     def begin(self, number: int) -> bool:
         """Begin a step: what is drawn from here on is the same on all ranks. Return whether it has begun before."""
         self._began_s = self._clock()
+        self.late.begin(number)
         self.seed_alike("step", number)
         before, self._newest = self._newest, max(number, self._newest)
         return number <= before
