@@ -6,13 +6,43 @@ as if another rank was lost, and the ranks would connect again and again. So it 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from heterotrain.errors import UsageError
 
 CONNECTION_THREADS = 16
 """More than a group of gloo and the mesh start while they connect: 3 of gloo, and some for connections that arrive."""
+
+MOST_IDLE = 16
+"""Threads that are kept for the next ``run_beside``; more run at a time if needed."""
+
+_IDLE: list[SimpleQueue[Callable[[], object]]] = []
+"""What each idle thread waits for."""
+os.register_at_fork(after_in_child=_IDLE.clear)
+
+
+def run_beside(run: Callable[[], object], name: str) -> None:
+    """Run on a daemon thread that an earlier call has left, or on a new one: a start costs more than a short wait.
+
+    Raises:
+        UsageError: as ``start_thread``.
+    """
+    try:
+        _IDLE.pop().put(run)
+    except IndexError:
+        runs: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        runs.put(run)
+        start_thread(lambda: _serve(runs), name)
+
+
+def _serve(runs: SimpleQueue[Callable[[], object]]) -> None:
+    runs.get()()
+    while len(_IDLE) < MOST_IDLE:
+        _IDLE.append(runs)
+        runs.get()()
 
 
 def start_thread(run: Callable[[], object], name: str) -> threading.Thread:

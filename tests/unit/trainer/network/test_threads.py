@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 from heterotrain.errors import UsageError
 from heterotrain.network.connection_attempt import Attempt
-from heterotrain.network.threads import CONNECTION_THREADS
+from heterotrain.network.threads import CONNECTION_THREADS, run_beside
+from support.waiting import wait_until
 
 SENTENCE = "this rank cannot start another thread (can't start new thread): raise the limit of processes"
 LIMITED = """
@@ -51,3 +53,24 @@ def test_an_attempt_to_connect_begins_only_where_there_is_room(monkeypatch: pyte
     for thread in started:
         thread.join()
     assert asked == []
+
+
+def test_a_thread_runs_one_thing_after_the_other_and_keeps_none_of_them() -> None:
+    """Things that run at the same time have threads of their own."""
+    found: list[threading.Thread] = []
+
+    def once(gate: threading.Event) -> weakref.ref[threading.Event]:
+        run_beside(lambda: (gate.wait(), found.append(threading.current_thread())), "heterotrain-test")
+        return weakref.ref(gate)
+
+    gates = [threading.Event(), threading.Event()]
+    ended = [once(gate) for gate in gates]
+    while gates:
+        gates.pop().set()
+    wait_until(lambda: not any(each() for each in ended), "both have ended and are forgotten", timeout_s=20.0)
+    both = set(found)
+    assert len(both) == 2
+    once(gate := threading.Event())
+    gate.set()
+    wait_until(lambda: len(found) == 3, "the third has ended", timeout_s=20.0)
+    assert set(found) == both

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from heterotrain.network.threads import start_thread
+from heterotrain.network.threads import run_beside
 
 MESSAGES = ("send", "recv", "recv_anysource")
 """Operations of one pair of ranks: gloo closes the connection when a wait for one reaches its limit."""
@@ -135,7 +135,7 @@ class ThreadedWait(BoundedWait):
         self.began_s = self.ended_s = time.perf_counter()
         self._ended = threading.Event()
         self._error: RuntimeError | None = None
-        start_thread(self._wait, "heterotrain-wait")
+        run_beside(self._wait, "heterotrain-wait")
 
     def _wait(self) -> None:
         try:
