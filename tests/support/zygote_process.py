@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import functools
+import gc
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ import select
 import signal
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +45,10 @@ connection_setup.CONNECT_S *= patience.RELUCTANCE
 
 def main() -> None:
     """Serve until standard input ends, then kill the remaining workers."""
+    gc.collect()
+    gc.freeze()  # collections in a fork leave out what is loaded here, whose pages stay shared
+    for loaded in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # torch takes its operators apart
+        loaded.atexit = False
     children: dict[int, str] = {}
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
