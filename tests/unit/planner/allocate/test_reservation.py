@@ -298,6 +298,25 @@ def test_a_holder_waits_for_the_end_of_one_before_it_that_has_still_to_start() -
     assert stated_s == pytest.approx({"first": 1000.0, "second": 1500.0})
 
 
+@pytest.mark.parametrize(("workers", "starts"), [(1, True), (2, False)])
+def test_later_jobs_leave_room_for_those_that_still_run_when_the_holder_starts(workers: int, starts: bool) -> None:
+    """A short job behind the gang ends first, with a pause of its own; a late one would sit on its nodes then."""
+
+    def job(key: str, *, workers: int, seconds: float, arrived_s: float) -> JobDemand:
+        demand = replace(a_job(key, arrived_s=arrived_s, least=workers), remaining_samples=workers * seconds)
+        return replace(demand, current={"p": workers}, pause_s=50.0)
+
+    jobs = [
+        job("long", workers=4, seconds=3000.0, arrived_s=0.0),
+        replace(job("gang", workers=5, seconds=100.0, arrived_s=1.0), current={}, waited_s=1e4),
+        job("short", workers=3, seconds=100.0, arrived_s=2.0),
+        replace(job("late", workers=workers, seconds=3000.0, arrived_s=3.0), current={}),
+    ]
+    grants = {grant.key: grant for grant in propose(pool_of(10), jobs).grants}
+    assert grants["gang"].starts_within_s == pytest.approx(150.0, abs=0.1)
+    assert bool(grants["late"].workers) is starts
+
+
 def test_what_may_run_next_to_a_waiting_job_is_searched_together() -> None:
     """Each running job could shrink to either pool; only one combination leaves the gang its nodes."""
     capacity = PoolCapacity([Pool(name="p", nodes=(1,) * 3), Pool(name="q", nodes=(1,) * 3)])

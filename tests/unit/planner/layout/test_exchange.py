@@ -146,6 +146,23 @@ def test_a_stage_does_not_pay_for_a_link_that_its_owners_do_not_use() -> None:
     assert exchange_seconds(problem, inside) == pytest.approx(200.0)
 
 
+@pytest.mark.parametrize(
+    ("members", "cuts"),
+    [
+        ({(1, 1): 2}, [(["a", "b"], [2])] * 2),
+        ({(2, 0): 1, (0, 2): 1}, [(["a", "a"], [2]), (["b", "b"], [2])]),
+        ({(2, 0): 1, (0, 4): 1}, [(["a", "a"], [2]), (["b"] * 4, [1, 2, 3])]),  # each of the first is in two rings
+        ({(1, 0): 2, (0, 1): 2}, [(["a"], []), (["a"], []), (["b"], []), (["b"], [])]),
+    ],
+)
+def test_the_rough_exchange_is_that_of_equal_parts(
+    members: dict[tuple[int, int], int], cuts: list[tuple[list[str], list[int]]]
+) -> None:
+    problem = two_pools(counts=(4, 4))
+    layouts = [a_pipeline(kinds, own, 4) for kinds, own in cuts]
+    assert rough_exchange(problem, members) == pytest.approx(exchange_seconds(problem, layouts))
+
+
 def test_stages_lie_inside_a_pool_where_that_is_cheaper() -> None:
     """Between pools, activations then travel in place of gradients; on a fast link, the cut is free to be another."""
     templates = template_table(two_pools())

@@ -209,7 +209,11 @@ def test_too_few_steps_or_an_unknown_line_keep_nothing() -> None:
     assert kept_speed(model, model.compute, seen) is None
     seen = as_observed(a_speed((64, LEAST_STEPS)), "w")
     model = fit_member(seen)
-    assert kept_speed(model, model.compute, seen) is not None
+    kept = kept_speed(model, model.compute, seen)
+    assert kept is not None
+    slower = replace(kept, compute=line(1.0))
+    assert middle_speed((slower, kept)) is middle_speed((kept, slower)) is slower
+    assert kept_speed(model, model.compute, [replace(each, warm_up=True) for each in seen]) is None
     assert kept_speed(model, None, seen) is None
     assert kept_speed(replace(model, drifted=True), model.compute, seen) is None
     assert kept_speed(fit_member(()), line(0.002), ()) is None
