@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _RANKS: Final = (
@@ -28,6 +29,13 @@ _ATTRIBUTES: Final = {
     },
 }  # fmt: skip
 """What is meant by class and name."""
+_ARGUMENTS: Final = {
+    "retain_graph": "leave it out: add up losses that share a graph, and call step.backward once for each micro-batch",
+    "create_graph": "compute the gradient in the loss, by torch.autograd.grad(…, create_graph=True)",
+    "max_norm": "write step.apply(optimizer, clip_norm=…)",
+}
+"""What to do in place of an argument of ``Tensor.backward``, or of clipping."""
+_UNKNOWN: Final = re.compile(r"\bStep(?:Passes)?\.\w+\(\) got an unexpected keyword argument '(\w+)'")
 
 
 def advice(error: BaseException) -> str:
@@ -40,6 +48,9 @@ def advice(error: BaseException) -> str:
             (found[error.name] for kind, found in _ATTRIBUTES.items() if kind in kinds and error.name in found), ""
         )
         return f"heterotrain: in place of .{error.name}, write {meant}" if meant else ""
+    unknown = _UNKNOWN.search(str(error)) if isinstance(error, TypeError) else None
+    if unknown is not None and unknown[1] in _ARGUMENTS:
+        return f"heterotrain: in place of {unknown[1]}=, {_ARGUMENTS[unknown[1]]}"
     if isinstance(error, ValueError | RuntimeError) and "init_process_group" in str(error):
         return (
             "heterotrain: leave out DistributedDataParallel, which job.wrap takes the place of. Other calls of "

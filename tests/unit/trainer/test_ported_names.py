@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.ported_names import _ATTRIBUTES, advice
+from heterotrain.ported_names import _ARGUMENTS, _ATTRIBUTES, advice
 from heterotrain.session import Job
 from heterotrain.steps.result import StepResult
 from heterotrain.steps.step import Step
@@ -36,6 +36,23 @@ def test_a_name_of_another_library_gets_the_one_that_is_meant() -> None:
     with pytest.raises(AttributeError) as raised:
         every["Job"].world_size  # noqa: B018  # it raises
     assert "job.part divides data" in advice(raised.value)
+
+
+@pytest.mark.parametrize("name", _ARGUMENTS)
+def test_an_argument_of_another_library_gets_what_to_do(name: str) -> None:
+    job, model, optimizer = a_job(epochs=1)
+
+    def train() -> None:
+        for step in job.steps(DATA):
+            with step:
+                for x, y in step.micro_batches():
+                    loss: Any = squared_error(model, x, y)
+                    step.backward(loss, **({} if name == "max_norm" else {name: True}))
+                step.apply(optimizer, **({"max_norm": 1.0} if name == "max_norm" else {}))  # type: ignore[arg-type]  # as scripts have it
+
+    with pytest.raises(TypeError) as raised:
+        train()
+    assert advice(raised.value).startswith(f"heterotrain: in place of {name}=, ")
 
 
 def test_names_that_are_offered_exist() -> None:

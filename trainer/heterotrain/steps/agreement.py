@@ -22,7 +22,7 @@ from heterotrain.parts.interface import SecondPhase
 from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.steps.attempt import Attempts
 from heterotrain.steps.ballot import StepBallot, Voting
-from heterotrain.steps.columns import BEFORE, CHECKPOINT, ENDS, SUMMED
+from heterotrain.steps.columns import BEFORE, CHECKPOINT, ENDS, SUMMED, UNUSED
 from heterotrain.steps.departure import LEAVING, Departure
 from heterotrain.steps.ending import End
 from heterotrain.steps.formations import Formations
@@ -36,6 +36,7 @@ from heterotrain.steps.script_exchanges import ScriptExchanges
 from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.step_passes import StepPasses
 from heterotrain.steps.step_records import StepRecords
+from heterotrain.steps.usage import check_used
 from heterotrain.steps.vote import exchange_votes
 
 _log = logging.getLogger(__name__)
@@ -118,6 +119,11 @@ class Agreement:
             step.summed.means.hear(agreed[SUMMED], step=task.number, tells=active_group.rank == 0)
         if agreed[ENDS] or self._end.all_end:
             self._end.voted(decision, more=step.more)
+        if agreed[UNUSED] and decision.committed and decision.weight > 0:
+            try:
+                check_used(step=task.number, unused=agreed[UNUSED], parameters=step.reducer.parameters)
+            except UsageError as error:
+                self.fail(error)
         if decision.committed and agreed[ENDS] != BEFORE:
             # Code of the script that adds noise to gradients, or an optimizer that draws numbers, does the same
             # on every rank.

@@ -99,6 +99,24 @@ def refuse_other_pass(step: int) -> NoReturn:
     )
 
 
+def check_used(*, step: int, unused: int, parameters: int) -> None:
+    """Check that the loss of some rank depends on the model that ``job.wrap`` got.
+
+    Args:
+        step: number of the step.
+        unused: parameters that got no gradient on any rank, by bits.
+        parameters: how many are trained.
+
+    Raises:
+        UsageError: none does, so nothing would be trained.
+    """
+    if parameters and unused == (1 << parameters) - 1:
+        raise UsageError(
+            f"step {step}: no parameter of the model that job.wrap returned got a gradient, so nothing is trained: "
+            "compute the loss with that model, not with a copy, and unfreeze what the loss depends on"
+        )
+
+
 def _micro_batches(count: int) -> str:
     return f"{count} micro-batch" + ("" if count == 1 else "es")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.session import Job
 from heterotrain.steps.step import Step
-from support.one_process import DATA, X, squared_error
+from support.one_process import DATA, X, a_job, squared_error
 
 
 class Net(torch.nn.Module):
@@ -282,3 +283,19 @@ def test_all_generators_are_seeded_by_the_step() -> None:
     assert first == second
     assert first[1:3] == first[3:5], "the repeated step draws the same"
     assert len(set(first)) == len(first) - 2
+
+
+def test_a_model_that_the_loss_does_not_use_is_said_in_the_first_step() -> None:
+    """The script trains a copy of its model; plain torch changes nothing then, without a word."""
+    job, model, optimizer = a_job(epochs=1)
+    other = copy.deepcopy(model)
+
+    def train() -> None:
+        for step in job.steps(DATA):
+            with step:
+                for x, y in step.micro_batches():
+                    step.backward(squared_error(other, x, y))
+                step.apply(optimizer)
+
+    with pytest.raises(UsageError, match=r"step 0: no parameter of the model that job\.wrap returned got a gradient"):
+        train()
