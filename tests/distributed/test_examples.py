@@ -17,7 +17,7 @@ EPOCHS, BATCH = 2, 64
 SMALL = {
     "digits": ["--samples-per-epoch", "640", "--width", "4", "--learning-rate", "0.01"],
     "lora": ["--base", "{folder}/base.pt", "--width", "64"],
-    "language-model": ["--files", "9", "--width", "16", "--blocks", "2", "--learning-rate", "0.01"],
+    "language-model": ["--files", "12", "--width", "16", "--blocks", "2", "--learning-rate", "0.01"],
     "tabular": [],
     "text": ["--topics", "6", "--width", "16", "--layers", "1", "--learning-rate", "0.01"],
 }
