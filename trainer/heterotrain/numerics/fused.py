@@ -70,18 +70,17 @@ def take_step(optimizer: torch.optim.Optimizer, factor: float, gate: Gate | None
 
 def _start_momenta(optimizer: torch.optim.Optimizer) -> None:
     """Give parameters that get their first gradient late a momentum of zero; else torch's fused SGD fails on them."""
-    parameters = 0
-    for group in optimizer.param_groups:
-        parameters += len(group["params"])
-    for state in optimizer.state.values():  # a parameter as a key is hashed by a call
-        parameters -= state.get("momentum_buffer") is not None
-    if parameters <= 0:
-        return
+    state = optimizer.state.items()  # by id, because a parameter as a key is hashed by a call
+    known = {id(parameter) for parameter, own in state if own.get("momentum_buffer") is not None}
     for group in optimizer.param_groups:
         if group.get("fused") and group["momentum"] and not group["dampening"]:
-            graded = [p for p in group["params"] if p.grad is not None]
-            new = [p for p in graded if optimizer.state.get(p, {}).get("momentum_buffer") is None]
-            for parameter in new if len(new) < len(graded) else ():
+            graded, new = 0, []
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    graded += 1
+                    if id(parameter) not in known:
+                        new.append(parameter)
+            for parameter in new if len(new) < graded else ():
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 

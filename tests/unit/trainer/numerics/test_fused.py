@@ -128,17 +128,21 @@ def test_only_what_is_known_to_leave_no_trace_stays_behind(make: Callable[[Any],
     assert not can_stay_behind([optimizer, torch.optim.SGD(model.parameters())])
 
 
-def test_a_parameter_that_joins_late_trains_as_without_fused_kernels() -> None:
+@pytest.mark.parametrize("way", ["thawed", "in another's place"])
+def test_a_parameter_that_joins_late_trains_as_without_fused_kernels(way: str) -> None:
     """Torch's own fused SGD fails where some parameters have a momentum and others do not."""
     found = []
     for fused in (True, False):
         model = model_of()
         late = model[2]
-        late.requires_grad_(False)
+        late.requires_grad_(way != "thawed")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=fused)
         for number in range(4):
-            if number == 2:
+            if number == 2 and way == "thawed":
                 late.requires_grad_()
+            elif number == 2:  # the state of the old one stays in the optimizer
+                late.weight = torch.nn.Parameter(late.weight.detach() + 1.0)
+                optimizer.param_groups[0]["params"][-2] = late.weight
             compute(model, number)
             assert can_stay_behind([optimizer]) is (fused and number in (1, 3))
             take_step(optimizer, 1.0)
