@@ -1,7 +1,7 @@
 """The predicted step of members whose layouts are given, such as those of a plan in force.
 
-As for the members that the planner chooses: simulated schedules, the best division of the batch, the exchange, and
-the update. So both may be compared, whatever measurements say of either.
+As for members that the planner chooses: simulated schedules, the best shares, the exchange, and the update. So both may
+be compared, whatever measurements say of either.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from heterotrain_planner.layout.update import update_seconds
 from heterotrain_planner.layout.worked_out import WorkedOut, curve_of
 
 
-def known_step_seconds(problem: Problem, members: Sequence[Member], kinds: Sequence[Sequence[str]]) -> float | None:
-    """Return the step of these members with the best division of the batch; ``None`` for layouts of another model.
+def known_step_seconds(
+    problem: Problem, members: Sequence[Member], kinds: Sequence[Sequence[str]]
+) -> tuple[float, float] | None:
+    """Return the step of these members with the best shares, and its exchange; ``None`` for layouts of another model.
 
     Args:
         problem: sound.
@@ -32,14 +34,13 @@ def known_step_seconds(problem: Problem, members: Sequence[Member], kinds: Seque
     """
     found = [_worked_out(problem, member, own) for member, own in zip(members, kinds, strict=True)]
     choices = {index: each for index, each in enumerate(found) if each is not None}
-    if len(choices) < len(members):
-        return None
-    divided = divide(problem, choices, range(len(members)))
-    if isinstance(divided, NoLayout):
+    divided = divide(problem, choices, range(len(members))) if len(choices) == len(members) else None
+    if divided is None or isinstance(divided, NoLayout):
         return None
     kept, micro_batches, _ = divided
     slowest_s = max(choices[index].seconds(count) for index, count in zip(kept, micro_batches, strict=True))
-    return slowest_s + exchange_seconds(problem, [choices[index].layout for index in sorted(kept)])
+    exchange_s = exchange_seconds(problem, [choices[index].layout for index in sorted(kept)])
+    return slowest_s + exchange_s, exchange_s
 
 
 def _worked_out(problem: Problem, member: Member, kinds: Sequence[str]) -> WorkedOut | None:
@@ -87,7 +88,6 @@ def _stage(problem: Problem, kinds: Sequence[str], edge: tuple[int, int], sample
     before, own, behind = kinds
     first, end = edge
     times = [seconds_at(unit.seconds[own], samples) for unit in problem.units[first:end]]
-
     inner = times[1 if first == 0 else 0 : -1 if end == len(problem.units) else None] if again else []
 
     def arrives_s(other: str, unit: int) -> float:

@@ -53,8 +53,8 @@ def _held(plan: Plan, *, units: int) -> dict[str, tuple[HeldUnits, ...]]:
     return found
 
 
-def step_in_force_s(problem: Problem, plan: Plan) -> float | None:
-    """Return the step of the plan's members as the planner predicts it now, with the best shares.
+def step_in_force_s(problem: Problem, plan: Plan) -> tuple[float, float] | None:
+    """Return the step of the plan's members as the planner predicts it now, with the best shares, and its exchange.
 
     Predicted steps are compared with each other: what a prediction leaves out is left out of both. ``None`` for members
     of another model.
@@ -77,15 +77,14 @@ def worth_a_change(
     problem: Problem, found: Cover, workers: Sequence[Worker], plan: Plan, telemetry: Telemetry
 ) -> tuple[Transition, MoveVerdict] | None:
     """Return the change from the plan's members to others, or another order, of the same workers if that pays."""
-    before_s = step_in_force_s(problem, plan)
-
-    def verdict(pause_s: float) -> MoveVerdict:
-        return pays(current_step_s=before_s, new_step_s=found.step_s, pause_s=pause_s, dwell_s=DWELL_S)
-
+    before_s, exchange_s = step_in_force_s(problem, plan) or (0.0, 0.0)
     # Each pass asks, and mostly the members in force are the best ones: then nothing has to be assigned to devices.
-    if before_s is None or not verdict(0.0).pays:
+    if not pays(current_step_s=before_s, new_step_s=found.step_s, pause_s=0.0, dwell_s=DWELL_S).pays:
         return None
     change = change_of(problem, found, workers, plan, telemetry)
-    if isinstance(change, NoLayout) or not verdict(change.pause_s).pays:
+    if isinstance(change, NoLayout):
         return None
-    return change, verdict(change.pause_s)
+    # Where nothing moves, only the order can gain: micro-batches that memory has made smaller stay so.
+    after_s = found.step_s if change.moved_bytes else before_s - exchange_s + found.exchange_s
+    verdict = pays(current_step_s=before_s, new_step_s=after_s, pause_s=change.pause_s, dwell_s=DWELL_S)
+    return (change, verdict) if verdict.pays else None

@@ -84,7 +84,7 @@ def _micro_cap_of_member(
     scales = _scales(layout)
     caps = [math.floor(limit_samples * min(scales))] if limit_samples is not None else []
     by_mode = spec.parallelism.is_planned and spec.parallelism.mode is not Parallelism.AUTO
-    if (by_mode or layout.state_weights) and member.micro_batch_samples:
+    if (by_mode or layout.cuts or layout.state_weights) and member.micro_batch_samples:
         caps.append(member.micro_batch_samples)  # it was planned together with what the ranks hold
     for index, gauges in enumerate(telemetry.gauges.get(rank) for rank in ranks):
         scale = scales[index % layout.shards]  # the ranks of each stage follow each other by shard

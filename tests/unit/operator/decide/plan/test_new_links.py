@@ -6,10 +6,13 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from heterotrain_core.units import UnitSeconds
 from heterotrain_operator.cluster_state.links import MeasuredLink, settled
+from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import Rates, Sustained, Telemetry
 from heterotrain_operator.decide.plan.changes import DWELL_S
-from support.fake_cluster import FakeCluster
+from support.fake_cluster import FakeCluster, pool
+from unit.operator.decide.plan import test_pipelines as pipelines
 from unit.operator.decide.plan.test_planned_shards import MIB, MIXED, a_cluster, plan_of, profile
 
 PAIRS = [("a", "b"), ("a", "c"), ("b", "c")]
@@ -93,6 +96,27 @@ def test_ranks_are_numbered_again_around_slow_links() -> None:
     cluster.telemetry = replace(cluster.telemetry, rates=trained)
     cluster.settle()
     assert plan_of(cluster).version == second.version
+
+
+def test_smaller_micro_batches_than_planned_are_not_taken_for_another_layout() -> None:
+    """Memory ran out, so the members in force are slower than planned. A new generation would change nothing."""
+    units = pipelines.profile("a", units_that_fit=4).units
+    slow_start = tuple(UnitSeconds(micro_batch_samples=n, forward_s=0.1 + 0.01 * n, backward_s=0.1) for n in (1, 2, 4))
+    profiles = {"a": PoolProfile(units=tuple(replace(u, seconds={"a": slow_start}) for u in units), memory_bytes=2**32)}
+    four = pool("a", maxReplicas=4)
+    cluster = pipelines.a_cluster(four, profiles=profiles, elasticPolicy={"minReplicas": 2}).start()
+    first = plan_of(cluster)
+    assert [member.micro_batch_samples > 1 for member in first.members] == [True] * 2
+    telemetry = pipelines.measured(cluster, {0: 0.01, 1: 0.01})
+    cluster.telemetry = replace(
+        telemetry,
+        gauges={each: replace(gauges, micro_batch_cap_samples=1) for each, gauges in telemetry.gauges.items()},
+        links={("a", "a"): MeasuredLink(1.25e9, 0.0)},
+        rates=Rates(sustained=Sustained(first.generation, 10.0, DWELL_S)),
+    )
+    cluster.settle()
+    assert [member.micro_batch_samples for member in plan_of(cluster).members] == [1, 1]
+    assert plan_of(cluster).generation == first.generation
 
 
 def test_new_cuts_wait_while_a_worker_leaves() -> None:

@@ -409,10 +409,11 @@ def measured(cluster: FakeCluster, seconds: Mapping[int, float]) -> Telemetry:
     )
 
 
-def test_shares_are_the_planner_s_first_and_then_follow_the_measurements() -> None:
+@pytest.mark.parametrize("mode", ["Pipeline", "Auto"])
+def test_shares_are_the_planner_s_first_and_then_follow_the_measurements(mode: str) -> None:
     """Two pipelines of equal shape: both get half, until one turns out to be slower than the other."""
-    alike = {"a": profile("a", units_that_fit=4)}
-    cluster = a_cluster(pool("a", maxReplicas=4), profiles=alike, elasticPolicy={"minReplicas": 2}).start()
+    alike, spec = {"a": profile("a", units_that_fit=4)}, {"parallelism": {"mode": mode}}
+    cluster = a_cluster(pool("a", maxReplicas=4), profiles=alike, elasticPolicy={"minReplicas": 2}, **spec).start()
     first = plan_of(cluster)
     assert len(first.members) == 2
     sizes = [member.micro_batch_samples for member in first.members]
