@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from heterotrain.errors import UsageError
-from heterotrain.steps.uneven_mean import ADDED, SAME, UnevenMeans
+from heterotrain.steps.uneven_mean import ADDED, MOST_NODES, SAME, UnevenMeans
 
 LOOKS = 2
 """Micro-batches of one size that are looked at."""
@@ -108,30 +108,32 @@ def check_alike(codes: Sequence[float], *, step: int) -> None:
 def sample_sum(loss: torch.Tensor, samples: int) -> SampleSum | None:
     """Return the sum over samples that a loss is made of; ``None`` if it has none, or another divisor is possible."""
     try:
-        return None if loss.grad_fn is None else _find(loss.grad_fn, samples, 1.0)
-    except (AttributeError, RuntimeError):  # another version of torch keeps other values
+        return None if loss.grad_fn is None else _find(loss.grad_fn, samples)
+    except Exception:  # noqa: BLE001  # as in ``denominators``
         return None
 
 
-def _find(node: Any, samples: int, factor: float) -> SampleSum | None:
-    """Walk from a loss towards its sum, past factors and added terms."""
-    name, inputs = node.name(), [each for each, _ in node.next_functions]
-    if name in SAME:
-        return _find(inputs[0], samples, factor)
-    if name in ADDED:
-        found = [_find(each, samples, factor) for each in inputs if each is not None]
-        return next((each for each in found if each is not None), None)
-    if name in ("MulBackward0", "DivBackward0"):
-        other = _other(node, inputs)
-        if other is None or other.numel() != 1:
-            return None
-        value = float(other)
-        return _find(next(each for each in inputs if each is not None), samples, _times(name, factor, value))
-    if name == "SumBackward0":
-        return _of(tuple(node._saved_self_sym_sizes), samples, _inside(inputs[0], factor))  # noqa: SLF001  # torch's name
-    if getattr(node, "_saved_reduction", None) == _SUMMED:
-        return _of(tuple(node._saved_self.shape), samples, factor)  # noqa: SLF001  # torch's name
-    return None
+def _find(node: Any, samples: int) -> SampleSum | None:
+    """Walk from a loss to its first sum, past factors and through added terms."""
+    rest, seen, found = [(node, 1.0)], {None}, None
+    while rest and found is None and len(seen) <= MOST_NODES:
+        node, factor = rest.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        name, inputs = node.name(), [each for each, _ in node.next_functions]
+        if name in SAME or name in ADDED:
+            rest += [(each, factor) for each in reversed(inputs)]
+        elif name in ("MulBackward0", "DivBackward0"):
+            other = _other(node, inputs)
+            if other is not None and other.numel() == 1:
+                known = next(each for each in inputs if each is not None)
+                rest.append((known, _times(name, factor, float(other))))
+        elif name == "SumBackward0":
+            found = _of(tuple(node._saved_self_sym_sizes), samples, _inside(inputs[0], factor))  # noqa: SLF001  # torch's name
+        elif getattr(node, "_saved_reduction", None) == _SUMMED:
+            found = _of(tuple(node._saved_self.shape), samples, factor)  # noqa: SLF001  # torch's name
+    return found
 
 
 def _inside(node: Any, factor: float) -> float | None:

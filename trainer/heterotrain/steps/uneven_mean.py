@@ -24,6 +24,8 @@ SAME = ("NegBackward0", "ToCopyBackward0", "CloneBackward0", *_SHAPED)
 """Operations that change neither a sum nor a mean but its sign."""
 ADDED = ("AddBackward0", "SubBackward0", "RsubBackward1")
 UNEVEN = -1.0
+MOST_NODES = 1000
+"""Of a loss whose means are looked for."""
 _MEAN = 1
 """Torch's number of ``reduction="mean"``."""
 
@@ -41,9 +43,9 @@ class UnevenMeans:
         self.step = -1
         self._looks = 0
         self._is_told = False
-        self._of_size: dict[int, tuple[float, ...]] = {}
+        self._of_size: dict[int, tuple[tuple[float, float], ...]] = {}
         self._varying: set[int] = set()
-        self._of_step: list[tuple[int, tuple[float, ...]]] = []
+        self._of_step: list[tuple[int, tuple[tuple[float, float], ...]]] = []
 
     def look(self, loss: torch.Tensor, samples: int, *, step: int) -> bool:
         """Look at the loss of a micro-batch, before its backward pass; return whether to look at another one."""
@@ -55,8 +57,10 @@ class UnevenMeans:
         if not found or len(earlier) != len(found) or self._is_told:
             return False
         self._of_step.append((samples, found))
-        self._varying |= {term for term, value in enumerate(found) if value != earlier[term]}
-        ratios = [[own[term] / size for size, own in self._of_step] for term in sorted(self._varying)]
+        # Where factors make up for other numbers of targets, the loss is divided by the same number again.
+        pairs = enumerate(zip(found, earlier, strict=True))
+        self._varying |= {term for term, pair in pairs if not any(map(_are_alike, zip(*pair, strict=True)))}
+        ratios = [[own[term][0] / size for size, own in self._of_step] for term in sorted(self._varying)]
         if not all(_are_alike(each) for each in ratios):
             self.code = UNEVEN
         elif ratios:
@@ -82,30 +86,40 @@ class UnevenMeans:
             )
 
 
-def denominators(loss: torch.Tensor) -> tuple[float, ...]:
-    """Return what the means are divided by that a loss is a sum of; empty if nothing is known of them."""
+def denominators(loss: torch.Tensor) -> tuple[tuple[float, float], ...]:
+    """Return what the means are divided by that a loss is a sum of, each also over its factors; empty if unknown."""
     try:
         return () if loss.grad_fn is None else tuple(_found(loss.grad_fn))
-    except (AttributeError, RuntimeError):  # another version of torch keeps other values, or there are too many terms
+    except Exception:  # noqa: BLE001  # other versions of torch, and functions and hooks of scripts, may raise anything
         return ()
 
 
-def _found(node: Any) -> Iterator[float]:
+def _found(node: Any) -> Iterator[tuple[float, float]]:
     """Walk from a loss to its means, past factors and through added terms."""
-    name, inputs = node.name(), [each for each, _ in node.next_functions if each is not None]
-    if name in (*SAME, *ADDED, "MulBackward1"):
-        for each in inputs:
-            yield from _found(each)
-    elif name == "MeanBackward0":
-        yield float(node._saved_self_sym_numel)  # noqa: SLF001  # torch's name
-    elif getattr(node, "_saved_reduction", None) == _MEAN:
-        counted = getattr(node, "_saved_total_weight", None)
-        yield float(node._saved_self.numel() if counted is None else counted)  # noqa: SLF001  # torch's name
-    elif name in ("MulBackward0", "DivBackward0") and len(inputs) == 1:
-        other = node._saved_self if node.next_functions[0][0] is None else node._saved_other  # noqa: SLF001  # torch's name
-        if other.numel() == 1:
-            is_mean = name == "DivBackward0" and _is_sum(inputs[0])
-            yield from (float(other),) if is_mean else _found(inputs[0])
+    rest, seen = [(node, 1.0)], set()
+    while rest:
+        node, divisor = rest.pop()
+        if node in seen:  # more ways than nodes lead through a recurrence
+            continue
+        seen.add(node)
+        if len(seen) > MOST_NODES:
+            raise RuntimeError
+        name, inputs = node.name(), [each for each, _ in node.next_functions if each is not None]
+        if name in (*SAME, *ADDED, "MulBackward1"):
+            rest += [(each, divisor) for each in reversed(inputs)]
+        elif name == "MeanBackward0":
+            yield (own := float(node._saved_self_sym_numel)), own * divisor  # noqa: SLF001  # torch's name
+        elif getattr(node, "_saved_reduction", None) == _MEAN:
+            counted = getattr(node, "_saved_total_weight", None)
+            own = float(node._saved_self.numel() if counted is None else counted)  # noqa: SLF001  # torch's name
+            yield own, own * divisor
+        elif name in ("MulBackward0", "DivBackward0") and len(inputs) == 1:
+            other = node._saved_self if node.next_functions[0][0] is None else node._saved_other  # noqa: SLF001  # torch's name
+            if other.numel() == 1 and name == "DivBackward0" and _is_sum(inputs[0]):
+                yield (own := float(other)), own * divisor
+            elif other.numel() == 1:
+                value = float(other)
+                rest.append((inputs[0], divisor * value if name == "DivBackward0" else divisor / (value or math.nan)))
 
 
 def _is_sum(node: Any) -> bool:

@@ -15,6 +15,28 @@ from torch.nn import functional
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 W = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+class Named(torch.autograd.Function):
+    """A script's function, whose context is a node of the graph and has the name of one of its methods."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        context.name = "loss"
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+def doubled(loss: torch.Tensor, times: int = 60) -> torch.Tensor:
+    """Return a loss to which more ways lead than could be walked."""
+    for _ in range(times):
+        loss = (loss + loss) / 2
+    return loss
+
+
 SUMS: dict[str, Loss] = {
     "squares": lambda _x, out, y: ((out - y) ** 2).sum(),
     "half": lambda _x, out, y: 0.5 * ((out - y) ** 2).sum(),
@@ -27,6 +49,7 @@ SUMS: dict[str, Loss] = {
     "with weight decay": lambda _x, out, y: ((out - y) ** 2).sum() + 0.01 * (W**2).sum(),
     "product": lambda _x, out, _y: (out * out).sum(),
     "negative, in another format": lambda _x, out, _y: -out.sum().double(),
+    "recurrence": lambda _x, out, _y: doubled(out.sum()),
 }
 OTHERS: dict[str, Loss] = {
     "mean": lambda _x, out, y: ((out - y) ** 2).mean(),
@@ -39,6 +62,10 @@ OTHERS: dict[str, Loss] = {
     "mean and weight decay": lambda _x, out, y: ((out - y) ** 2).mean() + 0.01 * (W**2).sum(),
     "classes": lambda _x, out, _y: out.mean(0).sum(),
     "cross entropy": lambda _x, out, y: functional.cross_entropy(out, y.argmax(1)),
+    "a function": lambda _x, out, _y: Named.apply(out.mean()),  # type: ignore[no-untyped-call]
+    "made up for": lambda x, out, y: (
+        functional.cross_entropy(out, y.argmax(1).masked_fill(x[:, 0] < 0, -100)) * ((x[:, 0] >= 0).sum() / len(x))
+    ),
 }
 
 
@@ -78,6 +105,7 @@ UNLIKE: dict[str, Loss] = {
         out, y.argmax(1), weight=CLASSES, label_smoothing=0.1
     ),
     "over tokens": OTHERS["over tokens"],
+    "recurrence": lambda _x, out, y: doubled(out[y > 0].square().mean()),
     "chosen elements": lambda _x, out, y: out[y > 0].square().mean() / 2,
     "chosen rows": lambda x, out, y: functional.mse_loss(out[x[:, 0] > 0], y[x[:, 0] > 0]) + out.abs().mean(),
 }
