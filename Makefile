@@ -176,7 +176,7 @@ gpu: $(if $(GPU_PYTHON),,setup) ## all that needs a GPU, in nine minutes, one ta
 images: setup ## build the images of operator and trainer
 	@$(CLUSTER) images build
 
-cluster: setup ## start the cluster and load the images; BINARIES=download or compile forces one for its programs
+cluster: setup ## start the cluster and load the images
 	@$(CLUSTER) up
 	@$(CLUSTER) images load
 

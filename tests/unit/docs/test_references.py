@@ -100,3 +100,15 @@ def test_the_index_of_decisions_names_every_record_with_its_title_and_its_status
         for number in re.findall(r"\d+", status):
             (later,) = folder.glob(f"{int(number):04}-*.md")
             assert later.name in path.read_text() or path.name in later.read_text(), "one of both names the other"
+
+
+def test_every_target_and_variable_of_make_that_is_named_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/**/README.md"))
+    named = "\n".join(path.read_text() for path in pages)
+    targets = re.findall(r"(?:`|^)(?:[A-Z]+=\S+ )?make ([a-z-]+)", named, re.MULTILINE)
+    assert len(targets) > 20
+    assert [each for each in targets if not re.search(rf"^{each}:", makefile, re.MULTILINE)] == []
+    variables = re.findall(r"([A-Z_]+)=", "\n".join(re.findall(r"^[a-z-]+:.*?## (.*)", makefile, re.MULTILINE)))
+    assert len(variables) > 5
+    assert [each for each in variables if not re.search(rf"\$\([^)]*\b{each}\b", makefile)] == []
