@@ -211,7 +211,7 @@ def expected_of_cluster() -> Answers:
             each(lambda _: 0.0) | each(lambda _: 0.0, "B") | each(lambda _: 1.0, "C") | each(lambda _: 1.0, "D")
         ),
         "Workers moved by the allocation": {"A taken/Fair": 1.0},
-        "Lost workers": {"A": 2.0, "B": 1.0, "C": 3.0},
+        "Lost workers": {"A": 2.0, "B": 1.0},
     }
 
 
