@@ -46,7 +46,13 @@ def _allows(parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def lay_out(optimizer: torch.optim.Optimizer) -> None:
-    """Give state that belongs to a parameter the parameter's strides: fused kernels pair elements by their places."""
+    """Give state that belongs to a parameter the parameter's strides: fused kernels pair elements by their places.
+
+    A parameter with gaps in its memory has no such state, and its group gets the plain kernels.
+    """
+    for group in optimizer.param_groups:
+        if group.get("fused") and not all(map(is_dense, group["params"])):
+            group["fused"] = False
     for parameter, state in optimizer.state.items():
         for name, value in state.items() if isinstance(parameter, torch.Tensor) and isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):
@@ -56,7 +62,7 @@ def lay_out(optimizer: torch.optim.Optimizer) -> None:
 def take_step(optimizer: torch.optim.Optimizer, factor: float, gate: Gate | None = None) -> None:
     """Take the optimizer's step with all learning rates times ``factor``; queue one that ``can_stay_behind`` a gate."""
     if gate is None:
-        if type(optimizer) is torch.optim.SGD and optimizer.param_groups[0].get("fused"):
+        if type(optimizer) is torch.optim.SGD and any(group.get("fused") for group in optimizer.param_groups):
             _start_momenta(optimizer)
         step_scaled(optimizer, factor)
         return

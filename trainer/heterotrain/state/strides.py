@@ -49,10 +49,10 @@ def laid_out_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 class Strides:
-    """The strides of parameters, as they were at one time; those of one dimension have no others."""
+    """The strides of parameters, as they were at one time."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._of = [(parameter, parameter.stride()) for parameter in parameters if parameter.dim() > 1]
+        self._of = [(parameter, parameter.stride()) for parameter in parameters]
 
     def have_changed(self) -> bool:
         """Return whether some have changed, as by ``model.to(memory_format=…)``."""
