@@ -13,13 +13,14 @@ ClipLimits: TypeAlias = tuple[float | None, float | None]
 
 
 def clip(reducer: Gradients, squared: float | None, limits: ClipLimits) -> GradientNorm:
-    """Clip the gradient and return its earlier norm; ``squared`` is the square of it, if it was measured."""
+    """Clip the gradient and return its earlier norm; without limits, from ``squared`` where that was measured."""
     clip_norm, clip_value = limits
     reducer.check_kept()
-    clips = clip_norm is not None or clip_value is not None
-    squared = None if clips and reducer.take_back() else squared
-    if squared is None:
-        squared = float(reducer.squared_norm()) if clips else reducer.known_squared
+    if clip_norm is not None or clip_value is not None:
+        reducer.take_back()
+        squared = float(reducer.squared_norm())
+    elif squared is None:
+        squared = reducer.known_squared
     norm = None if squared is None else math.sqrt(squared)
     if norm is not None and clip_norm is not None and norm > clip_norm:
         reducer.scale(clip_norm / norm)

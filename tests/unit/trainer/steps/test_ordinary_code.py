@@ -138,8 +138,9 @@ def test_gradients_may_be_changed_before_apply(code: Code) -> None:
     check_equal_to_plain_torch(after=code)
 
 
-def test_apply_clips_what_the_script_has_left() -> None:
-    """The norm is that of the changed gradients."""
+@pytest.mark.parametrize("way", ["replaced", "by .data"])
+def test_apply_clips_what_the_script_has_left(way: str) -> None:
+    """The norm is that of the changed gradients, also where torch counts no change."""
     job = heterotrain.init(epochs=1, batch_samples=20)
     model = job.wrap(torch.nn.Linear(2, 1).double())
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
@@ -148,8 +149,12 @@ def test_apply_clips_what_the_script_has_left() -> None:
         with step:
             for x, y in step.micro_batches():
                 step.backward(squared_error(model, x, y))
-            model.weight.grad = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-            model.bias.grad = None
+            left = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+            if way == "replaced":
+                model.weight.grad, model.bias.grad = left, None
+            else:
+                model.weight.grad.data.copy_(left)
+                model.bias.grad.data.zero_()
             assert step.apply(optimizer, clip_norm=1.0).gradient_norm == 5.0
     torch.testing.assert_close(before - model.weight.detach(), torch.tensor([[0.6, 0.8]], dtype=torch.float64))
 

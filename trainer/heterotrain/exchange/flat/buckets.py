@@ -80,6 +80,10 @@ class WholeBucket(Bucket):
         squared, version = self._squared
         return squared if version == self.flat._version else None  # noqa: SLF001  # as above
 
+    def forget(self) -> None:
+        """Forget the squared norm, because torch counts no writes to ``parameter.grad.data``."""
+        self._squared = math.nan, -1
+
     def scaled(self, squared: float | None, factor: float) -> None:
         """Take note that the buffer has been multiplied; ``squared`` was its squared norm, if that was known."""
         if squared is not None:

@@ -225,6 +225,7 @@ class Reducer(Gradients):
         changed = False
         for bucket in self.buckets:
             changed = changed or bucket.flat._version != bucket.version  # noqa: SLF001  # as in _send
+            bucket.forget()
             for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
                 gradient = parameter.grad
                 if gradient is view:
