@@ -119,8 +119,8 @@ class Agreement:
             step.summed.means.hear(agreed[SUMMED], step=task.number, tells=active_group.rank == 0)
         if agreed[ENDS] or self._end.all_end:
             self._end.voted(decision, more=step.more)
-        if agreed[UNUSED] and decision.committed and decision.weight > 0:
-            try:
+        if agreed[UNUSED] and decision.committed and decision.weight > 0 and not task.number:
+            try:  # a later batch may have nothing to learn from, such as no positives
                 check_used(step=task.number, unused=agreed[UNUSED], parameters=step.reducer.parameters)
             except UsageError as error:
                 self.fail(error)

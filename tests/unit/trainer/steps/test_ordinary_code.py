@@ -304,3 +304,17 @@ def test_a_model_that_the_loss_does_not_use_is_said_in_the_first_step() -> None:
 
     with pytest.raises(UsageError, match=r"step 0: no parameter of the model that job\.wrap returned got a gradient"):
         train()
+
+
+def test_a_later_step_may_have_nothing_to_learn_from() -> None:
+    """Losses of pairs or boxes are a constant where a batch has none; plain torch changes nothing then."""
+    job, model, optimizer = a_job(epochs=1)
+    found = []
+    for step in job.steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(torch.zeros((), requires_grad=True) if step.number == 1 else squared_error(model, x, y))
+            step.apply(optimizer)
+        found.append(model.weight.detach().clone())
+    assert found[1].equal(found[0])
+    assert not found[2].equal(found[1])
