@@ -62,7 +62,7 @@ def lay_out(optimizer: torch.optim.Optimizer) -> None:
 def take_step(optimizer: torch.optim.Optimizer, factor: float, gate: Gate | None = None) -> None:
     """Take the optimizer's step with all learning rates times ``factor``; queue one that ``can_stay_behind`` a gate."""
     if gate is None:
-        if type(optimizer) is torch.optim.SGD and any(group.get("fused") for group in optimizer.param_groups):
+        if type(optimizer) is torch.optim.SGD:
             _start_momenta(optimizer)
         step_scaled(optimizer, factor)
         return
@@ -76,10 +76,10 @@ def take_step(optimizer: torch.optim.Optimizer, factor: float, gate: Gate | None
 
 def _start_momenta(optimizer: torch.optim.Optimizer) -> None:
     """Give parameters that get their first gradient late a momentum of zero; else torch's fused SGD fails on them."""
-    state = optimizer.state.items()  # by id, because a parameter as a key is hashed by a call
-    known = {id(parameter) for parameter, own in state if own.get("momentum_buffer") is not None}
     for group in optimizer.param_groups:
         if group.get("fused") and group["momentum"] and not group["dampening"]:
+            state = optimizer.state.items()  # by id, because a parameter as a key is hashed by a call
+            known = {id(parameter) for parameter, own in state if own.get("momentum_buffer") is not None}
             graded, new = 0, []
             for parameter in group["params"]:
                 if parameter.grad is not None:

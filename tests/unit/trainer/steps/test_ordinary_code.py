@@ -138,7 +138,7 @@ def test_gradients_may_be_changed_before_apply(code: Code) -> None:
     check_equal_to_plain_torch(after=code)
 
 
-@pytest.mark.parametrize("way", ["replaced", "by .data"])
+@pytest.mark.parametrize("way", ["replaced", "by .data", "another .data"])
 def test_apply_clips_what_the_script_has_left(way: str) -> None:
     """The norm is that of the changed gradients, also where torch counts no change."""
     job = heterotrain.init(epochs=1, batch_samples=20)
@@ -152,6 +152,8 @@ def test_apply_clips_what_the_script_has_left(way: str) -> None:
             left = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
             if way == "replaced":
                 model.weight.grad, model.bias.grad = left, None
+            elif way == "another .data":
+                model.weight.grad.data, model.bias.grad.data = left, torch.zeros(1, dtype=torch.float64)
             else:
                 model.weight.grad.data.copy_(left)
                 model.bias.grad.data.zero_()

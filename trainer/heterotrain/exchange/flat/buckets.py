@@ -32,6 +32,7 @@ class WholeBucket(Bucket):
         version: torch's count of the buffer's changes when it was last known to be in order.
         unused: places of the parameters that got no gradient in the current step on this rank.
         is_finite: whether every element of the sum is finite; ``None`` until that is known.
+        pointers: where the views lie in memory.
     """
 
     parameters: list[torch.nn.Parameter]
@@ -39,7 +40,27 @@ class WholeBucket(Bucket):
     version: int = 0
     unused: list[int] = field(default_factory=list)
     is_finite: bool | None = None
+    pointers: list[int] = field(init=False)
     _squared: tuple[float, int] = (math.nan, -1)
+
+    def __post_init__(self) -> None:
+        self.pointers = [view.data_ptr() for view in self.views]
+
+    def reclaim(self) -> bool:
+        """Take back views that a script has pointed elsewhere (``parameter.grad.data = x``), with what they show now.
+
+        Returns:
+            Whether there were any.
+        """
+        found = False
+        for place, (view, pointer) in enumerate(zip(self.views, self.pointers, strict=True)):
+            if view.data_ptr() != pointer:
+                start = sum(p.numel() for p in self.parameters[:place])
+                own = view_like(self.flat[start : start + self.parameters[place].numel()], self.parameters[place])
+                if view.shape == own.shape:
+                    own.copy_(view.detach())
+                view.data, found = own, True
+        return found
 
     def take(self) -> bool:
         """Copy gradients outside the buffer into it in one operation, and make the views the parameters' gradients.
@@ -64,7 +85,9 @@ class WholeBucket(Bucket):
         return True
 
     def look(self) -> bool:
-        """Read the sum once, for whether every element is finite and for its squared norm; return the former."""
+        """Read the sum once in a step, for whether every element is finite and its squared norm; return the former."""
+        if self.is_finite is not None:
+            return self.is_finite
         flat = self.flat
         if flat.dtype in (torch.float32, torch.float64):
             squared = torch.dot(flat, flat).item()  # may overflow where every element is finite

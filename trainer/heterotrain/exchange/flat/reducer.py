@@ -106,7 +106,9 @@ class Reducer(Gradients):
         hooks.begin(one_micro_batch=micro_batches <= 1)
         own = hooks.ids | self._watchers.ids if self._watchers.ids else hooks.ids
         for bucket in self.buckets:
-            for parameter in bucket.parameters:
+            for parameter, view, pointer in zip(bucket.parameters, bucket.views, bucket.pointers, strict=True):
+                if view.data_ptr() != pointer:
+                    bucket.reclaim()
                 parameter.grad = None
                 tensor_hooks, other_hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001  # torch has no public list of them
                 if (tensor_hooks and not tensor_hooks.keys() <= own) or (other_hooks and not other_hooks.keys() <= own):
@@ -172,8 +174,9 @@ class Reducer(Gradients):
         for bucket in self.buckets:
             if bucket.flat._version != bucket.version:  # noqa: SLF001  # as in _send
                 raise UsageError(CHANGED)
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                if parameter.grad is not view and (self._is_complete or id(parameter) in self._moved):
+            for parameter, view, pointer in zip(bucket.parameters, bucket.views, bucket.pointers, strict=True):
+                is_other = parameter.grad is not view and (self._is_complete or id(parameter) in self._moved)
+                if is_other or view.data_ptr() != pointer:
                     raise UsageError(CHANGED)
         if self._layers.trainable_ids(look=False) != self._trainable:
             raise UsageError(THAWED)
@@ -224,19 +227,18 @@ class Reducer(Gradients):
         """
         changed = False
         for bucket in self.buckets:
-            changed = changed or bucket.flat._version != bucket.version  # noqa: SLF001  # as in _send
+            changed = bucket.reclaim() or changed or bucket.flat._version != bucket.version  # noqa: SLF001  # as in _send
             bucket.forget()
             for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
                 gradient = parameter.grad
-                if gradient is view:
+                if gradient is view or (gradient is None and place in bucket.unused):
                     continue
                 if gradient is not None:
                     view.copy_(gradient)
                     parameter.grad = view
-                    changed = True
-                elif place not in bucket.unused:
+                else:
                     view.zero_()
-                    changed = True
+                changed = True
         return changed
 
     def wait(self) -> None:
@@ -260,10 +262,7 @@ class Reducer(Gradients):
         """Return whether every element is finite; after the reduction this is the same on all ranks."""
         if self._is_late:
             return all_finite(self.flats)
-        found = True
-        for bucket in self.buckets:
-            found = (bucket.look() if bucket.is_finite is None else bucket.is_finite) and found
-        return found
+        return all(map(WholeBucket.look, self.buckets))
 
     def lay_out(self) -> None:
         """Adapt gradients and optimizer state to parameters that the script has laid out anew since the step began."""

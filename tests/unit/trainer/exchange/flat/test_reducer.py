@@ -75,6 +75,25 @@ def test_the_norm_of_the_gradient_is_known_as_long_as_nothing_changes_it(dtype: 
     assert math.sqrt(reducer.squared_norm()) == pytest.approx(norm(), rel=1e-6 if dtype.itemsize > 2 else 1e-2)
 
 
+def test_gradients_that_a_script_points_elsewhere_are_back_in_their_buckets_with_the_next_step() -> None:
+    """``parameter.grad.data = x`` leaves the object, which is a view of a bucket, and takes its memory away."""
+    model = torch.nn.Linear(3, 2).double()
+    reducer = Reducer(model, bucket_bytes=1)
+    for number in range(3):
+        reducer.begin()
+        reducer.arm(None)
+        model(torch.full((2, 3), 1.0 + number, dtype=torch.float64)).sum().backward()
+        reducer.flush()
+        reducer.check_untouched()
+        sent = torch.cat([bucket.flat for bucket in reducer.buckets])
+        assert sent.tolist() == [2.0, 2.0, *6 * [2.0 * (1.0 + number)]]
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.data = parameter.grad.data * 0.5 if number else torch.zeros(7, dtype=torch.float64)
+        with pytest.raises(UsageError, match="gradients were changed"):
+            reducer.check_untouched()
+
+
 @pytest.mark.parametrize(("value", "finite"), [(3e38, True), (math.inf, False), (math.nan, False)])
 def test_a_norm_that_overflows_is_no_gradient_that_is_not_finite(value: float, finite: bool) -> None:
     model = torch.nn.Linear(2, 1)
