@@ -37,7 +37,9 @@ def run(folder: Path, *options: str, **environ: str) -> tuple[int, list[str]]:
     calls = folder / "calls"
     script = REPOSITORY / "deploy/dev/operator-local.sh"
     own = {"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(calls), "REPLICAS": "2", "OPERATOR": ""} | environ
-    done = subprocess.run([script, folder / "python", *options], env=own, check=False, timeout=120)
+    # A shell cannot trap what it has been started to ignore, as tests below nohup are.
+    command = ["env", "--default-signal=HUP,INT,TERM", script, folder / "python", *options]
+    done = subprocess.run(command, env=own, check=False, timeout=120)
     return done.returncode, calls.read_text().splitlines()
 
 

@@ -96,7 +96,7 @@ def test_a_fused_optimizer_goes_on_from_a_checkpoint(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.parametrize("place", ["before the step", "in the loop", "after the loop", "a loaded state", "gaps"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_a_format_that_changes_while_training_changes_no_weight(kind: str, place: str) -> None:
     """Torch's own kernels would pair the wrong elements, as moments and gradients keep the old format."""
     x, y = data(torch.float64).tensors

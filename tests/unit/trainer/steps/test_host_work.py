@@ -34,9 +34,9 @@ def mlp() -> torch.nn.Module:
     return torch.nn.Sequential(*layers, torch.nn.Linear(32, 10))
 
 
-def plain(*, fused: bool) -> Iterator[None]:
+def plain() -> Iterator[None]:
     model, data = mlp(), Numbers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=fused)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)  # as the job chooses
     while True:
         x, y = data.__getitems__(list(range(SAMPLES)))
         optimizer.zero_grad()
@@ -93,11 +93,10 @@ def reads(turns: Iterator[None]) -> int:
     return int(operations.count["aten::_local_scalar_dense"])
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_step_makes_few_calls(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
+def test_a_step_makes_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a plain loop over the same model with the same kernels, with all telemetry counted in each step."""
     monkeypatch.setattr(observer, "FLUSH_S", 0.0)
-    found = each(ours(fused=None if fused else False), calls) - each(plain(fused=fused), calls)
+    found = each(ours(), calls) - each(plain(), calls)
     assert 0 < found <= MOST_CALLS, found
 
 

@@ -280,6 +280,7 @@ def check(protocol: Protocol, ranks: int, *, faults: int, joins: int = 0, states
     assert states <= found < 4 * states, f"{found} states: the search is smaller, or takes longer, than it should"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("bad", [-1, 1])
 def test_two_ranks(bad: int) -> None:
     """Two faults; or a fault, and a rank that joins after it."""
