@@ -134,6 +134,28 @@ def test_a_format_that_changes_while_training_changes_no_weight(kind: str, place
     assert weights(model) == pytest.approx(weights(reference), abs=1e-10)
 
 
+@pytest.mark.parametrize("way", ["replaced", "another .data"])
+def test_gradients_of_a_script_in_another_format_update_their_own_weights(way: str) -> None:
+    """As those of ``torch.autograd.grad``; without clipping, which would take them into the buckets."""
+    job = heterotrain.init(epochs=1, batch_samples=BATCH)
+    model = job.wrap(torch.nn.Linear(4, 3).double())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    wanted = model.weight.detach().clone()
+    for step in job.steps(torch.randn(BATCH, 4, dtype=torch.float64)):
+        with step:
+            for x in step.micro_batches():
+                step.backward(model(x).square().mean())
+            own = torch.arange(12.0, dtype=torch.float64).view(4, 3).T
+            if way == "replaced":
+                model.weight.grad = own
+            else:
+                model.weight.grad.data = own
+            step.apply(optimizer)
+            wanted -= own
+    assert optimizer.param_groups[0]["fused"]
+    torch.testing.assert_close(model.weight.detach(), wanted)
+
+
 @pytest.mark.parametrize(
     ("shape", "permutation"), [((4, 3, 2, 5), (0, 2, 3, 1)), ((4, 3, 1, 1), (0, 2, 3, 1)), ((2, 3), (1, 0)), ((), ())]
 )

@@ -62,7 +62,7 @@ OTHERS: dict[str, Loss] = {
     "mean and weight decay": lambda _x, out, y: ((out - y) ** 2).mean() + 0.01 * (W**2).sum(),
     "classes": lambda _x, out, _y: out.mean(0).sum(),
     "cross entropy": lambda _x, out, y: functional.cross_entropy(out, y.argmax(1)),
-    "a function": lambda _x, out, _y: Named.apply(out.mean()),  # type: ignore[no-untyped-call]
+    "a function": lambda _x, out, _y: Named.apply(out.mean()),  # type: ignore[no-untyped-call]  # torch's
     "made up for": lambda x, out, y: (
         functional.cross_entropy(out, y.argmax(1).masked_fill(x[:, 0] < 0, -100)) * ((x[:, 0] >= 0).sum() / len(x))
     ),

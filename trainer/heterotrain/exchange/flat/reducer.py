@@ -265,16 +265,17 @@ class Reducer(Gradients):
         return all(map(WholeBucket.look, self.buckets))
 
     def lay_out(self) -> None:
-        """Adapt gradients and optimizer state to parameters that the script has laid out anew since the step began."""
-        if not self._strides.have_changed():
-            return
+        """Give gradients and optimizer state the strides of parameters, where the script has replaced either."""
+        is_new = self._strides.have_changed()
         for bucket in self.buckets:
-            for parameter in bucket.parameters:
-                if parameter.grad is not None:
-                    parameter.grad = laid_out_like(parameter.grad, parameter)
-        self._trainable = None  # the next step builds the buckets again
-        if self.on_change is not None:
-            self.on_change()
+            for parameter, view, pointer in zip(bucket.parameters, bucket.views, bucket.pointers, strict=True):
+                gradient = parameter.grad
+                if gradient is not None and (is_new or gradient is not view or view.data_ptr() != pointer):
+                    parameter.grad = laid_out_like(gradient, parameter)
+        if is_new:
+            self._trainable = None  # the next step builds the buckets again
+            if self.on_change is not None:
+                self.on_change()
 
     def gate(self) -> gate.Gate | None:
         """Queue a gate behind the sums and return it; ``None`` where the sums are known, and on several devices."""
